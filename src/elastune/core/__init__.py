@@ -1,0 +1,1 @@
+"""Values that everyone shares: no torch, no input or output."""

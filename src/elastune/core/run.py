@@ -1,0 +1,87 @@
+"""The nouns of a run: the program, its meaning (config, seed) and the means it runs by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Mode = Literal["exact", "fast"]
+Precision = Literal["fp32", "bf16"]
+Scalar = bool | int | float | str
+ConfigValue = Scalar | None | list["ConfigValue"]
+Config = dict[str, ConfigValue]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python file of the user's and the name of the training function in it."""
+
+    path: Path
+    train: str = "train"
+
+
+@dataclass(frozen=True)
+class Means:
+    """System parameters: they decide how fast and at what cost a run goes, never what it computes.
+
+    ``num_slots`` is the exception that makes this true: it fixes how a global batch is cut, so it belongs to the run
+    and stays when workers change. ``micro_batch`` bounds the samples of one forward pass (None: no bound).
+    ``threads`` is per worker; equal on every worker, since CPU kernels may differ with it.
+    """
+
+    workers: int = 1
+    mode: Mode = "exact"
+    mechanism: str = "ddp"
+    num_slots: int = 8
+    threads: int = 1
+    device: str = "cpu"
+    precision: Precision = "fp32"
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that decides a run. ``config`` and ``seed`` are its meaning, ``means`` its means.
+
+    ``out`` holds the run's journal, checkpoints and logs. ``epochs`` overrides what the program asks of
+    ``session.epochs``; ``max_steps`` ends the run early; ``resume`` continues from the newest checkpoint in ``out``.
+    """
+
+    program: Program
+    out: Path
+    config: Config = field(default_factory=dict)
+    seed: int = 0
+    means: Means = field(default_factory=Means)
+    epochs: int | None = None
+    max_steps: int | None = None
+    checkpoint_every_steps: int | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one worker stands: its rank among ``world`` workers, its device, and how it meets the others.
+
+    ``rendezvous`` is a ``torch.distributed`` init method (``file://...``, ``tcp://host:port``, ``env://``); empty for
+    a lone worker.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    device: str = "cpu"
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come: completed epochs, samples used of the current epoch, global steps taken.
+
+    The order of samples is a pure function of (seed, epoch), so this small value names the next global batch.
+    """
+
+    epoch: int = 0
+    offset: int = 0
+    step: int = 0
+    samples: int = 0

@@ -1,0 +1,90 @@
+"""Slots: equal logical shares of a global batch, and the canonical tree that sums over them.
+
+A slot's work depends on the slot alone, never on the worker that does it. Sums over slots follow ONE fixed binary
+tree over slot indices, so that a floating-point sum does not depend on who computed which slot. Pure: no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def cut(total: int, parts: int) -> list[range]:
+    """``range(total)`` cut into ``parts`` contiguous ranges whose sizes differ by at most one (some may be empty)."""
+    if total < 0 or parts < 1:
+        raise ValueError(f"cut needs total >= 0 and parts >= 1, not {total} and {parts}")
+    edges = [total * k // parts for k in range(parts + 1)]
+    return [range(lo, hi) for lo, hi in pairwise(edges)]
+
+
+def middle(node: range) -> int:
+    """Where the canonical tree divides ``node`` (two or more slots): the largest power of two below its length."""
+    return node.start + (1 << (len(node) - 1).bit_length() - 1)
+
+
+def subtrees(run: range, num_slots: int) -> list[range]:
+    """The maximal nodes of the canonical tree over ``num_slots`` slots that lie inside ``run``, in slot order."""
+    found: list[range] = []
+
+    def visit(node: range) -> None:
+        if node.stop <= run.start or run.stop <= node.start:
+            return
+        if run.start <= node.start and node.stop <= run.stop:
+            found.append(node)
+            return
+        mid = middle(node)
+        visit(range(node.start, mid))
+        visit(range(mid, node.stop))
+
+    visit(range(num_slots))
+    return found
+
+
+def tree_sum(parts: Sequence[tuple[range, T]], num_slots: int, add: Callable[[T, T], T]) -> T:
+    """Sum of ``parts``, (tree node, value) pairs that tile all slots, in canonical order."""
+    values = {(node.start, node.stop): value for node, value in parts}
+
+    def value_of(node: range) -> T:
+        known = values.get((node.start, node.stop))
+        if known is not None:
+            return known
+        if len(node) < 2:
+            raise ValueError(f"no value for slot {node.start}")
+        mid = middle(node)
+        return add(value_of(range(node.start, mid)), value_of(range(mid, node.stop)))
+
+    return value_of(range(num_slots))
+
+
+class Fold(Generic[T]):
+    """Adds up slot values as they come, in slot order, keeping no more partial sums than the tree is deep.
+
+    ``add(a, b)`` may reuse ``a`` for its result. Once every slot of ``run`` was pushed, ``parts`` holds the sums of the
+    run's maximal canonical subtrees, in slot order.
+    """
+
+    def __init__(self, run: range, num_slots: int, add: Callable[[T, T], T]) -> None:
+        self.parts: list[tuple[range, T]] = []
+        self._add = add
+        self._parent_of_right: dict[tuple[int, int], range] = {}
+        for node in subtrees(run, num_slots):
+            self._index(node)
+
+    def _index(self, node: range) -> None:
+        if len(node) > 1:
+            mid = middle(node)
+            self._parent_of_right[(mid, node.stop)] = node
+            self._index(range(node.start, mid))
+            self._index(range(mid, node.stop))
+
+    def push(self, slot: int, value: T) -> None:
+        """Add the value of ``slot``, the next slot of the run."""
+        node = range(slot, slot + 1)
+        while (parent := self._parent_of_right.get((node.start, node.stop))) is not None:
+            value = self._add(self.parts.pop()[1], value)
+            node = parent
+        self.parts.append((node, value))

@@ -1,0 +1,1 @@
+"""The only loops: run a job, run a study, find the frontier."""

@@ -1,0 +1,1 @@
+"""Append-only typed records of a run or a study."""

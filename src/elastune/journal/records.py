@@ -1,0 +1,241 @@
+"""The typed records of a run and of a study: what happened, in order, one JSON object a line.
+
+Reports read only these. Times: ``at`` is seconds since the epoch; every ``*_s`` or ``seconds`` is a duration.
+Workers send the run records to their controller over a pipe, so each is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+_RULES = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_RULES)
+class RunStarted:
+    """A run begins (or, with ``resumed_step``, goes on from a checkpoint)."""
+
+    program: str
+    config: dict[str, Any]
+    seed: int
+    means: dict[str, Any]
+    context: dict[str, Any] = field(default_factory=dict)
+    resumed_step: int | None = None
+    kind: Literal["run_started"] = "run_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Reported:
+    """``session.report``: metrics averaged over workers, after ``step`` steps, ``seconds`` of training so far."""
+
+    epoch: int
+    step: int
+    samples: int
+    seconds: float
+    metrics: dict[str, float]
+    kind: Literal["reported"] = "reported"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Checkpointed:
+    """A checkpoint was written completely."""
+
+    step: int
+    path: str
+    kind: Literal["checkpointed"] = "checkpointed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class LinkMeasured:
+    """One all-reduce among ``workers`` takes about ``latency_s + bytes * seconds_per_byte``."""
+
+    workers: int
+    latency_s: float
+    seconds_per_byte: float
+    kind: Literal["link_measured"] = "link_measured"
+
+
+@dataclass(frozen=True, config=_RULES)
+class RunFinished:
+    """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction."""
+
+    sha256: str
+    workers: int
+    steps: int
+    samples: int
+    seconds: float
+    metrics: dict[str, float]
+    step_s: float | None = None
+    wait_s: float | None = None
+    grad_bytes: int = 0
+    stopped: Literal["complete", "max_steps", "requested"] = "complete"
+    kind: Literal["run_finished"] = "run_finished"
+
+
+@dataclass(frozen=True, config=_RULES)
+class RunFailed:
+    """A run ended badly: ``detail`` is the last line of the error, ``log`` the tail of the worker's log."""
+
+    reason: Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout"]
+    detail: str
+    rank: int
+    exit_code: int | None = None
+    log: str = ""
+    kind: Literal["run_failed"] = "run_failed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StudyStarted:
+    """A study begins or is resumed. ``settings`` is the complete, JSON-able request."""
+
+    settings: dict[str, Any]
+    context: dict[str, Any] = field(default_factory=dict)
+    resumed: bool = False
+    kind: Literal["study_started"] = "study_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialStarted:
+    """A trial is about to run, for the reason ``phase``. ``params`` and ``distributions`` are Optuna's, as JSON."""
+
+    trial: int
+    config: dict[str, Any]
+    means: dict[str, Any]
+    seed: int
+    phase: Literal["search", "calibrate", "naive", "confirm"] = "search"
+    params: dict[str, Any] = field(default_factory=dict)
+    distributions: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, Any] = field(default_factory=dict)
+    kind: Literal["trial_started"] = "trial_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialReported:
+    """A report of a running trial."""
+
+    trial: int
+    report: Reported
+    kind: Literal["trial_reported"] = "trial_reported"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialFinished:
+    """A trial's end. ``values``: one number per objective if complete. ``violations``: <= 0 where the constraint holds.
+
+    infeasible: it ran and diverged, crashed or broke a constraint; rejected: it broke one before it was started.
+    """
+
+    trial: int
+    state: Literal["complete", "infeasible", "rejected"]
+    values: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    violations: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    reason: str = ""
+    run: RunFinished | None = None
+    kind: Literal["trial_finished"] = "trial_finished"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TimesFitted:
+    """The step-time model of ``plan.step_time``, fitted here. ``errors``: predicted over measured, by what."""
+
+    base_s: float
+    per_sample_s: float
+    latency_s: float
+    seconds_per_byte: float
+    grad_bytes: int
+    measured_workers: list[int]
+    errors: dict[str, float] = field(default_factory=dict)
+    kind: Literal["times_fitted"] = "times_fitted"
+
+
+@dataclass(frozen=True, config=_RULES)
+class FrontierRow:
+    """One cell of the trade-off table: settings, a worker count, and what they reach.
+
+    ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
+    the program reports none, on its validation data; ``ci`` is the half-width of its 95 % confidence interval.
+    ``seconds`` is the time of the whole training; ``time_to_target_s`` is None where the target was not reached.
+    """
+
+    role: Literal["naive", "tuned"]
+    workers: int
+    batch_size: int
+    lr: float
+    lr_rule: str
+    mechanism: str
+    mode: str
+    config: dict[str, Any]
+    quality: float
+    ci: float | None
+    seeds: int
+    held_out: bool
+    validation: float
+    seconds: float
+    seconds_label: Literal["measured", "modelled"]
+    cost: float
+    time_to_target_s: float | None = None
+    on_front: bool = False
+    diverged: int = 0
+    trials: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, config=_RULES)
+class FrontierFound:
+    """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it."""
+
+    quality: str
+    direction: Literal["max", "min"]
+    target: float | None
+    price_per_worker_hour: float
+    rows: list[FrontierRow]
+    hypervolume_naive: float
+    hypervolume_tuned: float
+    answer: str
+    pick: int | None = None
+    command: str = ""
+    kind: Literal["frontier_found"] = "frontier_found"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StudyFinished:
+    """The study ended: by its budget, by exhaustion of the space, or on request."""
+
+    reason: str
+    seconds: float
+    kind: Literal["study_finished"] = "study_finished"
+
+
+Record = Annotated[
+    RunStarted
+    | Reported
+    | Checkpointed
+    | LinkMeasured
+    | RunFinished
+    | RunFailed
+    | StudyStarted
+    | TrialStarted
+    | TrialReported
+    | TrialFinished
+    | TimesFitted
+    | FrontierFound
+    | StudyFinished,
+    Field(discriminator="kind"),
+]
+_ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def encode(record: Record) -> bytes:
+    """One line of JSON, without its line end. Infinities and NaN are kept (as Python's ``json`` writes them)."""
+    return json.dumps(_ADAPTER.dump_python(record), separators=(",", ":")).encode()
+
+
+def decode(line: bytes | str) -> Record:
+    """The record in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) where it is none."""
+    return _ADAPTER.validate_json(line)

@@ -1,0 +1,1 @@
+"""How one replica lies on devices and how its gradients are summed."""

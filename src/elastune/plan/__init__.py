@@ -1,0 +1,1 @@
+"""Predict without running: pure formulas and fits."""

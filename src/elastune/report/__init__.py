@@ -1,0 +1,1 @@
+"""Tables, plots and pages; reads the journal, computes no new truth."""
