@@ -46,6 +46,8 @@ class RunSpec:
 
     ``out`` holds the run's journal, checkpoints and logs. ``epochs`` overrides what the program asks of
     ``session.epochs``; ``max_steps`` ends the run early; ``resume`` continues from the newest checkpoint in ``out``.
+    ``checkpoint_every_steps``: None writes one at each epoch's end, k also after every k steps, 0 none at all.
+    ``measure_link``: time a few all-reduces at the end, for the step-time model.
     """
 
     program: Program
@@ -57,20 +59,22 @@ class RunSpec:
     max_steps: int | None = None
     checkpoint_every_steps: int | None = None
     resume: bool = False
+    measure_link: bool = False
 
 
 @dataclass(frozen=True)
 class Place:
     """Where one worker stands: its rank among ``world`` workers, its device, and how it meets the others.
 
-    ``rendezvous`` is a ``torch.distributed`` init method (``file://...``, ``tcp://host:port``, ``env://``); empty for
-    a lone worker.
+    ``own_device``: no other worker uses this worker's device (NCCL needs that; gloo does not). ``rendezvous`` is a
+    ``torch.distributed`` init method (``file://...``, ``tcp://host:port``, ``env://``); empty for a lone worker.
     """
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     device: str = "cpu"
+    own_device: bool = True
     rendezvous: str = ""
 
 

@@ -1,0 +1,62 @@
+"""Which samples of a global batch one worker runs, in which portions: pure arithmetic over slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elastune.core.run import Mode
+from elastune.core.slots import cut
+
+
+@dataclass(frozen=True)
+class Share:
+    """One forward and backward pass: the samples ``samples`` (offsets into the global batch) of slot ``slot``.
+
+    ``weight`` is the part of the global batch it stands for; weights over all workers add up to 1. A worker without
+    samples runs a copy of another slot with weight 0, so that every worker takes every step. ``ends_slot`` and
+    ``ends_step`` mark the last pass of a slot and of this worker's step.
+    """
+
+    samples: range
+    slot: int
+    weight: float
+    ends_slot: bool
+    ends_step: bool
+
+
+def shares(batch: int, num_slots: int, workers: int, rank: int, mode: Mode, micro_batch: int | None) -> list[Share]:
+    """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
+
+    ``exact``: one pass a slot, or more where a slot exceeds ``micro_batch``. ``fast``: the worker's slots as one pass,
+    or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
+    """
+    slots = cut(batch, num_slots)
+    run = cut(num_slots, workers)[rank]
+    if mode == "exact":
+        portions = [(slot, slots[slot]) for slot in run if slots[slot]]
+    else:
+        whole = range(slots[run.start].start, slots[run.stop - 1].stop)
+        portions = [(run.start, whole)] if whole else []
+    if not portions:
+        largest = max(range(num_slots), key=lambda slot: len(slots[slot]))
+        portions, scale = [(largest, slots[largest])], 0.0
+    else:
+        scale = 1.0
+    passes = [(slot, piece) for slot, samples in portions for piece in _pieces(samples, micro_batch)]
+    return [
+        Share(
+            samples=piece,
+            slot=slot,
+            weight=scale * len(piece) / batch,
+            ends_slot=i + 1 == len(passes) or passes[i + 1][0] != slot,
+            ends_step=i + 1 == len(passes),
+        )
+        for i, (slot, piece) in enumerate(passes)
+    ]
+
+
+def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
+    count = 1 if micro_batch is None else -(-len(samples) // micro_batch)
+    for piece in cut(len(samples), count):
+        yield samples[piece.start : piece.stop]

@@ -1,0 +1,61 @@
+"""What a study or a frontier is asked to do: complete, checked once, and written into the journal as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastune.core.run import Config, Means, Program
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """A multi-objective search over the program's ``space``.
+
+    ``objectives`` (name -> "max" | "min") default to the program's own. ``config`` fixes values over the program's
+    defaults; what ``space`` returns goes over both. Of what ``space`` returns, the names ``workers``, ``mode``,
+    ``mechanism`` and ``micro_batch`` are system parameters (they set ``means``), the rest is configuration.
+    ``workers`` is how many exist for all trials together. At least one of ``trials`` and ``budget_s`` bounds the study.
+    """
+
+    program: Program
+    out: Path
+    objectives: dict[str, str] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+    sampler: str = "auto"
+    trials: int | None = None
+    budget_s: float | None = None
+    workers: int = 1
+    means: Means = field(default_factory=lambda: Means(mode="fast"))
+    config: Config = field(default_factory=dict)
+    epochs: int | None = None
+    seed: int = 0
+    price_per_worker_hour: float = 1.0
+    trial_timeout_s: float | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class FrontierRequest:
+    """How far does this program scale before accuracy pays, and which settings buy it back?
+
+    ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
+    The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
+    ``target`` and the front's quality axis speak of the program's first objective (or ``quality``).
+    """
+
+    program: Program
+    out: Path
+    workers: tuple[int, ...]
+    budget_s: float
+    target: float | None = None
+    quality: str | None = None
+    seeds: int = 3
+    means: Means = field(default_factory=lambda: Means(mode="fast"))
+    config: Config = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+    sampler: str = "auto"
+    epochs: int | None = None
+    seed: int = 0
+    price_per_worker_hour: float = 1.0
+    resume: bool = False

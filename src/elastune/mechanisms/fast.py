@@ -1,0 +1,60 @@
+"""Data parallelism at full speed: torch's DistributedDataParallel, with shares weighted so that the mean is global."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastune.comm.group import Group
+from elastune.core.shares import Share
+from elastune.mechanisms.base import Replica, flatten, float_buffers, unflatten
+
+
+class FastReplica(Replica):
+    """A worker's slots run as one pass; equal to ``exact`` up to rounding for models without dropout or BatchNorm.
+
+    Buffers: BatchNorm normalises over what the worker runs in one pass. Floating-point buffers are averaged over
+    workers when a training pass ends (before evaluation and checkpoints), not at every step.
+    """
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        super().__init__(module, group)
+        self._ddp: DistributedDataParallel | None = None
+        if group.size > 1:
+            device = self.params[0].device
+            ids = [device] if device.type == "cuda" else None
+            self._ddp = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False)
+            self.model = self._ddp
+        self._votes = torch.zeros(1, device=group.wire)
+
+    def begin(self, share: Share, *, starts_step: bool) -> None:
+        if self._ddp is not None:
+            self._ddp.require_backward_grad_sync = share.ends_step
+
+    def backward(self, loss: torch.Tensor, share: Share) -> None:
+        self._refuse_leftovers()
+        self._restore_gradients()
+        # DDP divides the sum by the number of workers; the weights are already parts of the global batch.
+        scaled = loss * (share.weight * self.group.size)
+        if not share.ends_step:
+            scaled.backward()
+            self._hide_gradients()
+            return
+        self._votes.fill_(self.stop)
+        vote = self.group.all_reduce(self._votes)
+        scaled.backward()
+        started = time.perf_counter()
+        if vote is not None:
+            vote.wait()
+        self.stop_votes = float(self._votes)
+        self.wait_s = time.perf_counter() - started
+
+    def settle(self) -> None:
+        buffers = float_buffers(self.module)
+        if self.group.size > 1 and buffers:
+            flat = flatten(buffers).to(self.group.wire)
+            self.group.all_reduce(flat).wait()
+            unflatten((flat / self.group.size).cpu(), buffers)

@@ -1,0 +1,94 @@
+"""Checkpoints: safetensors and JSON in a folder that appears complete or not at all. Reading one runs no code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from elastune.core.errors import UserError
+from elastune.core.run import Position
+from elastune.train.state import Tensors, from_tree, to_tree
+
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run at a step boundary. ``meaning`` is what must be equal for another run to continue from it."""
+
+    position: Position
+    meaning: dict[str, Any]
+    state: dict[str, Any]
+    seconds: float
+    metrics: dict[str, float]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``folder/step-N`` atomically and drop all but the newest two. Raises ``UserError`` where it cannot."""
+    tensors: Tensors = {}
+    tree = {
+        "position": asdict(checkpoint.position),
+        "meaning": to_tree(checkpoint.meaning, tensors, "meaning"),
+        "state": to_tree(checkpoint.state, tensors),
+        "seconds": checkpoint.seconds,
+        "metrics": checkpoint.metrics,
+    }
+    plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    final = folder / f"step-{checkpoint.position.step:010d}"
+    draft = folder / f".draft-{os.getpid()}"
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        save_file(plain, draft / "tensors.safetensors")
+        (draft / "state.json").write_text(json.dumps(tree))
+        for path in (draft / "tensors.safetensors", draft / "state.json", draft):
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)  # only a run repeated over the same step meets an older one
+        draft.rename(final)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise UserError(
+            "a checkpoint must be writable", error, f"free space at {folder} or use another --out"
+        ) from None
+    for old in complete(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """The complete checkpoints in ``folder``, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
+
+
+def load(path: Path) -> Checkpoint:
+    """Read what ``save`` wrote. Raises ``UserError`` for anything else."""
+    try:
+        tensors = load_file(path / "tensors.safetensors")
+        tree = json.loads((path / "state.json").read_text())
+        return Checkpoint(
+            position=Position(**tree["position"]),
+            meaning=from_tree(tree["meaning"], tensors),
+            state=from_tree(tree["state"], tensors),
+            seconds=float(tree["seconds"]),
+            metrics={str(name): float(value) for name, value in tree["metrics"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, torch.OutOfMemoryError) as error:
+        fix = "delete this folder to continue from the one before it"
+        raise UserError("a checkpoint must be whole", f"{path}: {type(error).__name__}: {error}", fix) from None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,38 @@
+"""Mixed precision around a model's forward pass: bf16 inside, fp32 out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def autocast_forward(model: nn.Module, device: torch.device) -> None:
+    """Run every forward pass of ``model`` under bf16 autocast and return its floating-point outputs as fp32.
+
+    Weights, gradients and optimizer state stay fp32, as torch's automatic mixed precision has it.
+    """
+    entered: list[torch.autocast] = []
+
+    def before(_: nn.Module, __: Any) -> None:
+        context = torch.autocast(device.type, dtype=torch.bfloat16)
+        context.__enter__()
+        entered.append(context)
+
+    def after(_: nn.Module, __: Any, output: Any) -> Any:
+        entered.pop().__exit__(None, None, None)
+        return _to_fp32(output)
+
+    model.register_forward_pre_hook(before)
+    model.register_forward_hook(after, always_call=True)
+
+
+def _to_fp32(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype == torch.bfloat16 else output
+    if isinstance(output, (list, tuple)):
+        return type(output)(map(_to_fp32, output))
+    if isinstance(output, dict):
+        return {key: _to_fp32(value) for key, value in output.items()}
+    return output

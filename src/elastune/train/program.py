@@ -1,0 +1,92 @@
+"""The user's file: load it once, check what it must define."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.run import Config, Program
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """A user's program: ``train(session)``, its default ``config``; for tuning ``space(trial)`` and ``objectives``."""
+
+    train: Callable[[Any], None]
+    space: Callable[[Any], dict[str, Any]] | None
+    objectives: dict[str, str]
+    config: Config
+
+
+def load(program: Program) -> LoadedProgram:
+    """Import the file (without its ``__main__`` part). Raises ``UserError`` naming the rule that the file breaks."""
+    module = _import(program.path.resolve())
+    train = getattr(module, program.train, None)
+    if not callable(train):
+        rule = f"a program must define {program.train}(session)"
+        raise UserError(rule, program.path, f"add 'def {program.train}(session):' to it")
+    space = getattr(module, "space", None)
+    if space is not None and not callable(space):
+        raise UserError("space must be a function of a trial", type(space).__name__, "def space(trial): return {...}")
+    return LoadedProgram(train, space, _objectives(module), _config(module))
+
+
+def merge(config: Config, changes: Config) -> Config:
+    """``config`` with ``changes``, none of which may be a name that ``config`` lacks."""
+    unknown = sorted(set(changes) - set(config))
+    if unknown:
+        known = ", ".join(sorted(config)) or "none: define config = {...} in the file"
+        raise UserError("a setting must be one of the program's", ", ".join(unknown), f"known: {known}")
+    return {**config, **changes}
+
+
+def _import(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError("a program must be an existing Python file", path, "check the path")
+    name = f"elastune_program_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError("a program must be a Python file", path, "give it the ending .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as running the file would
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's file raises is the user's to see
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = (
+            f"line {error.lineno}" if isinstance(error, SyntaxError) else f"{Path(last.filename).name}:{last.lineno}"
+        )
+        value = f"{path}: {type(error).__name__}: {error} ({where})"
+        raise UserError("a program must import without errors", value, "mend that line") from None
+    return module
+
+
+def _objectives(module: ModuleType) -> dict[str, str]:
+    found = getattr(module, "objectives", {})
+    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in found.items()):
+        raise UserError("objectives must map names to 'max' or 'min'", found, "objectives = {'accuracy': 'max'}")
+    return dict(found)
+
+
+def _config(module: ModuleType) -> Config:
+    found = getattr(module, "config", {})
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise UserError("config must be a dict with text keys", type(found).__name__, "config = {'lr': 0.1}")
+    try:
+        return dict(json.loads(json.dumps(found, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            "config values must be numbers, text, booleans or lists", error, "keep objects out of it"
+        ) from None

@@ -1,0 +1,43 @@
+"""Random streams that belong to slots and samples, not to workers."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from elastune.core.seeds import derive
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all devices), Python's ``random`` and, where it is loaded, NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> torch.Tensor:
+    """The order in which ``epoch`` visits ``length`` samples: a pure function of its arguments."""
+    generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
+    return torch.randperm(length, generator=generator)
+
+
+class SeededSamples(Dataset[Any]):
+    """A map-style dataset whose random augmentation depends on (seed, epoch, sample) alone."""
+
+    def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        seed_everything(derive(self.seed, "sample", self.epoch, index))
+        return self.dataset[index]

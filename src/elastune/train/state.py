@@ -1,0 +1,88 @@
+"""Any nested training state as a JSON tree plus named tensors, and back; and its fingerprint. No pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastune.core.errors import UserError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def to_tree(state: Any, tensors: Tensors, path: str = "state") -> Any:
+    """JSON-able form of ``state`` (dicts, lists, tuples, counters, scalars); its tensors go into ``tensors`` by path.
+
+    Raises ``UserError`` for anything else, since only data can be read back without running code.
+    """
+    if state is None or isinstance(state, (bool, int, str)):
+        return state
+    if isinstance(state, float):
+        return state if math.isfinite(state) else {"float": str(state)}
+    if isinstance(state, torch.Tensor):
+        tensors[path] = state.detach()
+        return {"tensor": path}
+    if isinstance(state, np.generic):
+        return to_tree(state.item(), tensors, path)
+    if isinstance(state, (list, tuple)):
+        name = "tuple" if isinstance(state, tuple) else "list"
+        return {name: [to_tree(value, tensors, f"{path}.{i}") for i, value in enumerate(state)]}
+    if isinstance(state, Mapping):
+        name = "counter" if isinstance(state, Counter) else "dict"
+        pairs = [[to_tree(k, tensors), to_tree(v, tensors, f"{path}.{k}")] for k, v in state.items()]
+        return {name: pairs}
+    raise UserError(
+        "training state must be made of tensors, numbers, text, lists and dicts",
+        f"{type(state).__name__} at {path}",
+        "give the optimizer or scheduler a state_dict of plain data",
+    )
+
+
+def from_tree(tree: Any, tensors: Tensors) -> Any:
+    """What ``to_tree`` took apart. Raises ``ValueError`` or ``KeyError`` for what it cannot have written."""
+    if not isinstance(tree, dict):
+        if isinstance(tree, list):
+            raise ValueError("a list outside of its wrapper")
+        return tree
+    ((name, body),) = tree.items()
+    match name:
+        case "float":
+            return float(body)
+        case "tensor":
+            return tensors[body]
+        case "list":
+            return [from_tree(value, tensors) for value in body]
+        case "tuple":
+            return tuple(from_tree(value, tensors) for value in body)
+        case "dict" | "counter":
+            plain = {from_tree(k, tensors): from_tree(v, tensors) for k, v in body}
+            return Counter(plain) if name == "counter" else plain
+    raise ValueError(f"unknown node {name!r}")
+
+
+def fingerprint(state: Any) -> str:
+    """SHA-256 of a state: names, types and every bit of its tensors, independent of device and insertion order."""
+    digest = hashlib.sha256()
+
+    def visit(name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            data = value.detach().cpu().contiguous()
+            digest.update(f"{name}:{data.dtype}:{tuple(data.shape)};".encode())
+            digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, Mapping):
+            for key in sorted(value, key=str):
+                visit(f"{name}.{key}", value[key])
+        elif isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                visit(f"{name}.{i}", item)
+        else:
+            digest.update(f"{name}={value!r};".encode())
+
+    visit("", state)
+    return digest.hexdigest()

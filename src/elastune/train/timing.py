@@ -1,0 +1,42 @@
+"""How long training took, and how long a step."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from elastune.core.clock import Clock
+
+WARM_UP_STEPS = 3
+KEPT_STEPS = 2000
+
+
+class StepTimes:
+    """Wall time of a run and of its newest steps. A step lasts from its first batch to the user's last line of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.seconds_before = 0.0
+        self._clock = clock
+        self._started = clock.now()
+        self._step_started = 0.0
+        self._steps: deque[tuple[float, float]] = deque(maxlen=KEPT_STEPS)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, with those before a resume."""
+        return self.seconds_before + self._clock.now() - self._started
+
+    def begin_step(self) -> None:
+        """A step's first data are about to be fetched."""
+        self._step_started = self._clock.now()
+
+    def end_step(self, wait_s: float) -> None:
+        """The step's last line ran; ``wait_s`` of it waited for the reduction."""
+        self._steps.append((self._clock.now() - self._step_started, wait_s))
+
+    def medians(self) -> tuple[float | None, float | None]:
+        """Median seconds of a step and of its waiting, warm-up left out; None of too few steps."""
+        steps = list(self._steps)[WARM_UP_STEPS:]
+        if not steps:
+            return None, None
+        return statistics.median(s for s, _ in steps), statistics.median(w for _, w in steps)

@@ -1,0 +1,56 @@
+"""What a run trains: the model, its optimizer and schedulers, as one state that can be saved, loaded and compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastune.comm.group import Group
+from elastune.core.errors import UserError
+from elastune.mechanisms.base import Replica
+from elastune.train.state import fingerprint
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One worker's replica and what belongs to it."""
+
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+    schedulers: tuple[Any, ...]
+
+    def state(self) -> dict[str, Any]:
+        """All of it, with buffers settled."""
+        self.replica.settle()
+        return {
+            "model": self.replica.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedulers": [s.state_dict() for s in self.schedulers],
+        }
+
+    def load(self, state: dict[str, Any], source: Path) -> None:
+        """Take over ``state``, which came from ``source``. Raises ``UserError`` where it does not fit."""
+        try:
+            self.replica.module.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
+                scheduler.load_state_dict(saved)
+        except (RuntimeError, ValueError, KeyError) as error:
+            fix = "resume with the program that wrote it"
+            raise UserError("a checkpoint must fit the program", f"{source}: {error}", fix) from None
+
+    def fingerprint(self, group: Group) -> str:
+        """SHA-256 of weights, buffers and optimizer state. Raises ``RuntimeError`` where workers disagree."""
+        state = self.state()
+        digest = fingerprint({"model": state["model"], "optimizer": state["optimizer"]})
+        if not group.same_everywhere(bytes.fromhex(digest)):
+            raise RuntimeError("workers hold different weights: does the model or optimizer depend on the rank?")
+        return digest
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The size of what a step reduces."""
+        return sum(p.numel() * p.element_size() for p in self.replica.params)
