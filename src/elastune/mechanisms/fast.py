@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import torch
 from torch import nn
@@ -26,7 +27,9 @@ class FastReplica(Replica):
         if group.size > 1:
             device = self.params[0].device
             ids = [device] if device.type == "cuda" else None
-            self._ddp = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.13, the old name serves all versions
+                self._ddp = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False)
             self.model = self._ddp
         self._votes = torch.zeros(1, device=group.wire)
 

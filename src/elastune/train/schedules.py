@@ -12,20 +12,21 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 def gate(scheduler: Any, between_steps: Callable[[], bool], mean: Callable[[Any], float]) -> None:
     """Let ``scheduler.step`` act at step boundaries only; give ``ReduceLROnPlateau`` the mean metric over workers.
 
-    The method is replaced on this one object, as torch's schedulers do with their optimizer's ``step``.
+    The object gets a subclass of its own class: it stays what it was, and its ``state_dict`` (all of its attributes)
+    stays plain data.
     """
-    step = scheduler.step
+    kind = type(scheduler)
 
-    def gated(*args: Any, **kwargs: Any) -> None:
+    def step(self: Any, *args: Any, **kwargs: Any) -> None:
         if not between_steps():
             return
-        if isinstance(scheduler, ReduceLROnPlateau):
+        if isinstance(self, ReduceLROnPlateau):
             metric, *rest = args if args else (kwargs.pop("metrics"),)
-            step(mean(metric), *rest, **kwargs)
+            kind.step(self, mean(metric), *rest, **kwargs)
         else:
-            step(*args, **kwargs)
+            kind.step(self, *args, **kwargs)
 
-    scheduler.step = gated
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
 
 
 def learning_rates(optimizer: torch.optim.Optimizer | None) -> list[float]:

@@ -71,6 +71,8 @@ class Session:
         self._position = Position()
         self.trained: Trained | None = None
         self._share: Share | None = None
+        self._used = False
+        self._closures = False
         self._mid_step = False
         self._passes_in_epoch = 0
         seed_everything(derive(spec.seed, "init"))
@@ -117,12 +119,17 @@ class Session:
         """
         if self.trained is not None:
             raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
+        self._closures = isinstance(optimizer, torch.optim.LBFGS)
+        means = self._spec.means
+        if self._closures and (means.mode, means.micro_batch, self.size) != ("fast", None, 1):
+            rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
+            raise UserError(rule, f"{means.mode} mode, {self.size} workers", "use --mode fast --workers 1")
         model.to(self.device)
         for tensor in [*model.parameters(), *model.buffers()]:
             self._group.broadcast(tensor.data)
-        replica = prepare_replica(model, self._spec.means, self._group)
+        replica = prepare_replica(model, means, self._group)
         self.trained = Trained(replica, optimizer, schedulers)
-        if self._spec.means.precision == "bf16":
+        if means.precision == "bf16":
             autocast_forward(model, self.device)
         if self._spec.resume:
             self._resume(self.trained)
@@ -185,7 +192,9 @@ class Session:
         looks = self.device.type == "cpu" or self._position.step % CHECK_LOSS_EVERY == 0
         if looks and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {self._position.step + 1}")
-        share, self._share = self._share, None
+        share, self._used = self._share, True
+        if not self._closures:
+            self._share = None
         self.trained.replica.backward(loss, share)
 
     def _training_pass(
@@ -217,7 +226,7 @@ class Session:
             seed_everything(derive(self.seed, "slot", self._position.step, share.slot, share.samples.start))
             rates = learning_rates(trained.optimizer)
             trained.replica.begin(share, starts_step=i == 0)
-            self._share = share
+            self._share, self._used = share, False
             self._mid_step = not share.ends_step
             yield batch
             self._check_used(rates if not share.ends_step else None, trained)
@@ -227,7 +236,8 @@ class Session:
 
     def _check_used(self, rates: list[float] | None, trained: Trained) -> None:
         """The user's loop body must have done its part, and inside of a step no more than that."""
-        if self._share is not None:
+        self._share = None
+        if not self._used:
             raise UserError("each training batch needs session.backward", "none", "replace loss.backward() by it")
         if rates is not None and learning_rates(trained.optimizer) != rates:
             fix = "give the scheduler to session.prepare(model, optimizer, scheduler)"

@@ -1,0 +1,130 @@
+"""Run one job to its end: start its workers, keep its journal, tell how it ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from elastune.cluster.base import Cluster
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Place, RunSpec
+from elastune.drive.context import machine_context
+from elastune.drive.signals import Interrupts
+from elastune.drive.watch import Watch
+from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
+from elastune.journal.writer import JournalWriter
+from elastune.train.checkpoint import complete
+from elastune.train.program import load, merge
+from elastune.train.work import work
+
+JOURNAL = "journal.jsonl"
+Observe = Callable[[Record], None]
+
+
+class JobFailed(Exception):
+    """A job ended without a result; ``failure`` says why."""
+
+    def __init__(self, failure: RunFailed) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
+def run_job(spec: RunSpec, *, cluster: Cluster | None = None, observe: Observe | None = None) -> RunFinished:
+    """Run ``spec`` on ``cluster`` (default: worker processes here) and journal it in ``spec.out``.
+
+    The first Ctrl-C or SIGTERM asks for a checkpoint and an end at the next step; the second ends the workers. Raises
+    ``JobFailed``; ``UserError`` for what can be known before a worker starts.
+    """
+    check_means(spec)
+    merge(load(spec.program).config, spec.config)
+    journal_path = open_out(spec)
+    with JournalWriter(journal_path) as journal, Interrupts() as interrupts:
+
+        def keep(record: Record) -> None:
+            journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
+            if observe is not None:
+                observe(record)
+
+        keep(_started(spec))
+        place = cluster or LocalCluster(capacity=spec.means.workers)
+        try:
+            watch = Watch(place.start(spec))
+            heard = 0
+            while watch.outcome is None:
+                place.wait(0.5)
+                for record in watch.pump():
+                    keep(record)
+                if interrupts.count > heard:
+                    heard = interrupts.count
+                    watch.handle.stop() if heard == 1 else watch.handle.kill()
+        finally:
+            if cluster is None:
+                place.close()
+        keep(watch.outcome)
+    if isinstance(watch.outcome, RunFailed):
+        raise JobFailed(watch.outcome)
+    return watch.outcome
+
+
+def run_here(spec: RunSpec, place: Place) -> int:
+    """Be one worker of a run that somebody else launched (torchrun, srun); rank 0 keeps the journal. An exit code."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    check_means(spec)
+    if place.rank != 0:
+        return work(spec, place, lambda record: None, stop.is_set)
+    with JournalWriter(open_out(spec)) as journal:
+
+        def keep(record: Record) -> None:
+            journal.write(record)
+
+        keep(_started(spec))
+        return work(spec, place, keep, stop.is_set)
+
+
+def open_out(spec: RunSpec) -> Path:
+    """The path of the journal in ``spec.out``, made if needed. Refuses to mix a new run into an old one's folder."""
+    path = spec.out / JOURNAL
+    if path.exists() and not spec.resume:
+        raise UserError("--out must be a new or empty folder", spec.out, "use another --out, or --resume to go on")
+    try:
+        spec.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("--out must be a folder that can be written", error, "use another --out") from None
+    return path
+
+
+def check_means(spec: RunSpec) -> None:
+    """Refuse system parameters that contradict each other."""
+    means = spec.means
+    if means.workers < 1:
+        raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
+    if means.num_slots < means.workers:
+        rule = "there must be a slot for every worker"
+        raise UserError(
+            rule, f"{means.num_slots} slots, {means.workers} workers", "use more --slots or fewer --workers"
+        )
+    if means.mode not in ("exact", "fast"):
+        raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
+    if means.precision not in ("fp32", "bf16"):
+        raise UserError("precision must be fp32 or bf16", means.precision, "use --precision fp32 or bf16")
+    if means.micro_batch is not None and means.micro_batch < 1:
+        raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
+    if means.threads < 1:
+        raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
+
+
+def _started(spec: RunSpec) -> RunStarted:
+    found = complete(spec.out / "checkpoints") if spec.resume else []
+    return RunStarted(
+        program=str(spec.program.path),
+        config=dict(spec.config),
+        seed=spec.seed,
+        means=asdict(spec.means),
+        context=machine_context(),
+        resumed_step=int(found[-1].name.split("-")[1]) if found else None,
+    )

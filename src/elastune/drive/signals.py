@@ -1,0 +1,33 @@
+"""Ctrl-C and SIGTERM as a wish that a loop can look at."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Interrupts:
+    """While entered, SIGINT and SIGTERM are counted instead of ending the process: 1 asks for a graceful end, 2 insist.
+
+    Outside of the main thread signals cannot be caught: the count then stays 0.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.number = signal.SIGINT
+        self._before: dict[signal.Signals, object] = {}
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.count += 1
+        self.number = signal.Signals(number)
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]

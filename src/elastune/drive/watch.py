@@ -1,0 +1,87 @@
+"""One running job as its driver sees it: events in, records and an outcome out."""
+
+from __future__ import annotations
+
+from elastune.cluster.base import Exited, Handle
+from elastune.core.clock import Clock, SystemClock
+from elastune.journal.records import Record, RunFailed, RunFinished
+
+GRACE_S = 1.0
+# What a worker says when ANOTHER one went away: never the cause of a failure.
+_ECHOES = ("gloo", "nccl", "connection closed by peer", "connection reset", "broken pipe", "timed out", "store")
+
+
+class Watch:
+    """Follows a job until all of its workers are gone; ``outcome`` is then set.
+
+    After the first failure the other workers get ``GRACE_S`` to say what they saw, then they are ended. ``timeout_s``
+    bounds the whole job.
+    """
+
+    def __init__(self, handle: Handle, *, timeout_s: float | None = None, clock: Clock | None = None) -> None:
+        self.handle = handle
+        self.outcome: RunFinished | RunFailed | None = None
+        self._clock = clock or SystemClock()
+        self._deadline = None if timeout_s is None else self._clock.now() + timeout_s
+        self._timeout_s = timeout_s
+        self._finished: RunFinished | None = None
+        self._failures: list[RunFailed] = []
+        self._kill_at: float | None = None
+
+    def pump(self) -> list[Record]:
+        """Handle what happened; returns the records to keep. Never blocks."""
+        records: list[Record] = []
+        for event in self.handle.poll():
+            if isinstance(event, Exited):
+                self._exited(event)
+            elif isinstance(event.record, RunFinished):
+                self._finished = event.record
+            elif isinstance(event.record, RunFailed):
+                self._fail(event.record)
+            else:
+                records.append(event.record)
+        self._keep_time()
+        if self.handle.alive == 0 and self.outcome is None:
+            self.outcome = self._judge()
+        return records
+
+    def _exited(self, event: Exited) -> None:
+        if event.code != 0 and not any(f.rank == event.rank for f in self._failures):
+            how = f"was ended by signal {-event.code}" if event.code < 0 else f"exited with code {event.code}"
+            hint = " (out of memory?)" if event.code == -9 else ""
+            detail = f"worker {event.rank} {how}{hint}"
+            self._fail(RunFailed("worker_lost", detail, event.rank, event.code, event.log))
+        elif event.code != 0 and event.log:
+            self._failures = [
+                RunFailed(f.reason, f.detail, f.rank, event.code, event.log) if f.rank == event.rank else f
+                for f in self._failures
+            ]
+
+    def _fail(self, failure: RunFailed) -> None:
+        self._failures.append(failure)
+        if self._kill_at is None:
+            self._kill_at = self._clock.now() + GRACE_S
+
+    def _keep_time(self) -> None:
+        now = self._clock.now()
+        if self._deadline is not None and now > self._deadline and self._finished is None:
+            self._failures.insert(0, RunFailed("timeout", f"still running after {self._timeout_s:g} s", 0))
+            self._deadline, self._kill_at = None, now
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = float("inf")
+            self.handle.kill()
+
+    def _judge(self) -> RunFinished | RunFailed:
+        """The finished record if nothing failed; else the failure that came first and is no echo of another."""
+        if self._finished is not None:
+            return self._finished
+        if not self._failures:
+            return RunFailed("worker_lost", "all workers ended without a result", 0)
+        ended_by_us = [f for f in self._failures if f.exit_code == -9 and f.reason == "worker_lost"]
+        first = [f for f in self._failures if f not in ended_by_us[1:]]
+        causes = [f for f in first if not (f.reason == "exception" and _is_echo(f.detail))]
+        return (causes or first)[0]
+
+
+def _is_echo(detail: str) -> bool:
+    return any(word in detail.lower() for word in _ECHOES)

@@ -1,0 +1,37 @@
+"""A session of one worker in this process, for tests and benchmarks of training functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastune.comm.group import Group
+from elastune.core.run import Means, Program, RunSpec
+from elastune.journal.records import Record
+from elastune.train.session import Session
+
+
+def lone_session(
+    out: Path,
+    *,
+    config: dict[str, Any] | None = None,
+    send: Callable[[Record], None] = lambda record: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+    group: Group | None = None,
+    **spec: Any,
+) -> Session:
+    """A session as worker processes get it, alone on the CPU. ``spec`` holds fields of ``RunSpec``, ``means`` too."""
+    spec.setdefault("means", Means())
+    spec.setdefault("checkpoint_every_steps", 0)
+    run = RunSpec(Program(out / "none.py"), out, **spec)
+    return Session(
+        run,
+        group or Group(),
+        torch.device("cpu"),
+        config=config or {},
+        send=send,
+        stop_requested=stop_requested,
+    )

@@ -1,0 +1,330 @@
+"""The session in one process: the user's loop, its rules, saving and going on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from elastune.core.errors import Diverged, UserError
+from elastune.core.run import Means
+from elastune.journal.records import Reported
+from elastune.testing.sessions import lone_session
+from elastune.train.checkpoint import complete
+from elastune.train.session import Session, StopTraining
+
+OPTIMIZERS = {
+    cls.__name__: cls
+    for cls in vars(torch.optim).values()
+    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
+    if cls.__name__ not in ("Optimizer", "LBFGS", "SparseAdam")
+}
+
+
+def samples(count: int = 50) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(count, 6, generator=generator), torch.randn(count, 3, generator=generator))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)).double()
+
+
+def loop(
+    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any, epochs: int = 2
+) -> None:
+    """An ordinary training loop."""
+    model, optimizer, *schedulers = session.prepare(model, optimizer, *schedulers)
+    for _ in session.epochs(epochs):
+        for x, y in session.batches(samples(), batch_size=16):
+            optimizer.zero_grad()
+            session.backward(F.mse_loss(model(x.double()), y.double()))
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            for scheduler in schedulers:
+                scheduler.step()
+
+
+def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer, session: Session, *schedulers: Any) -> None:
+    """The same in plain PyTorch: whole batches, in the session's order of samples."""
+    from elastune.train.rng import epoch_order
+
+    data = samples()
+    for epoch in range(2):
+        for index in epoch_order(len(data), session.seed, epoch).split(16):
+            x, y = data[index]
+            optimizer.zero_grad()
+            F.mse_loss(model(x.double()), y.double()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            for scheduler in schedulers:
+                scheduler.step()
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_any_optimizer_equals_the_plain_loop(tmp_path: Path, name: str, mode: Any, micro_batch: int | None) -> None:
+    """Eight slots or micro-batches of three change nothing but rounding; each epoch ends with a partial batch."""
+    ours, plain = network(), network()
+    session = lone_session(tmp_path, means=Means(mode=mode, num_slots=8, micro_batch=micro_batch))
+    loop(session, ours, OPTIMIZERS[name](ours.parameters(), lr=0.01))
+    plain_loop(plain, OPTIMIZERS[name](plain.parameters(), lr=0.01), session)
+    assert torch.allclose(weights(ours), weights(plain), rtol=1e-6, atol=1e-9)
+    assert session.step == 8
+    assert session.samples == 100
+
+
+SCHEDULES = {
+    "step": lambda o: StepLR(o, 2, 0.5),
+    "milestones": lambda o: MultiStepLR(o, [2, 5], 0.3),
+    "lambda": lambda o: LambdaLR(o, lambda step: 0.9**step),
+    "one cycle": lambda o: OneCycleLR(o, 0.1, total_steps=9),
+    "sequence": lambda o: SequentialLR(o, [StepLR(o, 1, 0.5), StepLR(o, 2, 0.9)], [3]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_schedulers_inside_the_loop_step_once_a_step(tmp_path: Path, name: str) -> None:
+    ours, plain = network(), network()
+    session = lone_session(tmp_path, means=Means(num_slots=8))
+    sgd, plain_sgd = torch.optim.SGD(ours.parameters(), lr=0.1), torch.optim.SGD(plain.parameters(), lr=0.1)
+    loop(session, ours, sgd, SCHEDULES[name](sgd))
+    plain_loop(plain, plain_sgd, session, SCHEDULES[name](plain_sgd))
+    assert sgd.param_groups[0]["lr"] == plain_sgd.param_groups[0]["lr"]
+    assert torch.allclose(weights(ours), weights(plain), rtol=1e-6, atol=1e-9)
+
+
+def test_a_scheduler_that_was_not_prepared_is_refused_in_the_loop(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = StepLR(optimizer, 1, 0.5)
+    session = lone_session(tmp_path)
+    session.prepare(model, optimizer)
+    with pytest.raises(UserError, match=r"session.prepare\(model, optimizer, scheduler\)"):
+        for x, y in session.batches(samples(), batch_size=16):
+            session.backward(F.mse_loss(model(x.double()), y.double()))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+
+def test_plateau_steps_with_the_mean_metric(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = lone_session(tmp_path)
+    _, _, plateau = session.prepare(model, optimizer, ReduceLROnPlateau(optimizer, factor=0.5, patience=0))
+    for metric in (1.0, torch.tensor([2.0, 4.0]), 0.5):
+        plateau.step(metric)
+    assert plateau.best == 0.5
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_lbfgs_evaluates_its_closure_on_the_whole_batch(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
+    session = lone_session(tmp_path, means=Means(mode="fast"))
+    model, optimizer = session.prepare(model, optimizer)
+    losses = []
+    for _ in session.epochs(3):
+        for x, y in session.batches(samples(), batch_size=50):
+
+            def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(x.double()), y.double())
+                session.backward(loss)
+                return loss
+
+            losses.append(float(optimizer.step(closure).detach()))
+            optimizer.zero_grad()
+    assert losses[-1] < 0.9 * losses[0]
+    with pytest.raises(UserError, match="LBFGS"):
+        lone_session(tmp_path).prepare(network(), torch.optim.LBFGS(network().parameters()))
+
+
+def test_going_on_after_every_step_ends_where_an_undisturbed_run_does(tmp_path: Path) -> None:
+    def run(out: Path, until: int | None, resume: bool) -> tuple[Session, str]:
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        cycle = OneCycleLR(optimizer, 0.1, total_steps=20)
+        session = lone_session(out, max_steps=until, resume=resume, checkpoint_every_steps=None)
+        loop(session, model, optimizer, cycle, epochs=3)
+        assert session.trained is not None
+        return session, session.trained.fingerprint(session._group)
+
+    _, expected = run(tmp_path / "whole", None, False)
+    for until in range(1, 12):
+        session, _ = run(tmp_path / "parts", until, True)
+        assert session.step == until
+    session, digest = run(tmp_path / "parts", None, True)
+    assert (session.step, digest) == (12, expected)
+    assert len(complete(tmp_path / "parts" / "checkpoints")) == 2
+
+
+def test_a_wish_to_stop_saves_and_leaves_the_loop(tmp_path: Path) -> None:
+    model = network()
+    wishes = iter([False, False, True])
+    session = lone_session(tmp_path, stop_requested=lambda: next(wishes))
+    with pytest.raises(StopTraining):
+        loop(session, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert (session.step, session.stopped) == (3, "requested")
+    assert complete(tmp_path / "checkpoints")[-1].name == "step-0000000003"
+
+
+def test_resuming_with_another_meaning_is_refused(tmp_path: Path) -> None:
+    model = network()
+    loop(
+        lone_session(tmp_path, checkpoint_every_steps=None, config={"lr": 1}),
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    for change in ({"seed": 9}, {"config": {"lr": 2}}, {"means": Means(num_slots=4)}):
+        session = lone_session(tmp_path, resume=True, **{"config": {"lr": 1}, **change})
+        model = network()
+        with pytest.raises(UserError, match="it was begun with"):
+            session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+class Augmented(Dataset[tuple[torch.Tensor, int]]):
+    """Adds noise to every sample."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(2), index
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_augmentation_depends_on_sample_and_epoch_alone(tmp_path: Path, loader_workers: int) -> None:
+    def seen(means: Means) -> Iterator[tuple[int, int, float]]:
+        model = nn.Linear(2, 1)
+        session = lone_session(tmp_path, means=means)
+        model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in session.epochs(2):
+            for x, index in session.batches(Augmented(), batch_size=8, loader_workers=loader_workers):
+                yield from ((epoch, int(i), float(row[0])) for i, row in zip(index, x, strict=True))
+                session.backward(model(x).mean())
+                optimizer.zero_grad()
+
+    one = list(seen(Means(mode="fast")))
+    assert sorted(one) == sorted(seen(Means(num_slots=8)))
+    noise = {(epoch, index): value for epoch, index, value in one}
+    assert len(noise) == 40
+    assert len(set(noise.values())) == 40
+
+
+def test_evaluation_sees_every_sample_once_in_order(tmp_path: Path) -> None:
+    session = lone_session(tmp_path)
+    data = TensorDataset(torch.arange(23))
+    seen = [int(i) for (batch,) in session.batches(data, batch_size=5, train=False) for i in batch]
+    assert seen == list(range(23))
+
+
+def test_metrics_are_reported_and_test_metrics_too(tmp_path: Path) -> None:
+    sent: list[Any] = []
+    session = lone_session(tmp_path, send=sent.append)
+    session.report(accuracy=torch.tensor(0.5), test_accuracy=0.25)
+    (report,) = sent
+    assert isinstance(report, Reported)
+    assert report.metrics == {"accuracy": 0.5, "test_accuracy": 0.25}
+    with pytest.raises(Diverged, match="loss is nan"):
+        session.report(loss=math.nan)
+    for wrong in ({}, {"seconds": 1.0}):
+        with pytest.raises(UserError, match="report needs metrics"):
+            session.report(**wrong)
+
+
+def test_sums_and_means_take_numbers_tensors_and_lists(tmp_path: Path) -> None:
+    session = lone_session(tmp_path)
+    assert session.sum([0.1] * 10) == 1.0
+    assert session.mean([torch.tensor([1.0, 2.0]), 6]) == 3.0
+    assert session.mean(0.1) == 0.1
+    assert math.isnan(session.sum([math.nan, 1.0]))
+
+
+def test_a_loss_that_is_not_finite_is_divergence(tmp_path: Path) -> None:
+    model = network()
+    session = lone_session(tmp_path)
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    next(session.batches(samples(), batch_size=16))
+    with pytest.raises(Diverged, match="loss is inf at step 1"):
+        session.backward(torch.tensor(math.inf, requires_grad=True))
+
+
+def test_misuse_is_told_in_one_line(tmp_path: Path) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(9))
+
+    model = network()
+    session = lone_session(tmp_path)
+    with pytest.raises(UserError, match="session.prepare must come before"):
+        next(session.batches(samples(), batch_size=16))
+    session = lone_session(tmp_path)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match="map-style"):
+        session.batches(Stream(), batch_size=16)
+    for wrong in (0, -1, 2.5, True):
+        with pytest.raises(UserError, match="batch_size"):
+            session.batches(samples(), batch_size=wrong)
+    with pytest.raises(UserError, match="must hold samples"):
+        session.batches(samples(0), batch_size=1)
+    with pytest.raises(UserError, match="belongs once into each training batch"):
+        session.backward(torch.ones((), requires_grad=True))
+    with pytest.raises(UserError, match="needs session.backward"):
+        for x, _ in session.batches(samples(), batch_size=16):
+            model(x.double()).sum().backward()
+    with pytest.raises(UserError, match="once"):
+        session.prepare(model, optimizer)
+
+
+def test_leftover_gradients_are_refused(tmp_path: Path) -> None:
+    model = network()
+    session = lone_session(tmp_path)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match="zero_grad"):
+        for x, y in session.batches(samples(), batch_size=16):
+            session.backward(F.mse_loss(model(x.double()), y.double()))
+            optimizer.step()
+
+
+def test_bf16_runs_inside_and_returns_fp32(tmp_path: Path) -> None:
+    model = nn.Linear(6, 3)
+    session = lone_session(tmp_path, means=Means(precision="bf16"))
+    model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(4, 6)
+    out = model(x)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, out.bfloat16().float())
+    assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises(RuntimeError):
+        model(torch.randn(4, 5))
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_unused_parameters_keep_no_gradient(tmp_path: Path) -> None:
+    """As in plain PyTorch: an optimizer then leaves them alone, weight decay included."""
+    model = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)])
+    before = model[1].weight.detach().clone()
+    session = lone_session(tmp_path)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1))
+    for x, y in session.batches(samples(), batch_size=16):
+        session.backward(F.mse_loss(model[0](x), y))
+        assert model[1].weight.grad is None
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(model[1].weight, before)
