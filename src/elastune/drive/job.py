@@ -41,8 +41,7 @@ def run_job(spec: RunSpec, *, cluster: Cluster | None = None, observe: Observe |
     """
     check_means(spec)
     merge(load(spec.program).config, spec.config)
-    journal_path = open_out(spec)
-    with JournalWriter(journal_path) as journal, Interrupts() as interrupts:
+    with JournalWriter(open_out(spec.out, spec.resume)) as journal, Interrupts() as interrupts:
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
@@ -77,7 +76,7 @@ def run_here(spec: RunSpec, place: Place) -> int:
     check_means(spec)
     if place.rank != 0:
         return work(spec, place, lambda record: None, stop.is_set)
-    with JournalWriter(open_out(spec)) as journal:
+    with JournalWriter(open_out(spec.out, spec.resume)) as journal:
 
         def keep(record: Record) -> None:
             journal.write(record)
@@ -86,13 +85,13 @@ def run_here(spec: RunSpec, place: Place) -> int:
         return work(spec, place, keep, stop.is_set)
 
 
-def open_out(spec: RunSpec) -> Path:
-    """The path of the journal in ``spec.out``, made if needed. Refuses to mix a new run into an old one's folder."""
-    path = spec.out / JOURNAL
-    if path.exists() and not spec.resume:
-        raise UserError("--out must be a new or empty folder", spec.out, "use another --out, or --resume to go on")
+def open_out(out: Path, resume: bool) -> Path:
+    """The path of the journal in ``out``, made if needed. Refuses to mix a new run into an old one's folder."""
+    path = out / JOURNAL
+    if path.exists() and not resume:
+        raise UserError("--out must be a new or empty folder", out, "use another --out, or --resume to go on")
     try:
-        spec.out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError("--out must be a folder that can be written", error, "use another --out") from None
     return path

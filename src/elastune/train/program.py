@@ -40,11 +40,11 @@ def load(program: Program) -> LoadedProgram:
 
 
 def merge(config: Config, changes: Config) -> Config:
-    """``config`` with ``changes``, none of which may be a name that ``config`` lacks."""
+    """``config`` with ``changes``. Where a program declares a config, no change may be a name that it lacks."""
     unknown = sorted(set(changes) - set(config))
-    if unknown:
-        known = ", ".join(sorted(config)) or "none: define config = {...} in the file"
-        raise UserError("a setting must be one of the program's", ", ".join(unknown), f"known: {known}")
+    if unknown and config:
+        known = f"known: {', '.join(sorted(config))}"
+        raise UserError("a setting must be one of the program's config", ", ".join(unknown), known)
     return {**config, **changes}
 
 
