@@ -19,7 +19,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker process ended with exit ``code`` (negative: the signal that ended it); ``log`` is its log's tail."""
+    """A worker process ended with exit ``code`` (negative: the signal that ended it).
+
+    ``log`` is the tail of what it printed. Where the cluster ended it, or could not start it, the last line says why.
+    """
 
     rank: int
     code: int

@@ -79,7 +79,11 @@ class Group:
 
 
 def join(place: Place, timeout_s: float = 1800.0) -> Group:
-    """Meet the other workers at ``place.rendezvous``. Call ``leave`` when done."""
+    """Meet the other workers at ``place.rendezvous``.
+
+    The process must end by ``os._exit``: a process group that is destroyed while Python holds its lock may wait for a
+    thread that waits for the lock (seen with gloo: its finished collectives free tensors on a thread of their own).
+    """
     if place.world == 1:
         return Group()
     device = torch.device(place.device)
@@ -92,9 +96,3 @@ def join(place: Place, timeout_s: float = 1800.0) -> Group:
         timeout=timedelta(seconds=timeout_s),
     )
     return Group(place.rank, place.world, backend, device)
-
-
-def leave(group: Group) -> None:
-    """End what ``join`` began."""
-    if group.size > 1 and dist.is_initialized():
-        dist.destroy_process_group()

@@ -7,6 +7,10 @@ import threading
 from types import FrameType, TracebackType
 
 
+class Interrupted(Exception):
+    """The user asked for an end before there was anything to show."""
+
+
 class Interrupts:
     """While entered, SIGINT and SIGTERM are counted instead of ending the process: 1 asks for a graceful end, 2 insist.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -13,7 +15,7 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.drive.context import machine_context
-from elastune.drive.job import JOURNAL, Observe, check_means, open_out
+from elastune.drive.job import Observe, check_means, open_out
 from elastune.drive.pool import Ended, Pool
 from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
@@ -109,7 +111,7 @@ def tune(
     plan = check(request, space)
     path = open_out(request.out, request.resume)
     before = read(path) if path.exists() else []
-    _check_same_study(plan, before)
+    check_same_study(plan.settings, before, path)
     with JournalWriter(path) as journal, Interrupts() as interrupts:
         place = cluster or LocalCluster(capacity=request.workers)
 
@@ -260,15 +262,14 @@ def spent_s(entries: list[Entry]) -> float:
     return total + (last - begun if begun is not None else 0.0)
 
 
-def _check_same_study(plan: Plan, entries: list[Entry]) -> None:
+def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: Path) -> None:
+    """Refuse to mix two studies in one journal."""
     started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
     if started is None:
         if entries:
-            raise UserError("only a study can be resumed as one", plan.request.out / JOURNAL, "use another --out")
+            raise UserError("only a study can be resumed as one", path, "use another --out")
         return
     for name in ("kind", "program", "objectives", "constraints", "config", "seed"):
-        old, new = started.settings.get(name), plan.settings[name]
-        if name == "constraints":
-            old, new = list(old or ()), list(new)
-        if old != new:
+        old, new = started.settings.get(name), settings[name]
+        if json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
             raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")

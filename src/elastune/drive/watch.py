@@ -7,6 +7,7 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.journal.records import Record, RunFailed, RunFinished
 
 GRACE_S = 1.0
+EXIT_S = 10.0  # a finished run's workers have nothing left to do but to exit
 # What a worker says when ANOTHER one went away: never the cause of a failure.
 _ECHOES = ("gloo", "nccl", "connection closed by peer", "connection reset", "broken pipe", "timed out", "store")
 
@@ -36,6 +37,7 @@ class Watch:
                 self._exited(event)
             elif isinstance(event.record, RunFinished):
                 self._finished = event.record
+                self._kill_at = self._clock.now() + EXIT_S
             elif isinstance(event.record, RunFailed):
                 self._fail(event.record)
             else:
@@ -59,7 +61,7 @@ class Watch:
 
     def _fail(self, failure: RunFailed) -> None:
         self._failures.append(failure)
-        if self._kill_at is None:
+        if self._kill_at is None and self._finished is None:
             self._kill_at = self._clock.now() + GRACE_S
 
     def _keep_time(self) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import torch
 
-from elastune.comm.group import Group, join, leave
+from elastune.comm.group import Group, join
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Place, RunSpec
@@ -20,6 +20,9 @@ from elastune.train.state import fingerprint
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
+
+# What refers to a process group lives until the process ends (by os._exit): see comm.group.join.
+_ALIVE: list[Session] = []
 
 
 def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_requested: Callable[[], bool]) -> int:
@@ -42,13 +45,12 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
         program = load(spec.program)
         config = merge(program.config, spec.config)
         group = join(place)
-        try:
-            session = Session(spec, group, device, config=config, send=send, stop_requested=stop_requested)
-            with suppress(StopTraining):
-                program.train(session)
-            _finish(session, group, spec, send)
-        finally:
-            leave(group)
+        session = Session(spec, group, device, config=config, send=send, stop_requested=stop_requested)
+        if group.size > 1:
+            _ALIVE.append(session)
+        with suppress(StopTraining):
+            program.train(session)
+        _finish(session, group, spec, send)
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:

@@ -1,0 +1,93 @@
+"""The static route: a worker that torchrun or srun started finds its place in its environment.
+
+Pure functions of that environment. The device of the place is left at "cpu": ``devices.assign`` knows better.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from elastune.core.errors import UserError
+from elastune.core.run import Place
+
+# Slurm numbers the steps of srun from 0 and keeps the top for its own: batch script, interactive shell, and so on.
+FIRST_RESERVED_STEP = 0xFFFFFFF0
+# Ports below what Linux hands to outgoing connections (32768 and up), so that none of those can hold ours.
+FIRST_PORT, PORTS = 16384, 16384
+
+
+def from_environment(env: Mapping[str, str]) -> Place | None:
+    """The place that torchrun or srun gave this process, or None where neither started it.
+
+    torchrun: all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, once the first two are there. srun: a
+    step of two tasks or more; a step of one (a shell on a node, say) is an ordinary machine and may have workers of its
+    own, and so may a batch script, which has Slurm's variables too but is no step of srun. Raises ``UserError``.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return _torchrun(env)
+    if "SLURM_PROCID" in env and _in_srun(env):
+        return _srun(env)
+    return None
+
+
+def _torchrun(env: Mapping[str, str]) -> Place:
+    world = _number(env, "WORLD_SIZE", 1)
+    rank = _number(env, "RANK", 0, world - 1)
+    local_rank = _number(env, "LOCAL_RANK", 0)
+    _number(env, "MASTER_PORT", 1, 65535)
+    _text(env, "MASTER_ADDR")
+    return Place(rank, world, local_rank, rendezvous="env://" if world > 1 else "")
+
+
+def _in_srun(env: Mapping[str, str]) -> bool:
+    step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
+    return step.isdigit() and int(step) < FIRST_RESERVED_STEP
+
+
+def _srun(env: Mapping[str, str]) -> Place | None:
+    # SLURM_NTASKS may still be the job's where a step was given fewer tasks; SLURM_STEP_NUM_TASKS is the step's.
+    world = _number(env, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS", 1)
+    rank = _number(env, "SLURM_PROCID", 0, world - 1)
+    local_rank = _number(env, "SLURM_LOCALID", 0)
+    if world == 1:
+        return None
+    nodes = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"
+    host = first_host(_text(env, nodes))
+    step = _number(env, "SLURM_STEP_ID" if "SLURM_STEP_ID" in env else "SLURM_STEPID", 0)
+    job = _number(env, "SLURM_JOB_ID" if "SLURM_JOB_ID" in env else "SLURM_JOBID", 0)
+    return Place(rank, world, local_rank, rendezvous=f"tcp://{host}:{port(job, step)}")
+
+
+def port(job: int, step: int) -> int:
+    """A port that every task of a step computes alike and that steps side by side do not share."""
+    return FIRST_PORT + (job * 31 + step) % PORTS
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: ``node03-ib`` of ``node[03-05,9]-ib,other``; task 0 runs there.
+
+    Raises ``UserError`` where it is no such list.
+    """
+    item = r"\d+(?:-\d+)?"
+    group = rf"\[{item}(?:,{item})*\]"
+    entry = rf"(?:[A-Za-z0-9_.-]|{group})+"
+    if not re.fullmatch(rf"{entry}(?:,{entry})*", nodelist):
+        fix = "it looks like node[03-05,9]; run under srun, which sets it"
+        raise UserError("SLURM_STEP_NODELIST must be a Slurm node list", nodelist, fix)
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodelist).partition(",")[0]
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "").strip()
+    if not value:
+        raise UserError(f"{name} must be set by the launcher", "nothing", "start the file by torchrun or srun")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, low: int, high: int | None = None) -> int:
+    value = _text(env, name)
+    if not re.fullmatch(r"[0-9]{1,18}", value) or int(value) < low or (high is not None and int(value) > high):
+        span = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise UserError(f"{name} must be a whole number {span}", value, "start the file by torchrun or srun")
+    return int(value)

@@ -1,0 +1,74 @@
+"""Read a journal: whole, or as it grows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from elastune.core.errors import UserError
+from elastune.journal.entry import Entry, decode_entry
+
+
+def read(path: Path) -> list[Entry]:
+    """All entries, in order.
+
+    A torn last line (a writer that crashed, or is still writing) is left out. Raises ``UserError`` where there is no
+    such file, or, naming the line, where an earlier line is no record.
+    """
+    lines = _bytes(path).split(b"\n")
+    whole, tail = lines[:-1], lines[-1]
+    if whole and not tail and not _is_json(whole[-1]):
+        whole.pop()
+    return [_entry(path, number, line) for number, line in enumerate(whole, start=1)]
+
+
+def follow(path: Path, until: Callable[[], bool], poll_s: float = 0.2) -> Iterator[Entry]:
+    """Entries as they are written, from the first on; ends once ``until()`` is true and everything was yielded."""
+    number, rest, offset = 0, b"", 0
+    while True:
+        last_look = until()
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(offset)
+                news = file.read()
+            offset += len(news)
+            *lines, rest = (rest + news).split(b"\n")
+            for line in lines:
+                number += 1
+                yield _entry(path, number, line)
+        if last_look:
+            return
+        time.sleep(poll_s)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UserError("a journal must exist", path, "give the output folder of a run or a study") from None
+    except OSError as error:
+        raise UserError("a journal must be readable", f"{path}: {error.strerror}", "check the path") from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _entry(path: Path, number: int, line: bytes) -> Entry:
+    try:
+        return decode_entry(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": ")
+    except ValueError as error:
+        why = str(error)
+    fix = f"restore the file, or delete line {number} if its record can be missed"
+    raise UserError("every line of a journal must be a record", f"{path}, line {number}: {why}", fix)

@@ -1,0 +1,158 @@
+"""Append records to a journal so that a kill, a power cut or a full disk costs at most the record being written."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from elastune.core.errors import UserError
+from elastune.journal.entry import OPENING, Entry, encode_entry
+from elastune.journal.records import Record
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_locked_here: set[Path] = set()
+
+
+class JournalWriter:
+    """The one writer of a journal: each ``write`` adds a line and hands it to the operating system.
+
+    With ``exclusive`` a second writer on this machine, in this process or another, is refused with a ``UserError``
+    that names the holder's pid. A tail torn by a crash is cut off on opening. Not safe for several threads.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = True, wall: Callable[[], float] = time.time) -> None:
+        self.path = Path(path)
+        self._wall = wall
+        self._lock = -1
+        self._file = -1
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if exclusive:
+                self._lock = _acquire(self.path)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            _cut_torn_tail(self._file, self.path)
+        except OSError as error:
+            self.close()
+            raise _cannot_write(self.path, error) from error
+        except UserError:
+            self.close()
+            raise
+        self._size = os.fstat(self._file).st_size
+
+    def write(self, record: Record, *, durable: bool = False) -> Entry:
+        """Append ``record``; with ``durable`` also wait until it is on the disk (the end of a trial or a run).
+
+        Raises ``UserError`` where the disk is full; the journal then ends with the last whole line before it.
+        """
+        if self._file < 0:
+            raise ValueError(f"journal {self.path} is closed")
+        entry = Entry(self._wall(), record)
+        line = encode_entry(entry) + b"\n"
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            if durable:
+                os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._size)
+            raise _cannot_write(self.path, error) from error
+        self._size += len(line)
+        return entry
+
+    def close(self) -> None:
+        """Flush to the disk and let go of the lock. Idempotent."""
+        if self._file >= 0:
+            try:
+                os.fsync(self._file)
+            finally:
+                os.close(self._file)
+                self._file = -1
+        if self._lock >= 0:
+            _locked_here.discard(_lock_path(self.path))
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lock_path(path: Path) -> Path:
+    return path.resolve().with_name(path.name + ".lock")
+
+
+def _acquire(path: Path) -> int:
+    """Take the journal's lock and return its open file.
+
+    A POSIX record lock: the kernel drops it when its process ends, and a forked worker does not inherit it. It lies on
+    a file of its own, because closing any descriptor of a file drops a process's record locks on it, and readers open
+    the journal. Within one process such a lock never conflicts, hence the set beside it.
+    """
+    lock = _lock_path(path)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644) if lock not in _locked_here else -1
+    try:
+        if descriptor < 0:
+            raise BlockingIOError
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        if descriptor >= 0:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+        else:
+            holder = str(os.getpid())
+        rule = "a journal has one writer at a time"
+        raise UserError(rule, f"{path}, held by pid {holder}", "wait for that process, or end it") from None
+    _locked_here.add(lock)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _cut_torn_tail(file: int, path: Path) -> None:
+    """Cut off a last line that lacks its end or is no JSON: a crash tore it. Anything else is left as it is."""
+    size = os.fstat(file).st_size
+    if size == 0:
+        return
+    head = os.pread(file, len(OPENING), 0)
+    if head != OPENING[: len(head)]:
+        raise UserError("a journal must consist of elastune's records", path, "choose another output folder")
+    start, line = _last_line(file, size)
+    if line.endswith(b"\n"):
+        try:
+            json.loads(line)
+            return
+        except ValueError:
+            pass
+    os.ftruncate(file, start)
+    os.fsync(file)
+
+
+def _last_line(file: int, size: int, block: int = 65536) -> tuple[int, bytes]:
+    """Where the last line starts, and the line, whether or not it has its end."""
+    tail = b""
+    at = size
+    while at > 0:
+        step = min(block, at)
+        at -= step
+        tail = os.pread(file, step, at) + tail
+        cut = tail.rfind(b"\n", 0, len(tail) - 1)
+        if cut >= 0:
+            return at + cut + 1, tail[cut + 1 :]
+    return 0, tail
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    if error.errno in _FULL:
+        return UserError("a journal needs room on its disk", f"{path}: {error.strerror}", "free space, then --resume")
+    return UserError("a journal must be writable", f"{path}: {error.strerror}", "choose another output folder")

@@ -1,0 +1,50 @@
+"""Entry points of tiny workers, for the tests of clusters. ``spec.config`` tells each what to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from elastune.core.run import Place, RunSpec
+from elastune.journal.records import Record, Reported
+
+Send = Callable[[Record], None]
+StopRequested = Callable[[], bool]
+
+
+def said(step: int, **metrics: float) -> Reported:
+    """A record to send."""
+    return Reported(epoch=0, step=step, samples=0, seconds=0.0, metrics=metrics)
+
+
+def speak(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
+    """Send ``config["count"]`` records, print, end with ``config["code"]``."""
+    for step in range(int(str(spec.config.get("count", 1)))):
+        send(said(step, rank=place.rank, world=place.world, pid=os.getpid()))
+    print(f"worker {place.rank} has spoken")
+    return int(str(spec.config.get("code", 0)))
+
+
+def fail(spec: RunSpec, _place: Place, send: Send, _stop: StopRequested) -> int:
+    """Send one record and raise."""
+    send(said(0))
+    raise ArithmeticError(f"seed {spec.seed} was unlucky")
+
+
+def leave(_spec: RunSpec, _place: Place, _send: Send, _stop: StopRequested) -> int:
+    """Leave with a message, as a command line tool does."""
+    sys.exit("no more")
+
+
+def work_until_stopped(spec: RunSpec, place: Place, send: Send, stop_requested: StopRequested) -> int:
+    """Say that it runs, wait to be stopped, say so, end with code 3 (or 4 after a minute)."""
+    send(said(0, rank=place.rank, pid=os.getpid()))
+    deadline = time.monotonic() + 60
+    while not stop_requested():
+        if time.monotonic() > deadline:
+            return 4
+        time.sleep(0.002)
+    send(said(1, seed=spec.seed))
+    return 3

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.base import Cluster
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Means
+from elastune.testing.cluster_kit import (
+    ClusterKit,
+    events_until_end,
+    events_until_messages,
+    exits,
+    reports,
+    spec_of,
+)
+
+HERE = Path(__file__).parent
+
+
+class TestLocal(ClusterKit):
+    def make(self, entry: str) -> Cluster:
+        return LocalCluster(3, entry=entry, preload=())
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "last_words"),
+    [
+        ("_exit", 9, "about to die"),
+        ("segfault", -signal.SIGSEGV, "Segmentation fault"),
+        ("sigkill", -signal.SIGKILL, "about to die"),
+        ("abort", -signal.SIGABRT, "Aborted"),
+    ],
+)
+def test_a_death_is_reported_with_its_code_and_log(tmp_path: Path, how: str, code: int, last_words: str, serve) -> None:
+    cluster = serve("odd_workers:die")
+    events = events_until_end(cluster, cluster.start(spec_of(tmp_path, config={"how": how})))
+    assert len(reports(events)) == 1
+    assert exits(events)[0].code == code
+    assert last_words in exits(events)[0].log
+
+
+def test_an_entry_that_is_not_there_is_told(tmp_path: Path, serve) -> None:
+    cluster = serve("odd_workers:nothing")
+    end = exits(events_until_end(cluster, cluster.start(spec_of(tmp_path))))[0]
+    assert end.code == 1
+    assert "nothing" in end.log.splitlines()[-1]
+
+
+def test_logs_keep_attempts_apart(tmp_path: Path, serve) -> None:
+    cluster = serve("elastune.testing.cluster_workers:fail")
+    logs = [exits(events_until_end(cluster, cluster.start(spec_of(tmp_path, seed=s))))[0].log for s in (1, 2)]
+    assert "seed 2" in logs[1]
+    assert "seed 1" not in logs[1]
+    file = (tmp_path / "logs" / "worker-0.log").read_text()
+    assert file.count("--- worker 0 of 1, ") == 2
+    assert file.index("seed 1") < file.index("seed 2")
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [("text", "not a record"), ("json", "not a record"), ("bytes", "not a record"), ("endless", "1048576 bytes")],
+)
+def test_a_worker_that_talks_garbage_is_ended_and_only_it(tmp_path: Path, garbage: str, reason: str, serve) -> None:
+    cluster = serve("odd_workers:garble")
+    events = events_until_end(cluster, cluster.start(spec_of(tmp_path, 2, config={"garbage": garbage})))
+    assert [r.step for r in reports([e for e in events if e.rank == 1])] == [0]
+    assert [r.step for r in reports([e for e in events if e.rank == 0])] == [0, 1]
+    assert {rank: end.code for rank, end in exits(events).items()} == {0: 0, 1: -9}
+    last = exits(events)[1].log.splitlines()[-1]
+    assert last.startswith("elastune: worker 1 was ended: ")
+    assert reason in last
+
+
+def test_a_record_that_is_too_long_fails_where_it_is_sent(tmp_path: Path, serve) -> None:
+    cluster = serve("odd_workers:too_long")
+    end = exits(events_until_end(cluster, cluster.start(spec_of(tmp_path))))[0]
+    assert end.code == 5
+    assert "at most 1048576 can be sent" in end.log
+
+
+def test_surroundings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve) -> None:
+    folder = tmp_path / "é"
+    folder.mkdir()
+    cluster = serve("odd_workers:surroundings")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("ELASTUNE_TEST", "new")
+    spec = spec_of(Path("out"))
+    spec = type(spec)(spec.program, spec.out, means=Means(threads=3))
+    end = exits(events_until_end(cluster, cluster.start(spec)))[0]
+    assert end.log.splitlines()[:3] == [
+        f"{folder} new 3 lo",
+        "stdin: '' session: True",
+        "signals: True set()",
+    ]
+    assert (folder / "out" / "logs" / "worker-0.log").is_file()
+    expected = ["/dev/null", str(folder / "out/logs/worker-0.log"), str(folder / "out/logs/worker-0.log"), "socket"]
+    assert end.log.splitlines()[3] == f"descriptors: {sorted(expected)}"
+
+
+def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, gone, running, serve) -> None:
+    cluster = serve("elastune.testing.cluster_workers:work_until_stopped")
+    first = cluster.start(spec_of(tmp_path / "a", 2, seed=1))
+    second = cluster.start(spec_of(tmp_path / "b", 1, seed=2))
+    with pytest.raises(UserError, match="0 that are free of 3"):
+        cluster.start(spec_of(tmp_path / "c", 1))
+    events_until_messages(cluster, first, 2)
+    events_until_messages(cluster, second, 1)
+    others = list(second.pids.values())
+    doomed = list(first.pids.values())
+    assert len(doomed) == 2
+    first.kill()
+    assert {end.code for end in exits(events_until_end(cluster, first)).values()} == {-9}
+    gone(doomed)
+    assert running(others) == [True]
+    third = cluster.start(spec_of(tmp_path / "c", 2, seed=3))
+    second.stop()
+    third.stop()
+    for handle, workers, seed in ((second, 1, 2), (third, 2, 3)):
+        events = events_until_end(cluster, handle)
+        assert [end.code for end in exits(events).values()] == [3] * workers
+        assert {r.metrics["seed"] for r in reports(events) if r.step == 1} == {seed}
+    assert not list(tmp_path.glob("*/.rendezvous*"))
+
+
+def test_a_frozen_worker_can_be_killed(tmp_path: Path, serve) -> None:
+    cluster = serve("elastune.testing.cluster_workers:work_until_stopped")
+    handle = cluster.start(spec_of(tmp_path))
+    events_until_messages(cluster, handle, 1)
+    os.kill(handle.pids[0], signal.SIGSTOP)
+    handle.kill()
+    assert exits(events_until_end(cluster, handle))[0].code == -9
+
+
+def test_fifty_runs_leave_nothing_open(tmp_path: Path, bare, descriptors) -> None:
+    with bare("elastune.testing.cluster_workers:speak") as cluster:
+        events_until_end(cluster, cluster.start(spec_of(tmp_path, 2)))
+        server = cluster._warm_spawner().pid
+        before = descriptors(os.getpid()), descriptors(server)
+        for _ in range(50):
+            events_until_end(cluster, cluster.start(spec_of(tmp_path, 2)))
+        assert (descriptors(os.getpid()), descriptors(server)) == before
+        assert cluster.free == 3
+        assert len(cluster._runs) <= 1
+    assert {path.name for path in tmp_path.iterdir()} == {"logs"}
+
+
+def test_an_output_folder_that_cannot_be_is_a_user_error(tmp_path: Path, serve) -> None:
+    (tmp_path / "file").write_text("")
+    cluster = serve("elastune.testing.cluster_workers:speak")
+    with pytest.raises(UserError, match="writable"):
+        cluster.start(spec_of(tmp_path / "file", 2))
+    with pytest.raises(UserError, match="must not hold"):
+        cluster.start(spec_of(tmp_path / "a#b", 2))
+    assert cluster.free == 3
+    (tmp_path / "half" / "logs" / "worker-1.log").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"worker-1\.log"):
+        cluster.start(spec_of(tmp_path / "half", 3))
+    deadline = time.monotonic() + 5
+    while cluster.free < 3 and time.monotonic() < deadline:
+        cluster.wait(0.01)
+    assert cluster.free == 3
+    assert exits(events_until_end(cluster, cluster.start(spec_of(tmp_path / "whole", 3))))[2].code == 0
+
+
+@pytest.mark.parametrize("capacity", [0, -3])
+def test_no_room_is_no_cluster(capacity: int) -> None:
+    with pytest.raises(UserError, match="capacity of 1 or more"):
+        LocalCluster(capacity)
+
+
+def test_gpus_are_given_to_workers_in_turn_and_idle_ones_first(tmp_path: Path) -> None:
+    two = ("cuda:0", "cuda:1")
+    work = "elastune.testing.cluster_workers:work_until_stopped"
+    with LocalCluster(6, devices=two, entry=work, preload=()) as cluster:
+        runs = [cluster.start(spec_of(tmp_path / str(i), n, device="cuda")) for i, n in enumerate((1, 2, 2))]
+        given = [[(w.place.device, w.place.own_device) for w in run.workers] for run in runs]
+        with pytest.raises(UserError, match="cuda:2"):
+            cluster.start(spec_of(tmp_path, device="cuda:2"))
+    assert given == [
+        [("cuda:0", True)],
+        [("cuda:1", True), ("cuda:0", True)],
+        [("cuda:1", True), ("cuda:0", True)],
+    ]
+    with LocalCluster(3, devices=two, entry=work, preload=()) as cluster:
+        shared = cluster.start(spec_of(tmp_path / "s", 3, device="auto"))
+        assert [(w.place.device, w.place.own_device) for w in shared.workers] == [
+            ("cuda:0", False),
+            ("cuda:1", False),
+            ("cuda:0", False),
+        ]
+
+
+def test_what_a_killed_controller_left_at_the_rendezvous_is_removed(tmp_path: Path, serve) -> None:
+    (tmp_path / ".rendezvous-old").write_text("stale")
+    cluster = serve("elastune.testing.cluster_workers:speak")
+    events_until_end(cluster, cluster.start(spec_of(tmp_path, 2)))
+    assert {path.name for path in tmp_path.iterdir()} == {"logs"}
+
+
+def test_workers_are_ready_at_once_and_reduce_together(warm: LocalCluster, tmp_path: Path) -> None:
+    events_until_end(warm, warm.start(spec_of(tmp_path / "first", 3)))
+    ready_s = []
+    for attempt in range(3):
+        begin = time.perf_counter()
+        handle = warm.start(spec_of(tmp_path / str(attempt), 3))
+        events = events_until_messages(warm, handle, 1)
+        ready_s.append(time.perf_counter() - begin)
+        events += events_until_end(warm, handle)
+        assert [end.code for end in exits(events).values()] == [0, 0, 0], exits(events)[0].log
+        assert [r.metrics["total"] for r in reports(events) if r.step == 1] == [111.0] * 3
+    print(f"first message of 3 workers that built an optimizer: {[round(s, 3) for s in ready_s]} s")
+    assert min(ready_s) < 0.5
+    assert not list(tmp_path.glob("*/.rendezvous*"))
+
+
+def test_the_server_has_one_thread_and_workers_as_many_as_asked(warm: LocalCluster, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    spec = type(spec)(spec.program, spec.out, means=Means(threads=2))
+    handle = warm.start(spec)
+    events = events_until_messages(warm, handle, 1)
+    assert reports(events)[0].metrics["threads"] == 2
+    assert len(os.listdir(f"/proc/{warm._warm_spawner().pid}/task")) == 1
+    handle.kill()
+    events_until_end(warm, handle)

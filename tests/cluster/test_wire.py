@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.cluster.wire import Lines, Order, ProtocolError, decode_order, encode_order
+from elastune.core.run import Means, Place, Program, RunSpec
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+configs = st.dictionaries(st.text(), st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=5))
+
+
+@given(configs, st.integers(), st.booleans())
+def test_an_order_survives_the_wire(config: dict, seed: int, resume: bool) -> None:
+    means = Means(workers=3, mode="fast", micro_batch=7)
+    spec = RunSpec(Program(Path("a b/é.py"), "fit"), Path("/o"), config, seed, means, epochs=2, resume=resume)
+    order = Order("m:f", spec, Place(1, 3, 1, "cuda:1", False, "file:///x"), {"A": "1\n"}, "/", ["", "/x"])
+    line = encode_order(order)
+    assert line.count(b"\n") == 1
+    assert decode_order(line[:-1]) == order
+
+
+def test_numbers_keep_their_type_and_nan_its_meaning() -> None:
+    spec = RunSpec(Program(Path("p")), Path("o"), {"lr": 1.0, "n": 1, "on": True, "bad": math.nan})
+    config = decode_order(encode_order(Order("m:f", spec, Place(), {}, "/", []))).spec.config
+    assert [type(value) for value in config.values()] == [float, int, bool, float]
+    assert math.isnan(config["bad"])
+
+
+def test_what_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(TypeError, match="not JSON"):
+        encode_order(Order("m:f", RunSpec(Program(Path("p")), Path("o"), {"a": {1}}), Place(), {}, "/", []))
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line)), st.lists(st.integers(1, 30)))
+def test_lines_do_not_depend_on_how_they_arrive(lines: list[bytes], sizes: list[int]) -> None:
+    stream = b"".join(line + b"\n" for line in lines)
+    reader, found, at = Lines(20), [], 0
+    for size in [*sizes, len(stream) + 1]:
+        found += reader.feed(stream[at : at + size])
+        at += size
+    assert found == lines
+
+
+@pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 10, b"x"], [b"ok\n" + b"x" * 11 + b"\n"]])
+def test_a_line_over_the_limit_is_refused(pieces: list[bytes]) -> None:
+    reader = Lines(10)
+    with pytest.raises(ProtocolError, match="10 bytes"):
+        for piece in pieces:
+            reader.feed(piece)
+
+
+def test_a_line_at_the_limit_is_not() -> None:
+    assert Lines(10).feed(b"x" * 10 + b"\n") == [b"x" * 10]
