@@ -20,9 +20,10 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config
 from elastune.drive.calibrate import Calibration, batches_to_measure
 from elastune.drive.context import machine_context
+from elastune.drive.folders import open_out
 from elastune.drive.frontier_plan import FrontierPlan, check
 from elastune.drive.frontier_rows import Times, Yardstick, answer, hypervolumes, mark_front, row
-from elastune.drive.job import Observe, open_out
+from elastune.drive.job import Observe
 from elastune.drive.measure import Training, Trainings, key
 from elastune.drive.requests import FrontierRequest
 from elastune.drive.results import run_command

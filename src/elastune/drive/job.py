@@ -6,13 +6,13 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.drive.context import machine_context
+from elastune.drive.folders import open_out
 from elastune.drive.signals import Interrupts
 from elastune.drive.watch import Watch
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
@@ -21,7 +21,6 @@ from elastune.train.checkpoint import complete
 from elastune.train.program import load, merge
 from elastune.train.work import work
 
-JOURNAL = "journal.jsonl"
 Observe = Callable[[Record], None]
 
 
@@ -83,18 +82,6 @@ def run_here(spec: RunSpec, place: Place) -> int:
 
         keep(_started(spec))
         return work(spec, place, keep, stop.is_set)
-
-
-def open_out(out: Path, resume: bool) -> Path:
-    """The path of the journal in ``out``, made if needed. Refuses to mix a new run into an old one's folder."""
-    path = out / JOURNAL
-    if path.exists() and not resume:
-        raise UserError("--out must be a new or empty folder", out, "use another --out, or --resume to go on")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError("--out must be a folder that can be written", error, "use another --out") from None
-    return path
 
 
 def check_means(spec: RunSpec) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.drive.job import JOURNAL
+from elastune.drive.folders import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import StudyStarted, TrialFinished, TrialStarted

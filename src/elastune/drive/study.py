@@ -15,7 +15,8 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.drive.context import machine_context
-from elastune.drive.job import Observe, check_means, open_out
+from elastune.drive.folders import open_out
+from elastune.drive.job import Observe, check_means
 from elastune.drive.pool import Ended, Pool
 from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study

@@ -17,8 +17,8 @@ from elastune.mechanisms.base import Replica, flatten, float_buffers, unflatten
 class FastReplica(Replica):
     """A worker's slots run as one pass; equal to ``exact`` up to rounding for models without dropout or BatchNorm.
 
-    Buffers: BatchNorm normalises over what the worker runs in one pass. Floating-point buffers are averaged over
-    workers when a training pass ends (before evaluation and checkpoints), not at every step.
+    Buffers: BatchNorm normalises over what the worker runs in one pass. Floating-point buffers are averaged evenly
+    over workers before evaluation and checkpoints, not at every step.
     """
 
     def __init__(self, module: nn.Module, group: Group) -> None:
@@ -28,7 +28,9 @@ class FastReplica(Replica):
             device = self.params[0].device
             ids = [device] if device.type == "cuda" else None
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.13, the old name serves all versions
+                warnings.simplefilter(
+                    "ignore", FutureWarning
+                )  # renamed in torch 2.13, the old name serves all versions
                 self._ddp = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False)
             self.model = self._ddp
         self._votes = torch.zeros(1, device=group.wire)

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from elastune.core.errors import UserError
 from elastune.train.datasets import digits, mnist
 
-config = {"optimizer": "sgd", "batch_size": 100, "plain": False, "schedule": "none", "epochs": 100}
+config = {"optimizer": "sgd", "batch_size": 100, "plain": False, "schedule": "none", "epochs": 100, "double": False}
 
 
 class LeNet(nn.Module):
@@ -48,12 +48,14 @@ def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def train(session) -> None:
     config = session.config
     model = LeNet(config["plain"])
+    model = model.double() if config["double"] else model
     optimizer = optimizer_of(config["optimizer"], model)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99 if config["schedule"] == "step" else 1.0)
     model, optimizer, schedule = session.prepare(model, optimizer, schedule)
     samples = data()
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(samples, batch_size=config["batch_size"]):
+            x = x.double() if config["double"] else x
             session.backward(F.cross_entropy(model(x), y))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -1,0 +1,117 @@
+"""From a user's functions to a run or a study: what ``import elastune`` offers beside the command line."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elastune.cluster.base import Cluster
+from elastune.cluster.static import from_environment
+from elastune.core.errors import UserError
+from elastune.core.run import Config, Means, Program, RunSpec
+from elastune.drive.folders import next_folder
+from elastune.drive.job import run_here, run_job
+from elastune.drive.requests import StudyRequest
+from elastune.drive.results import Study
+from elastune.drive.study import tune as run_study
+from elastune.journal.records import RunFinished
+from elastune.search.space import Space
+
+Train = Callable[[Any], None]
+DEFAULT_SLOTS = 8
+
+
+def program_of(train: Train) -> Program:
+    """Where workers find ``train``: its file and name. Raises ``UserError`` for a function that no file defines."""
+    file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
+    name = getattr(train, "__qualname__", str(train))
+    if file is None or not Path(file).is_file() or "." in name or name == "<lambda>":
+        fix = "write it as a plain 'def' at the top level of a .py file"
+        raise UserError("workers must be able to import the training function", name, fix)
+    return Program(Path(file), name)
+
+
+def run(
+    train: Train,
+    config: Config | None = None,
+    *,
+    workers: int = 1,
+    seed: int = 0,
+    out: str | Path | None = None,
+    means: Means | None = None,
+    epochs: int | None = None,
+    resume: bool = False,
+    cluster: Cluster | None = None,
+) -> RunFinished:
+    """Run ``train(session)`` on ``workers`` local processes and return what it reached.
+
+    Under torchrun or srun this process is one of the workers they started, and ends here when its work is done. Call
+    it below ``if __name__ == "__main__":``, since workers import the file. Raises ``UserError`` and ``JobFailed``.
+    """
+    program = program_of(train)
+    place = from_environment(os.environ)
+    count = workers if place is None else place.world
+    spec = RunSpec(
+        program=program,
+        out=Path(out) if out is not None else next_folder(program.path, "run"),
+        config=dict(config or {}),
+        seed=seed,
+        means=means or Means(workers=count, num_slots=max(DEFAULT_SLOTS, count)),
+        epochs=epochs,
+        resume=resume,
+    )
+    if place is not None:
+        if out is None:
+            raise UserError("workers of a launcher need one folder", "no out", "give out=..., the same for all")
+        code = run_here(spec, place)
+        sys.stdout.flush()
+        os._exit(code)  # see comm.group.join
+    return run_job(spec, cluster=cluster)
+
+
+def tune(
+    train: Train,
+    space: Space,
+    *,
+    objectives: Mapping[str, str],
+    workers: int = 1,
+    trials: int | None = None,
+    budget_s: float | None = None,
+    constraints: Sequence[str] = (),
+    sampler: str = "auto",
+    config: Config | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    price_per_worker_hour: float = 1.0,
+    resume: bool = False,
+    cluster: Cluster | None = None,
+) -> Study:
+    """Search ``space`` for the best trade-offs among ``objectives``, on ``workers`` for all trials together.
+
+    ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism and
+    micro_batch set system parameters. At least one of ``trials`` and ``budget_s`` bounds the search.
+
+        study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
+        study.front()
+        study.pick(accuracy=0.98).command
+    """
+    program = program_of(train)
+    request = StudyRequest(
+        program=program,
+        out=Path(out) if out is not None else next_folder(program.path, "tune"),
+        objectives=dict(objectives),
+        constraints=tuple(constraints),
+        sampler=sampler,
+        trials=trials,
+        budget_s=budget_s,
+        workers=workers,
+        config=dict(config or {}),
+        seed=seed,
+        price_per_worker_hour=price_per_worker_hour,
+        resume=resume,
+    )
+    return run_study(request, space=space, cluster=cluster)
