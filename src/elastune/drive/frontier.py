@@ -19,6 +19,7 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config
 from elastune.drive.calibrate import Calibration, batches_to_measure
+from elastune.drive.command import run_command
 from elastune.drive.context import machine_context
 from elastune.drive.folders import open_out
 from elastune.drive.frontier_plan import FrontierPlan, check
@@ -26,7 +27,6 @@ from elastune.drive.frontier_rows import Times, Yardstick, answer, hypervolumes,
 from elastune.drive.job import Observe
 from elastune.drive.measure import Training, Trainings, key
 from elastune.drive.requests import FrontierRequest
-from elastune.drive.results import run_command
 from elastune.drive.signals import Interrupted, Interrupts
 from elastune.drive.study import MIRROR, check_same_study, spent_s
 from elastune.drive.trials import Pricing
@@ -317,4 +317,4 @@ class _Frontier:
 
     def _command(self, chosen: FrontierRow) -> str:
         means: dict[str, Any] = {**asdict(self._request.means), "workers": chosen.workers}
-        return run_command(str(self._request.program.path), chosen.config, means, self._request.seed)
+        return run_command(self._request.program.path, chosen.config, means, self._request.seed, self._request.epochs)

@@ -112,5 +112,6 @@ def _started(spec: RunSpec) -> RunStarted:
         seed=spec.seed,
         means=asdict(spec.means),
         context=machine_context(),
+        epochs=spec.epochs,
         resumed_step=int(found[-1].name.split("-")[1]) if found else None,
     )

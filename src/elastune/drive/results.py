@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.drive.command import run_command
 from elastune.drive.folders import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
@@ -49,6 +48,8 @@ class Study:
 
     out: Path
     program: str
+    seed: int
+    epochs: int | None
     objectives: tuple[Objective, ...]
     trials: tuple[Trial, ...]
 
@@ -63,7 +64,15 @@ class Study:
         started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
         if started is None or "objectives" not in started.settings:
             raise UserError("a study's journal must begin with its settings", out, "give the --out of elastune tune")
-        return cls(out, started.settings["program"], parse_objectives(started.settings["objectives"]), trials(entries))
+        asked = started.settings
+        return cls(
+            out=out,
+            program=str(asked["program"]),
+            seed=int(asked.get("seed", 0)),
+            epochs=asked.get("epochs"),
+            objectives=parse_objectives(asked["objectives"]),
+            trials=trials(entries),
+        )
 
     @property
     def complete(self) -> list[Trial]:
@@ -89,7 +98,7 @@ class Study:
         done = self.complete
         found = pick([t.values for t in done], self.objectives, targets=targets or None, weights=weights)
         trial = done[found.index]
-        return Picked(trial, found.reason, run_command(self.program, trial.config, trial.means))
+        return Picked(trial, found.reason, run_command(self.program, trial.config, trial.means, self.seed, self.epochs))
 
 
 def trials(entries: Sequence[Entry]) -> tuple[Trial, ...]:
@@ -111,13 +120,3 @@ def trials(entries: Sequence[Entry]) -> tuple[Trial, ...]:
         for r in (e.record for e in entries)
         if isinstance(r, TrialFinished) and r.trial in started
     )
-
-
-def run_command(program: str, config: dict[str, Any], means: dict[str, Any], seed: int = 0) -> str:
-    """The shell command that trains a configuration."""
-    words = ["elastune", "run", program, "--workers", str(means.get("workers", 1)), "--mode", means.get("mode", "fast")]
-    if means.get("micro_batch"):
-        words += ["--micro-batch", str(means["micro_batch"])]
-    for name, value in config.items():
-        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-    return shlex.join([*words, "--seed", str(seed)])

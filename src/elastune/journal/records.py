@@ -25,6 +25,7 @@ class RunStarted:
     seed: int
     means: dict[str, Any]
     context: dict[str, Any] = field(default_factory=dict)
+    epochs: int | None = None
     resumed_step: int | None = None
     kind: Literal["run_started"] = "run_started"
 

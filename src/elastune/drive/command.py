@@ -1,0 +1,52 @@
+"""The command line that trains given settings again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+FLAGS = {
+    "workers": "--workers",
+    "mode": "--mode",
+    "num_slots": "--slots",
+    "device": "--device",
+    "precision": "--precision",
+    "micro_batch": "--micro-batch",
+    "threads": "--threads",
+}
+"""Means that a command names, and their options."""
+
+DEFAULTS = {"precision": "fp32", "micro_batch": None, "threads": 1}
+"""Not worth a word in a command."""
+
+
+def run_command(
+    program: object,
+    config: Mapping[str, Any],
+    means: Mapping[str, Any],
+    seed: int | None = None,
+    epochs: int | None = None,
+) -> str:
+    """``elastune run ...`` for these settings, quoted for a POSIX shell. ``program``: a path, or ``{"path": ...}``."""
+    words = ["elastune", "run", program_path(program)]
+    for name, option in FLAGS.items():
+        if name in means and means[name] != DEFAULTS.get(name, ...):
+            words += [option, _word(means[name])]
+    for name, value in config.items():
+        words += ["--set", f"{name}={_word(value)}"]
+    if epochs is not None:
+        words += ["--epochs", str(epochs)]
+    if seed is not None:
+        words += ["--seed", str(seed)]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def program_path(program: object) -> str:
+    """The path of a program as a journal holds it: a string, or a mapping with ``path``."""
+    return str(program["path"]) if isinstance(program, Mapping) and "path" in program else str(program)
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

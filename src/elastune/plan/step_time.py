@@ -1,0 +1,194 @@
+"""How long a data-parallel step takes: a small model, fitted from a few measurements, for worker counts not at hand.
+
+Gradient: every worker runs its share of the global batch, ``base_s + per_sample_s * share``; the largest share decides.
+Reduction: a ring all-reduce, 2(W-1) messages of latency and 2(W-1)/W of the bytes over the link (Thakur, Rabenseifner,
+Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005).
+Both together: (Tg^y + Tr^y)^(1/y), y = 1 for no overlap (Qiao et al., "Pollux", OSDI 2021, section 3.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from scipy.optimize import nnls
+
+from elastune.core.errors import UserError
+from elastune.journal.records import LinkMeasured, TimesFitted
+from elastune.plan.goodput import overlapped
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step of a global batch on W equal workers in data parallel. ``overlap`` is Pollux's exponent."""
+
+    base_s: float
+    per_sample_s: float
+    latency_s: float
+    seconds_per_byte: float
+    grad_bytes: int
+    overlap: float = 1.0
+
+    def gradient_s(self, batch: int, workers: int) -> float:
+        """Seconds until the worker with the largest share has its gradient."""
+        if batch < 1 or workers < 1:
+            raise ValueError(f"a step needs batch >= 1 and workers >= 1, not {batch} and {workers}")
+        return self.base_s + self.per_sample_s * -(-batch // workers)
+
+    def reduction_s(self, workers: int) -> float:
+        """Seconds of one ring all-reduce of the gradients; 0 for a lone worker."""
+        return ring_s(self.grad_bytes, workers, self.latency_s, self.seconds_per_byte)
+
+    def step_s(self, batch: int, workers: int) -> float:
+        """Seconds of one whole step."""
+        return overlapped(self.gradient_s(batch, workers), self.reduction_s(workers), self.overlap)
+
+    def epoch_s(self, samples: int, batch: int, workers: int) -> float:
+        """Seconds of one pass over ``samples``, a smaller last batch included."""
+        full, rest = divmod(samples, batch)
+        last_s = self.step_s(rest, workers) if rest else 0.0
+        return (full * self.step_s(batch, workers) if full else 0.0) + last_s
+
+    @classmethod
+    def from_record(cls, record: TimesFitted) -> StepTime:
+        """The model that a journal holds."""
+        return cls(
+            base_s=record.base_s,
+            per_sample_s=record.per_sample_s,
+            latency_s=record.latency_s,
+            seconds_per_byte=record.seconds_per_byte,
+            grad_bytes=record.grad_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class StepObserved:
+    """A measured whole step."""
+
+    batch: int
+    workers: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReductionObserved:
+    """A measured all-reduce."""
+
+    bytes: int
+    workers: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted model, the worker counts it was fitted or checked on, and predicted over measured for held-out steps."""
+
+    model: StepTime
+    measured_workers: tuple[int, ...]
+    errors: dict[str, float]
+
+    def to_record(self) -> TimesFitted:
+        """The serialised form. It has no field for overlap, so a model with overlap is refused."""
+        if self.model.overlap != 1.0:
+            raise ValueError(f"the journal holds no overlap exponent, this model has {self.model.overlap}")
+        return TimesFitted(
+            base_s=self.model.base_s,
+            per_sample_s=self.model.per_sample_s,
+            latency_s=self.model.latency_s,
+            seconds_per_byte=self.model.seconds_per_byte,
+            grad_bytes=self.model.grad_bytes,
+            measured_workers=list(self.measured_workers),
+            errors=self.errors,
+        )
+
+
+def ring_s(size_bytes: float, workers: int, latency_s: float, seconds_per_byte: float) -> float:
+    """Seconds of one ring all-reduce (Thakur et al. 2005): 2(W-1) latency + 2(W-1)/W bytes x seconds_per_byte."""
+    return 2 * (workers - 1) * (latency_s + size_bytes * seconds_per_byte / workers)
+
+
+def fit_gradient(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """(base_s, per_sample_s) from (share, seconds) pairs; repeats of a share count once, by their median.
+
+    Least relative squared error with both parameters >= 0. From a single share only the sum can be known: it is then
+    laid on the samples (base 0), which predicts no gain from larger shares that nobody measured.
+    """
+    shares, seconds = _medians(((float(share),), time_s) for share, time_s in samples)
+    if not seconds or min(share for (share,) in shares) < 1:
+        raise UserError("the step-time model needs measured gradients", f"{len(seconds)} shares", "measure one step")
+    if len(seconds) == 1:
+        return 0.0, seconds[0] / shares[0][0]
+    return _fit_relative([(1.0, share) for (share,) in shares], seconds)
+
+
+def fit_reduction(
+    reductions: Sequence[ReductionObserved] = (), links: Sequence[LinkMeasured] = ()
+) -> tuple[float, float]:
+    """(latency_s, seconds_per_byte) of the ring model: from all-reduces, else the median over measured links.
+
+    A link tells latency and seconds a byte of a whole all-reduce at its worker count; both are divided by the ring's
+    share of them. Observations of a lone worker say nothing and are passed over; without any, reducing is free.
+    """
+    points, seconds = _medians(((float(r.bytes), float(r.workers)), r.seconds) for r in reductions if r.workers > 1)
+    if seconds:
+        rows = [(2 * (workers - 1), 2 * (workers - 1) / workers * size) for size, workers in points]
+        return _fit_relative(rows, seconds)
+    told = [link for link in links if link.workers > 1]
+    if not told:
+        return 0.0, 0.0
+    latency_s = median(max(0.0, link.latency_s) / (2 * (link.workers - 1)) for link in told)
+    per_byte = median(max(0.0, link.seconds_per_byte) * link.workers / (2 * (link.workers - 1)) for link in told)
+    return latency_s, per_byte
+
+
+def fit(
+    gradients: Sequence[tuple[int, float]],
+    grad_bytes: int,
+    reductions: Sequence[ReductionObserved] = (),
+    links: Sequence[LinkMeasured] = (),
+    held_out: Sequence[StepObserved] = (),
+) -> Fit:
+    """The model from steps of one worker, ``(share, seconds)``, and from all-reduces or measured links.
+
+    ``held_out`` steps take no part in the fit: ``errors`` tells predicted over measured for each, by its batch and
+    worker count (repeats by their median).
+    """
+    base_s, per_sample_s = fit_gradient(gradients)
+    latency_s, seconds_per_byte = fit_reduction(reductions, links)
+    model = StepTime(base_s, per_sample_s, latency_s, seconds_per_byte, grad_bytes)
+    measured = {1} | {r.workers for r in reductions} | {link.workers for link in links} | {s.workers for s in held_out}
+    return Fit(model, tuple(sorted(measured)), prediction_errors(model, held_out))
+
+
+def prediction_errors(model: StepTime, steps: Sequence[StepObserved]) -> dict[str, float]:
+    """Predicted over measured seconds, by batch and workers: 1.0 is right, 1.2 is 20 % too slow."""
+    points, seconds = _medians(((float(step.batch), float(step.workers)), step.seconds) for step in steps)
+    return {
+        f"batch {batch:.0f} on {workers:.0f} workers": model.step_s(int(batch), int(workers)) / measured
+        for (batch, workers), measured in zip(points, seconds, strict=True)
+    }
+
+
+def _medians(observed: Iterable[tuple[tuple[float, ...], float]]) -> tuple[list[tuple[float, ...]], list[float]]:
+    """Distinct points in ascending order, and the median seconds of each. Raises on times that are no times."""
+    repeats: dict[tuple[float, ...], list[float]] = defaultdict(list)
+    for point, seconds in observed:
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"a measured time is positive and finite, not {seconds}")
+        repeats[point].append(seconds)
+    points = sorted(repeats)
+    return points, [median(repeats[point]) for point in points]
+
+
+def _fit_relative(rows: Sequence[tuple[float, float]], seconds: Sequence[float]) -> tuple[float, float]:
+    """x, y >= 0 that minimise the sum of ((row . (x, y)) / seconds - 1)^2, columns scaled so that both count."""
+    design = np.asarray(rows, dtype=float) / np.asarray(seconds, dtype=float)[:, None]
+    scale = np.linalg.norm(design, axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(design / scale, np.ones(len(seconds)))
+    first, second = (solution / scale).tolist()
+    return first, second

@@ -1,0 +1,136 @@
+"""One self-contained HTML page and its PNG files, from parts; written so that a reader never sees half a file."""
+
+from __future__ import annotations
+
+import html
+import os
+import tempfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.report import interactive, static
+from elastune.report.figures import Figure
+from elastune.report.tables import Table, to_html
+
+REPORT = "report.html"
+
+# Nothing may be loaded from anywhere: the page holds all it needs, and what a journal says cannot reach out.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph. ``log``: set as the raw text of a log."""
+
+    text: str
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it, in order. ``folded`` sections open on a click."""
+
+    title: str
+    parts: tuple[Table | Note, ...]
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """``answer`` is the headline. ``state`` says how far it got; ``ended`` whether that is the end."""
+
+    kind: str
+    answer: str
+    state: str
+    ended: bool
+    figures: tuple[Figure, ...]
+    sections: tuple[Section, ...]
+    command: str = ""
+    command_note: str = ""
+
+
+def write(page: Page, out_dir: Path) -> Path:
+    """Write ``report.html`` and one PNG a figure into ``out_dir``; the path of the page.
+
+    Each file appears whole or not at all. Raises ``UserError`` where the folder cannot be written.
+    """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for figure in page.figures:
+            _replace(out_dir / f"{figure.name}.png", static.png(figure))
+        target = out_dir / REPORT
+        _replace(target, render(page).encode())
+    except OSError as error:
+        rule = "the report's folder must be writable"
+        raise UserError(rule, f"{out_dir}: {error.strerror}", "free space or choose another folder") from None
+    return target
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Every string is escaped here or where its part is rendered."""
+    style = files("elastune.report").joinpath("page.css").read_text()
+    script = f"<script>{interactive.script()}</script>" if page.figures else ""
+    command = f"<div class=command>{html.escape(page.command)}</div>" if page.command else ""
+    if page.command_note and page.command:
+        command = f"<p class=note>{html.escape(page.command_note)}</p>{command}"
+    body = "\n".join([*map(_figure, page.figures), *map(_section, page.sections)])
+    return f"""<!doctype html>
+<html lang=en>
+<head>
+<meta charset=utf-8>
+<meta http-equiv=Content-Security-Policy content="{POLICY}">
+<meta name=viewport content="width=device-width, initial-scale=1">
+<title>elastune: {html.escape(page.answer)}</title>
+<style>{style}</style>
+{script}
+</head>
+<body>
+<header>
+<p class=kind>elastune · {html.escape(page.kind)}</p>
+<h1>{html.escape(page.answer)}</h1>
+<p class="state{"" if page.ended else " open"}">{html.escape(page.state)}</p>
+{command}
+</header>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _figure(figure: Figure) -> str:
+    caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>" if figure.caption else ""
+    return f"<figure><h2>{html.escape(figure.title)}</h2>{interactive.div(figure)}{caption}</figure>"
+
+
+def _section(section: Section) -> str:
+    parts = "\n".join(_part(part, section.title) for part in section.parts)
+    title = html.escape(section.title)
+    if section.folded:
+        return f"<section><details><summary>{title}</summary>{parts}</details></section>"
+    return f"<section><h2>{title}</h2>{parts}</section>"
+
+
+def _part(part: Table | Note, heading: str) -> str:
+    """One part; a table under another heading than its own title says its title."""
+    if isinstance(part, Table):
+        own = "" if part.title == heading else f"<h3>{html.escape(part.title)}</h3>"
+        return own + to_html(part)
+    if part.log:
+        return f"<pre class=log>{html.escape(part.text)}</pre>"
+    return f"<p>{html.escape(part.text)}</p>"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

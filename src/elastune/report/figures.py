@@ -1,0 +1,155 @@
+"""What a figure shows, as data: both renderers draw the same numbers from these."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+Marker = Literal["circle", "square", "diamond", "ring"]
+Line = Literal["solid", "dotted", "steps"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its label with the unit, its scale, and its ticks (empty: chosen to fit)."""
+
+    label: str
+    log: bool = False
+    ticks: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one meaning. Optional tuples are empty or as long as ``x``.
+
+    A ``y`` of None is a point without a value (it diverged, it failed): a cross on the lower edge. ``error`` holds
+    half-widths. ``hollow`` points are modelled, not measured; lines that lead to one are dashed. ``labels`` show on
+    hover, ``inside`` stands within the marker. ``faint`` series stay behind the others.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    color: str
+    marker: Marker | None = "circle"
+    line: Line | None = None
+    error: tuple[float | None, ...] = ()
+    hollow: tuple[bool, ...] = ()
+    labels: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    faint: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("y", "error", "hollow", "labels", "inside"):
+            length = len(getattr(self, name))
+            if length != len(self.x) and (length or name == "y"):
+                raise ValueError(f"series {self.name!r} has {len(self.x)} points but {length} of {name}")
+
+    def is_hollow(self, i: int) -> bool:
+        """Whether point ``i`` is modelled."""
+        return bool(self.hollow) and self.hollow[i]
+
+    def half_width(self, i: int) -> float:
+        """Half-width of the error bar of point ``i``; 0 where it has none."""
+        return (self.error[i] or 0.0) if self.error else 0.0
+
+    def pieces(self) -> list[tuple[list[int], bool]]:
+        """The line in pieces of one style: the points each joins, in order, and whether it is dashed."""
+        pieces: list[tuple[list[int], bool]] = []
+        for i, j in pairwise(i for i, y in enumerate(self.y) if y is not None):
+            dashed = self.is_hollow(i) or self.is_hollow(j)
+            if pieces and pieces[-1][1] == dashed:
+                pieces[-1][0].append(j)
+            else:
+                pieces.append(([i, j], dashed))
+        return pieces
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line, such as a target; the legend names it."""
+
+    y: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes and what lies in it."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    levels: tuple[Level, ...] = ()
+
+    def x_range(self) -> tuple[float, float]:
+        """What the x axis covers."""
+        values = [x for series in self.series for x in series.x]
+        return _padded([*values, *self.x.ticks], self.x.log, 0.07)
+
+    def y_range(self) -> tuple[float, float]:
+        """What the y axis covers: every point and level; error bars up to half the points' own span beyond them.
+
+        A wild interval of three seeds would otherwise press everything else flat.
+        """
+        points = [y for series in self.series for y in series.y if y is not None]
+        levels = [level.y for level in self.levels]
+        low, high = min(points + levels, default=0.0), max(points + levels, default=1.0)
+        reach = (high - low) / 2 or abs(high) / 2
+        for series in self.series:
+            for i, y in enumerate(series.y):
+                if y is not None and (half := series.half_width(i)):
+                    points += [max(y - half, low - reach), min(y + half, high + reach)]
+        return _padded(points + levels, self.y.log, 0.08)
+
+    def floor(self) -> float:
+        """Where points without a value are drawn."""
+        low, high = self.y_range()
+        return low * (high / low) ** 0.035 if self.y.log else low + (high - low) * 0.035
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels side by side under one title. ``name`` is also the stem of its file."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    caption: str = ""
+
+    @property
+    def needs_legend(self) -> bool:
+        """Whether anything must be told apart that the axes do not name."""
+        return any(len(panel.series) + len(panel.levels) > 1 for panel in self.panels)
+
+    @property
+    def has_hollow(self) -> bool:
+        """Whether any point is modelled."""
+        return any(any(series.hollow) for panel in self.panels for series in panel.series)
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Round values in [low, high], low > 0, the fewer of each decade the more decades there are."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    decades = math.log10(high / low)
+    steps = (1, 1.5, 2, 3, 4, 5, 7) if decades <= 1 else (1, 2, 5) if decades <= 3 else (1,)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    if len(inside) >= 2:
+        return tuple(inside)
+    middle = math.sqrt(low * high)
+    return tuple(float(f"{value:.3g}") for value in (low * 1.02, middle, high * 0.98))
+
+
+def _padded(values: list[float], log: bool, share: float) -> tuple[float, float]:
+    if log:
+        values = [value for value in values if value > 0]
+        low, high = min(values, default=1.0), max(values, default=1.0)
+        pad = max((high / low) ** share, 1.15)
+        return low / pad, high * pad
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    pad = (high - low) * share or abs(high) * share or 1.0
+    return low - pad, high + pad

@@ -1,0 +1,178 @@
+"""What a journal tells, gathered by its subject: one run, or one study with its trials. Adds nothing of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from elastune.journal.entry import Entry
+from elastune.journal.records import (
+    FrontierFound,
+    Reported,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StudyFinished,
+    StudyStarted,
+    TimesFitted,
+    TrialFinished,
+    TrialReported,
+    TrialStarted,
+)
+from elastune.search.front import nondominated
+from elastune.search.objective import Floats
+
+
+@dataclass(frozen=True)
+class RunStory:
+    """One run: how it (last) started, its reports in order, and its end if it has one."""
+
+    started: RunStarted
+    reports: tuple[Reported, ...] = ()
+    finished: RunFinished | None = None
+    failed: RunFailed | None = None
+
+
+@dataclass(frozen=True)
+class TrialStory:
+    """One trial. ``started`` is None where it was rejected unseen, ``finished`` where it has not ended."""
+
+    trial: int
+    started: TrialStarted | None = None
+    finished: TrialFinished | None = None
+    reports: tuple[Reported, ...] = ()
+
+    @property
+    def phase(self) -> str:
+        return self.started.phase if self.started else "search"
+
+    @property
+    def complete(self) -> bool:
+        return self.finished is not None and self.finished.state == "complete"
+
+    def value(self, name: str) -> float | None:
+        """Its objective or, failing that, its metric ``name``; None unless it is complete and has one."""
+        if self.finished is None or not self.complete:
+            return None
+        return self.finished.values.get(name, self.finished.metrics.get(name))
+
+
+@dataclass(frozen=True)
+class StudyStory:
+    """One study or frontier: its request, its trials in the order they started, and what it found."""
+
+    started: StudyStarted
+    trials: tuple[TrialStory, ...] = ()
+    times: TimesFitted | None = None
+    found: FrontierFound | None = None
+    finished: StudyFinished | None = None
+    order: tuple[int, ...] = field(default=())
+    """Trials in the order they ended."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.started.settings
+
+    @property
+    def is_frontier(self) -> bool:
+        return self.found is not None or self.settings.get("kind") == "frontier"
+
+    @property
+    def objectives(self) -> dict[str, str]:
+        """Name -> "max" or "min", as requested or, for a frontier, as found."""
+        asked = self.settings.get("objectives")
+        if isinstance(asked, dict) and asked:
+            return {str(name): "min" if str(way).startswith("min") else "max" for name, way in asked.items()}
+        return {self.found.quality: self.found.direction} if self.found else {}
+
+    @property
+    def ended(self) -> tuple[TrialStory, ...]:
+        """Trials that ended, in the order they did."""
+        by_number = {story.trial: story for story in self.trials}
+        return tuple(by_number[trial] for trial in self.order)
+
+
+def gather_run(entries: Iterable[Entry]) -> RunStory | None:
+    """The run in ``entries``, or None. A resumed run takes back what it reported beyond the step it resumed from."""
+    story: RunStory | None = None
+    reports: list[Reported] = []
+    for entry in entries:
+        match entry.record:
+            case RunStarted() as started:
+                kept = started.resumed_step if started.resumed_step is not None else -1
+                reports = [report for report in reports if report.step <= kept]
+                story = RunStory(started)
+            case Reported() as report:
+                reports.append(report)
+            case RunFinished() as finished if story:
+                story = replace(story, finished=finished)
+            case RunFailed() as failed if story:
+                story = replace(story, failed=failed)
+            case _:
+                pass
+    return replace(story, reports=tuple(reports)) if story else None
+
+
+def gather_study(entries: Iterable[Entry]) -> StudyStory | None:
+    """The study in ``entries``, or None. Where it was resumed, its newest request counts and it goes on."""
+    story: StudyStory | None = None
+    started: dict[int, TrialStarted | None] = {}
+    finished: dict[int, TrialFinished] = {}
+    reports: dict[int, list[Reported]] = {}
+    for entry in entries:
+        match entry.record:
+            case StudyStarted() as request:
+                story = replace(story, started=request, finished=None) if story else StudyStory(request)
+            case TrialStarted() as trial:
+                started[trial.trial] = trial
+                finished.pop(trial.trial, None)
+                reports[trial.trial] = []
+            case TrialReported() as reported:
+                reports.setdefault(reported.trial, []).append(reported.report)
+            case TrialFinished() as ended:
+                started.setdefault(ended.trial, None)
+                finished.pop(ended.trial, None)
+                finished[ended.trial] = ended
+            case TimesFitted() as times if story:
+                story = replace(story, times=times)
+            case FrontierFound() as found if story:
+                story = replace(story, found=found)
+            case StudyFinished() as end if story:
+                story = replace(story, finished=end)
+            case _:
+                pass
+    if story is None:
+        return None
+    trials = (
+        TrialStory(number, begun, finished.get(number), tuple(reports.get(number, ())))
+        for number, begun in started.items()
+    )
+    return replace(story, trials=tuple(trials), order=tuple(finished))
+
+
+def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str]) -> tuple[list[TrialStory], Floats]:
+    """The trials with a finite value of every objective, and these values where smaller is better, shape (n, k)."""
+    valued: list[TrialStory] = []
+    rows: list[list[float]] = []
+    for trial in trials:
+        row = [
+            (-1.0 if way == "max" else 1.0) * value
+            for name, way in objectives.items()
+            if (value := trial.value(name)) is not None and math.isfinite(value)
+        ]
+        if len(row) == len(objectives):
+            valued.append(trial)
+            rows.append(row)
+    return valued, np.array(rows, dtype=float).reshape(len(rows), len(objectives))
+
+
+def front_trials(study: StudyStory) -> tuple[int, ...]:
+    """Numbers of the complete search trials that no other one dominates; empty without objectives."""
+    if not study.objectives:
+        return ()
+    trials, points = oriented_values((t for t in study.trials if t.phase == "search"), study.objectives)
+    return tuple(trial.trial for trial, on in zip(trials, nondominated(points), strict=True) if on)

@@ -1,0 +1,193 @@
+"""A figure as HTML that can be zoomed and hovered, drawn by Plotly; its script is inlined once by the page."""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+from plotly.subplots import make_subplots
+
+from elastune.report import palette
+from elastune.report.figures import Axis, Figure, Marker, Panel, Series, log_ticks
+from elastune.report.text import number
+
+SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
+COLUMNS = 3
+PANEL_HEIGHT_PX = 360
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def script() -> str:
+    """Plotly's own JavaScript, to stand once in a page before any ``div``."""
+    return str(get_plotlyjs())
+
+
+def div(figure: Figure) -> str:
+    """``figure`` as an HTML fragment. Everything that came from a journal is escaped."""
+    columns = min(COLUMNS, len(figure.panels))
+    rows = math.ceil(len(figure.panels) / columns)
+    plot = make_subplots(
+        rows=rows,
+        cols=columns,
+        subplot_titles=[_escaped(panel.title) for panel in figure.panels],
+        horizontal_spacing=0.11 if columns > 1 else 0.0,
+        vertical_spacing=0.18 if rows > 1 else 0.0,
+    )
+    named: set[str] = set()
+    for place, panel in enumerate(figure.panels):
+        _draw(plot, panel, place // columns + 1, place % columns + 1, named)
+    plot.update_layout(
+        height=PANEL_HEIGHT_PX * rows + 90,
+        margin={"l": 70, "r": 25, "t": 45, "b": 60},
+        template="none",
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        font={"family": FONT, "color": palette.INK, "size": 13},
+        showlegend=figure.needs_legend,
+        legend={"orientation": "h", "yanchor": "top", "y": -0.16 / rows, "x": 0.5, "xanchor": "center"},
+        hoverlabel={"bgcolor": "white", "font": {"color": palette.INK}},
+    )
+    if figure.has_hollow:
+        plot.add_trace(_hollow_key(), row=1, col=1)
+    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d"]}
+    return str(plot.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure-{figure.name}", config=config))
+
+
+def _draw(plot: go.Figure, panel: Panel, row: int, col: int, named: set[str]) -> None:
+    for series in panel.series:
+        if not series.x:
+            continue
+        for trace in _traces(series, panel.floor(), show=series.name not in named):
+            plot.add_trace(trace, row=row, col=col)
+        named.add(series.name)
+    for level in panel.levels:
+        line = {"color": palette.INK, "width": 1, "dash": "dot"}
+        ends = list(panel.x_range())
+        told = {"name": _escaped(level.name), "legendgroup": level.name, "showlegend": level.name not in named}
+        trace = go.Scatter(x=ends, y=[level.y] * 2, mode="lines", line=line, hoverinfo="skip", **told)
+        plot.add_trace(trace, row=row, col=col)
+        named.add(level.name)
+    plot.update_xaxes(_axis(panel.x, panel.x_range()), row=row, col=col)
+    plot.update_yaxes(_axis(panel.y, panel.y_range()), row=row, col=col)
+
+
+def _traces(series: Series, floor: float, show: bool) -> list[go.Scatter]:
+    """The line's pieces, the points, the crosses; the points (else the first there is) stand in the legend."""
+    shared: dict[str, Any] = {"name": _escaped(series.name), "legendgroup": series.name, "showlegend": False}
+    lines = _lines(series, shared)
+    valued = [i for i, y in enumerate(series.y) if y is not None]
+    missing = [i for i, y in enumerate(series.y) if y is None]
+    points = [_points(series, series.marker, valued, shared)] if series.marker and valued else []
+    crosses = [_crosses(series, missing, floor, shared)] if missing else []
+    for speaker in (*points, *lines, *crosses)[:1]:
+        speaker.showlegend = show
+    return [*lines, *points, *crosses]
+
+
+def _crosses(series: Series, points: list[int], floor: float, shared: dict[str, Any]) -> go.Scatter:
+    return go.Scatter(
+        x=[series.x[i] for i in points],
+        y=[floor] * len(points),
+        mode="markers",
+        marker={"symbol": "x-thin", "size": 9, "line": {"width": 2, "color": series.color}},
+        hovertext=_hover(series, points),
+        hoverinfo="text",
+        **shared,
+    )
+
+
+def _lines(series: Series, shared: dict[str, Any]) -> list[go.Scatter]:
+    if series.line is None:
+        return []
+    style = {"color": series.color, "width": 2, "shape": "hv" if series.line == "steps" else "linear"}
+    pieces: dict[bool, tuple[list[float | None], list[float | None]]] = {}
+    for points, dashed in series.pieces():
+        xs, ys = pieces.setdefault(dashed, ([], []))
+        xs += [*(series.x[i] for i in points), None]
+        ys += [*(series.y[i] for i in points), None]
+    plain_dash = "dot" if series.line == "dotted" else "solid"
+    return [
+        go.Scatter(
+            x=xs,
+            y=ys,
+            mode="lines",
+            line={**style, "dash": "dash" if dashed else plain_dash},
+            hoverinfo="skip",
+            **shared,
+        )
+        for dashed, (xs, ys) in sorted(pieces.items(), reverse=True)
+    ]
+
+
+def _points(series: Series, shape: Marker, points: list[int], shared: dict[str, Any]) -> go.Scatter:
+    ring = shape == "ring"
+    symbol = SYMBOLS[shape]
+    error = [series.half_width(i) for i in points]
+    return go.Scatter(
+        x=[series.x[i] for i in points],
+        y=[series.y[i] for i in points],
+        error_y={"type": "data", "array": error, "color": series.color, "thickness": 1.3, "visible": any(error)},
+        mode="markers+text" if series.inside else "markers",
+        text=[_escaped(series.inside[i]) for i in points] if series.inside else None,
+        textfont={
+            "size": 11,
+            "weight": "bold",
+            "color": [series.color if series.is_hollow(i) else "white" for i in points],
+        },
+        marker={
+            "symbol": [f"{symbol}-open" if ring else symbol for _ in points],
+            "size": 25 if ring else 18 if series.inside else 6 if series.faint else 9,
+            "color": [series.color if ring or not series.is_hollow(i) else "white" for i in points],
+            "opacity": 0.55 if series.faint else 1.0,
+            "line": {
+                "width": [2.5 if ring else 2 if series.is_hollow(i) else 1 for i in points],
+                "color": [series.color if ring or series.is_hollow(i) else "white" for i in points],
+            },
+        },
+        hovertext=_hover(series, points),
+        hoverinfo="text",
+        **shared,
+    )
+
+
+def _hover(series: Series, points: list[int]) -> list[str]:
+    if not series.labels:
+        return [f"{_escaped(series.name)}: {number(series.y[i])}" for i in points]
+    return ["<br>".join(map(_escaped, series.labels[i].split("; "))) for i in points]
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def _hollow_key() -> go.Scatter:
+    return go.Scatter(
+        x=[None],
+        y=[None],
+        mode="lines+markers",
+        name="hollow, dashed: modelled time",
+        line={"color": palette.QUIET, "dash": "dash"},
+        marker={"color": "white", "size": 9, "line": {"width": 2, "color": palette.QUIET}},
+    )
+
+
+def _axis(axis: Axis, limits: tuple[float, float]) -> dict[str, Any]:
+    low, high = (math.log10(limits[0]), math.log10(limits[1])) if axis.log else limits
+    drawn: dict[str, Any] = {
+        "title": {"text": _escaped(axis.label), "standoff": 8},
+        "type": "log" if axis.log else "linear",
+        "range": [low, high],
+        "gridcolor": palette.GRID,
+        "linecolor": palette.QUIET,
+        "showline": True,
+        "zeroline": False,
+        "ticks": "outside",
+        "tickcolor": palette.QUIET,
+    }
+    ticks = axis.ticks or (log_ticks(*limits) if axis.log else ())
+    if ticks:
+        drawn |= {"tickmode": "array", "tickvals": list(ticks), "ticktext": [number(tick) for tick in ticks]}
+    return drawn

@@ -1,0 +1,239 @@
+"""What stands in the report of a run, a study and a frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.drive.command import program_path, run_command
+from elastune.journal.entry import Entry
+from elastune.journal.reader import read
+from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
+from elastune.report import frontier_figures, study_figures, tables
+from elastune.report.document import Note, Page, Section, write
+from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
+from elastune.report.tables import Table
+from elastune.report.text import count, duration, flat, number, plain
+
+JOURNAL = "journal.jsonl"
+
+
+def write_report(out: Path) -> Path:
+    """The report of whatever ``out/journal.jsonl`` holds; the path of ``report.html``, written beside the journal.
+
+    A journal that has no end yet gives a report that says so. Raises ``UserError`` where there is no journal, a line of
+    it is no record, or nothing was started in it.
+    """
+    entries = read(Path(out) / JOURNAL)
+    return _writer(entries, Path(out))(entries, Path(out))
+
+
+def write_run_report(entries: Sequence[Entry], out_dir: Path) -> Path:
+    """The report of the run in ``entries``."""
+    run = gather_run(entries)
+    if run is None:
+        raise _nothing("run", out_dir)
+    return write(run_page(run), out_dir)
+
+
+def write_study_report(entries: Sequence[Entry], out_dir: Path) -> Path:
+    """The report of the study in ``entries``."""
+    study = gather_study(entries)
+    if study is None:
+        raise _nothing("study", out_dir)
+    return write(study_page(study), out_dir)
+
+
+def write_frontier_report(entries: Sequence[Entry], out_dir: Path) -> Path:
+    """The report of the frontier in ``entries``."""
+    study = gather_study(entries)
+    if study is None:
+        raise _nothing("frontier", out_dir)
+    return write(frontier_page(study), out_dir)
+
+
+def run_page(run: RunStory) -> Page:
+    """The page of one run."""
+    name = Path(plain(run.started.program)).name
+    workers = run.started.means.get("workers", 1)
+    on = count(workers, "worker") if isinstance(workers, int) else "its workers"
+    end = run.finished
+    if end:
+        metrics = ", ".join(f"{plain(key, 40)} {number(value)}" for key, value in end.metrics.items())
+        after = f"in {duration(end.seconds)} and {count(end.steps, 'step')} on {count(end.workers, 'worker')}"
+        answer, state = f"{name} reached {metrics or 'its end'} {after}.", "finished"
+    elif run.failed:
+        answer = f"{name} failed on {on}: {plain(run.failed.detail, 160)}"
+        state = f"failed: {run.failed.reason.replace('_', ' ')}, worker {run.failed.rank}"
+    else:
+        steps = run.reports[-1].step if run.reports else 0
+        answer = f"{name} on {on}: {count(steps, 'step')} reported so far."
+        state = "unfinished: it runs on, or was ended from outside"
+    sections = [Section("The run", (tables.run_table(run),))]
+    reports = tables.reports_table(run)
+    if reports.rows:
+        sections.append(Section(reports.title, (reports,), folded=True))
+    if run.failed and run.failed.log:
+        sections.append(Section("The worker's log", (Note(run.failed.log, log=True),)))
+    sections.append(Section("How it was measured", _how(run.started.context)))
+    curves = study_figures.curves(run)
+    started = run.started
+    return Page(
+        kind="run",
+        answer=answer,
+        state=state,
+        ended=end is not None,
+        figures=(curves,) if curves else (),
+        sections=tuple(sections),
+        command=run_command(started.program, started.config, started.means, started.seed, started.epochs),
+        command_note="These settings again:",
+    )
+
+
+def study_page(study: StudyStory) -> Page:
+    """The page of a study."""
+    best = front_trials(study)
+    figures = (study_figures.study_front(study, best), study_figures.history(study))
+    top = _top(study, best)
+    front = tables.front_table(study, best)
+    sections = [Section(front.title, (front,))]
+    return Page(
+        kind="study",
+        answer=_study_answer(study, top, len(best)),
+        state=_study_state(study),
+        ended=study.finished is not None,
+        figures=tuple(figure for figure in figures if figure),
+        sections=(*sections, *_study_sections(study)),
+        command=_trial_command(study, top),
+        command_note=f"Trains the best trial by {_first(study)} again:",
+    )
+
+
+def frontier_page(study: StudyStory) -> Page:
+    """The page of a frontier; without its answer yet, what there is."""
+    found = study.found
+    if found is None:
+        page = study_page(study)
+        words = "No frontier yet: it was not finished." if study.finished is None else "No frontier was found."
+        sections = page.sections if study.objectives else page.sections[1:]
+        return Page("frontier", f"{words} {page.answer}", page.state, page.ended, page.figures, sections, page.command)
+    history = study_figures.history(study)
+    figures = [frontier_figures.tradeoff(found), frontier_figures.front(found)] if found.rows else []
+    naive, tuned = number(found.hypervolume_naive), number(found.hypervolume_tuned)
+    covered = f"Hypervolume of the front: {tuned} tuned, {naive} by the naive rule (more is better)."
+    return Page(
+        kind="frontier",
+        answer=plain(found.answer, 600),
+        state=_study_state(study),
+        ended=study.finished is not None,
+        figures=tuple(figures + ([history] if history else [])),
+        sections=(
+            Section("The frontier", (tables.frontier_table(found), Note(covered))),
+            *_study_sections(study, found),
+        ),
+        command=plain(found.command, 4000),
+        command_note="Trains the pick:",
+    )
+
+
+def _study_sections(study: StudyStory, found: FrontierFound | None = None) -> list[Section]:
+    sections = [Section("How it was measured", _how(study.started.context, study, found))]
+    failures = tables.failures_table(study)
+    if failures.rows:
+        sections.insert(0, Section(failures.title, (failures,)))
+    trials = tables.trials_table(study)
+    return [*sections, Section(trials.title, (trials,), folded=True)]
+
+
+def _how(
+    context: Mapping[str, Any], study: StudyStory | None = None, found: FrontierFound | None = None
+) -> tuple[Table | Note, ...]:
+    """Words on the method, the request, the step-time model and the machine."""
+    parts: list[Table | Note] = []
+    if found and found.rows:
+        parts.append(Note(_method(found)))
+    if study and study.times:
+        parts.append(tables.times_table(study.times))
+    if study:
+        asked = flat({**study.settings, "program": program_path(study.settings.get("program", "–"))})
+        parts.append(Table("The request", ("asked for", "value"), tuple(asked.items())))
+    if context:
+        parts.append(tables.context_table(context))
+    return tuple(parts) or (Note("The journal holds no context."),)
+
+
+def _method(found: FrontierFound) -> str:
+    quality = plain(found.quality, 40)
+    held_out = all(row.held_out for row in found.rows)
+    data = "data that the search never saw" if held_out else "validation data where marked, else data held out"
+    seeds = sorted({row.seeds for row in found.rows})
+    spread = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    modelled = [row.workers for row in found.rows if row.seconds_label == "modelled"]
+    words = (
+        f"{quality} is the mean over {spread} seeds on {data}; ± is the half-width of its 95 % confidence interval "
+        "(Student's t). Quality is always measured: the samples and sums of a step do not depend on the worker count. "
+    )
+    if modelled:
+        counts = ", ".join(map(str, sorted(set(modelled))))
+        return words + f"Times are measured here, or modelled where labelled so ({counts} workers): steps × step time."
+    return words + "All times are measured here."
+
+
+def _study_answer(study: StudyStory, top: TrialStory | None, on_front: int) -> str:
+    told = f"{count(len(study.ended), 'trial')} ended"
+    if top is None:
+        return f"No trial has a result; {told}."
+    name = _first(study)
+    reached = ", ".join(f"{plain(key, 40)} {number(top.value(key))}" for key in study.objectives)
+    front = f" {count(on_front, 'point')} on the front." if len(study.objectives) > 1 else ""
+    return f"Best {name}: trial {top.trial} with {reached}; {told}.{front}"
+
+
+def _study_state(study: StudyStory) -> str:
+    if study.finished is None:
+        return f"unfinished: {count(len(study.ended), 'trial')} ended so far"
+    return f"finished after {duration(study.finished.seconds)}: {plain(study.finished.reason)}"
+
+
+def _top(study: StudyStory, best: Sequence[int]) -> TrialStory | None:
+    """Of the front, the trial that is best in the first objective."""
+    on_front = [trial for trial in study.trials if trial.trial in set(best)]
+    if not on_front:
+        return None
+    name = next(iter(study.objectives))
+    sign = 1.0 if study.objectives[name] == "max" else -1.0
+    return max(on_front, key=lambda trial: sign * (trial.value(name) or 0.0))
+
+
+def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
+    if trial is None or trial.started is None:
+        return ""
+    epochs = study.settings.get("epochs")
+    started = trial.started
+    return run_command(
+        study.settings.get("program", "PROGRAM"),
+        started.config,
+        started.means,
+        started.seed,
+        epochs if isinstance(epochs, int) else None,
+    )
+
+
+def _first(study: StudyStory) -> str:
+    return plain(next(iter(study.objectives), "the first objective"), 40)
+
+
+def _writer(entries: Sequence[Entry], out: Path) -> Callable[[Sequence[Entry], Path], Path]:
+    for entry in entries:
+        if isinstance(entry.record, StudyStarted):
+            frontier = entry.record.settings.get("kind") == "frontier"
+            return write_frontier_report if frontier else write_study_report
+        if isinstance(entry.record, RunStarted):
+            return write_run_report
+    raise _nothing("run or study", out)
+
+
+def _nothing(what: str, out: Path) -> UserError:
+    return UserError(f"a journal must hold the start of a {what}", out, "run one with this output folder first")

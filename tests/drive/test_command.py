@@ -1,0 +1,24 @@
+"""The command that trains settings again."""
+
+from __future__ import annotations
+
+from elastune.drive.command import run_command
+
+
+def test_command_names_what_decides_the_result():
+    means = {"workers": 2, "mode": "exact", "mechanism": "ddp", "num_slots": 8, "device": "cpu", "micro_batch": None}
+    config = {"lr": 0.05, "name": "a b", "widths": [8, 16], "flag": True}
+    assert run_command({"path": "my file.py"}, config, means, 3, 2) == (
+        "elastune run 'my file.py' --workers 2 --mode exact --slots 8 --device cpu --set lr=0.05 --set 'name=a b' "
+        "--set 'widths=[8, 16]' --set flag=true --epochs 2 --seed 3"
+    )
+    means = {"precision": "bf16", "micro_batch": 4, "threads": 2}
+    assert run_command("f.py", {}, means) == "elastune run f.py --precision bf16 --micro-batch 4 --threads 2"
+
+
+def test_command_keeps_every_digit():
+    assert "lr=0.08144886973076099" in run_command("f.py", {"lr": 0.08144886973076099}, {})
+
+
+def test_command_cannot_smuggle_a_second_one():
+    assert run_command("f.py; rm -rf x", {"a": "$(id)"}, {}) == "elastune run 'f.py; rm -rf x' --set 'a=$(id)'"
