@@ -155,11 +155,15 @@ def hypervolumes(rows: Sequence[FrontierRow], by: Yardstick) -> tuple[float, flo
 
 
 def falls(base: FrontierRow, other: FrontierRow, by: Yardstick) -> bool:
-    """Whether ``other`` diverges, or is worse than ``base`` by more than the confidence interval of the difference."""
-    if other.diverged > other.seeds:
+    """Whether quality pays: most seeds diverge, the target is missed, or it is significantly worse than ``base``.
+
+    Significantly: by more than the 95 % confidence interval of the difference of the means.
+    """
+    if other.diverged > other.seeds or not by.reaches(other.quality):
         return True
     margin = math.hypot(base.ci or 0.0, other.ci or 0.0)
-    return by.better(base.quality, other.quality) and abs(base.quality - other.quality) > margin
+    worse = by.better(base.quality, other.quality) and abs(base.quality - other.quality) > margin
+    return worse and by.target is None
 
 
 def answer(rows: Sequence[FrontierRow], counts: Sequence[int], by: Yardstick) -> str:
@@ -171,7 +175,9 @@ def answer(rows: Sequence[FrontierRow], counts: Sequence[int], by: Yardstick) ->
         return f"The program's own settings diverged at {_workers(counts[0])}: there is nothing to scale yet."
     name = by.quality.name
     paying = next((w for w in counts if w not in naive or falls(base, naive[w], by)), None)
-    if paying is None:
+    if not by.reaches(base.quality):
+        first = f"The program's own settings miss the target {by.target:g} at {_workers(counts[0])}: {_value(base)}."
+    elif paying is None:
         first = f"With the naive rule (batch and lr x workers) {name} holds up to {_workers(counts[-1])}"
         first += f" ({_value(naive[counts[-1]])} against {_value(base)})."
     else:
@@ -181,11 +187,12 @@ def answer(rows: Sequence[FrontierRow], counts: Sequence[int], by: Yardstick) ->
     held = [w for w in counts if w in tuned and not falls(base, tuned[w], by)]
     if not held:
         return f"{first} No settings that hold it were found; search longer."
-    best = tuned[held[-1]]
+    best = min((tuned[w] for w in held), key=lambda r: r.seconds)
     gain = base.seconds / best.seconds
     return (
-        f"{first} Tuned settings hold it up to {_workers(best.workers)} ({_value(best)}; batch {best.batch_size}, "
-        f"lr {best.lr:.3g}), {gain:.3g} times as fast as {_workers(base.workers)} with the program's own settings."
+        f"{first} Tuned settings hold it up to {_workers(held[-1])} and are fastest on {best.workers} "
+        f"({_value(best)}; batch {best.batch_size}, lr {best.lr:.3g}): {gain:.3g} times as fast as "
+        f"{_workers(base.workers)} with the program's own settings."
     )
 
 

@@ -89,7 +89,8 @@ class JournalWriter:
 
 
 def _lock_path(path: Path) -> Path:
-    return path.resolve().with_name(path.name + ".lock")
+    real = path.resolve()
+    return real.with_name(real.name + ".lock")
 
 
 def _acquire(path: Path) -> int:

@@ -1,0 +1,59 @@
+"""The command line: its commands, and how every error becomes one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import typer
+
+from elastune.cli.doctor import doctor
+from elastune.cli.report import report
+from elastune.cli.run import run
+from elastune.cli.search import frontier, tune
+from elastune.core.errors import UserError
+
+OK, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+# What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
+_BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
+
+app = typer.Typer(
+    name="elastune",
+    help="Train and tune PyTorch models on a changing set of workers, so that accuracy never pays for scale.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (run, tune, frontier, report, doctor):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Exit codes: 0 done, 1 a run failed, 2 wrong input (one line says which), 130 interrupted."""
+    try:
+        code = app(args=None if arguments is None else list(arguments), prog_name="elastune", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or OK)
+    except UserError as error:
+        return _tell(str(error), WRONG)
+    except _BadUsage as error:
+        message = getattr(error, "format_message", error.__str__)()
+        if not message:  # no command was named: the help was shown
+            return WRONG
+        context = getattr(error, "ctx", None)
+        path = getattr(context, "command_path", "elastune")
+        return _tell(f"{message.rstrip('.')}: see '{path} --help'", WRONG)
+    except (KeyboardInterrupt, typer.Abort):
+        return _tell("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+        return FAILED
+    except OSError as error:
+        return _tell(f"the system refused (got {error}): check the path, its permissions and free space", WRONG)
+
+
+def _tell(message: str, code: int) -> int:
+    print(f"elastune: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,40 @@
+"""The options that commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder for journal, logs and report. [default: the next free elastune-out/NAME-COMMAND-N]"),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a value of the program's config.")
+]
+Data = Annotated[Path | None, typer.Option(help="Folder of data sets, instead of $ELASTUNE_DATA.")]
+Epochs = Annotated[int | None, typer.Option(help="Override what the program asks of session.epochs.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Mode = Annotated[str, typer.Option(help="exact: the same weights for any worker count; fast: equal within rounding.")]
+Slots = Annotated[
+    int | None, typer.Option(help="Shares that a batch is cut into. [default: 8, or more for more workers]")
+]
+MicroBatch = Annotated[int | None, typer.Option(help="Samples of one forward pass at most.")]
+Precision = Annotated[str, typer.Option(help="fp32 or bf16.")]
+Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Budget = Annotated[str | None, typer.Option(metavar="TIME", help="Wall time: 90s, 3m, 1.5h.")]
+Objectives = Annotated[
+    list[str] | None, typer.Option("--objective", metavar="NAME:max|min", help="Instead of the program's objectives.")
+]
+Constraints = Annotated[
+    list[str] | None,
+    typer.Option("--constraint", metavar="TEXT", help='Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".'),
+]
+Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3 or cmaes.")]
+Price = Annotated[float, typer.Option(help="Price of a worker-hour.")]

@@ -1,0 +1,50 @@
+"""What a command leaves on stdout: tables and lines for people, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastune.cli.results import Result
+
+FILE_WIDTH = 240  # columns of a table where nobody's terminal sets them
+
+
+def print_result(result: Result, *, as_json: bool, **more: object) -> None:
+    """A result, and ``more`` about it (what: value)."""
+    if as_json:
+        print_json({**result.data, **more})
+        return
+    from rich.console import Console
+
+    from elastune.report.tables import to_rich
+
+    console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+    for table in result.tables:
+        console.print(to_rich(table, console.width))
+    for line in (*result.lines, *(f"{what:<7} {value}" for what, value in more.items() if value is not None)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """One line of strict JSON: numbers that are not finite become null."""
+    sys.stdout.write(json.dumps(_strict(data), allow_nan=False) + "\n")
+
+
+def print_error(text: str) -> None:
+    """A line for people that is no result."""
+    sys.stderr.write(f"elastune: {' '.join(text.split())}\n")
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value

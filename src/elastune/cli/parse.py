@@ -1,0 +1,84 @@
+"""Text of a command line as values: durations, worker counts, settings. Pure; every broken text is a ``UserError``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from elastune.core.errors import UserError
+from elastune.core.run import Config, ConfigValue
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LONGEST_S = 366 * UNITS_S["d"]
+MOST_WORKERS = 65_536
+LONGEST_VALUE = 10_000
+_PYTHONS = {"True": True, "False": False, "None": None}  # otherwise they would be text, and text is true
+
+
+def duration(text: str, option: str = "--budget") -> float:
+    """Seconds of "90s", "3m", "1.5h" or "2d"."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])", text.strip())
+    fix = "a number and s, m, h or d, such as 90s or 1.5h"
+    if found is None:
+        raise UserError(f"{option} must be a duration", repr(text), fix)
+    seconds = float(found[1]) * UNITS_S[found[2]]
+    if not 0 < seconds <= LONGEST_S:
+        raise UserError(f"{option} must be above 0 and at most a year", repr(text), fix)
+    return seconds
+
+
+def worker_counts(text: str) -> tuple[int, ...]:
+    """Ascending worker counts of "1,2,4,8"."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+        raise UserError("--workers must be whole numbers with commas between them", repr(text), "such as 1,2,4,8")
+    counts = sorted(int(part) for part in parts)
+    for count in counts:
+        if not 1 <= count <= MOST_WORKERS:
+            raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", count, "such as 1,2,4,8")
+        if counts.count(count) > 1:
+            raise UserError("a worker count may be named once", count, "remove the others")
+    return tuple(counts)
+
+
+def settings(pairs: Iterable[str]) -> Config:
+    """The configuration of "lr=0.05", "name=text": values are JSON numbers, truths, null, text or lists, else text."""
+    config: Config = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise UserError("--set must be NAME=VALUE", repr(pair), "such as --set lr=0.05")
+        if name.strip() in config:
+            raise UserError("a setting may be given once", name.strip(), "remove the others")
+        config[name.strip()] = _value(name.strip(), value.strip())
+    return config
+
+
+def _value(name: str, text: str) -> ConfigValue:
+    rule = f"setting {name} must be a number, text, true, false, null or a list"
+    if len(text) > LONGEST_VALUE:
+        raise UserError(f"a value has at most {LONGEST_VALUE} characters", f"{name}, {len(text)}", "shorten it")
+    if text in _PYTHONS:
+        return _PYTHONS[text]
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise UserError(rule, f"{text[:20]}...", "nest it less") from None
+    except ValueError:
+        return text
+    if not _is_plain(value):
+        raise UserError(rule, text, "give each of its entries a name of its own")
+    return value  # type: ignore[no-any-return]
+
+
+def _refuse_constant(text: str) -> None:
+    raise UserError("a setting must be finite", text, "give a number")
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, float):
+        return abs(value) != float("inf")  # "1e999" is JSON
+    return value is None or isinstance(value, (bool, int, str))

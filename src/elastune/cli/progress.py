@@ -1,0 +1,196 @@
+"""Progress while a run or a study goes on: live on a terminal, an occasional plain line elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from elastune.journal.records import (
+    FrontierFound,
+    Record,
+    Reported,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StudyFinished,
+    StudyStarted,
+    TimesFitted,
+    TrialFinished,
+    TrialReported,
+    TrialStarted,
+)
+from elastune.report.text import count, duration, number, plain, settings_text
+
+PLAIN_EVERY_S = 5.0
+REFRESHES_PER_S = 4
+
+
+class Tracker(Protocol):
+    """What one kind of work says of itself; ``elapsed_s`` is since it was begun here."""
+
+    def hear(self, record: Record) -> tuple[str, bool]:
+        """A line about ``record`` ("": nothing to say), and whether it must not be left out."""
+        ...
+
+    def state(self) -> str:
+        """Where things stand, in a few words."""
+        ...
+
+    def done(self, elapsed_s: float) -> float | None:
+        """The part that is done, from 0 to 1; None where nobody can know."""
+        ...
+
+
+class RunTracker:
+    """One run of ``epochs`` epochs, or of ``max_steps`` steps."""
+
+    def __init__(self, epochs: int | None, max_steps: int | None) -> None:
+        self._epochs = epochs
+        self._max_steps = max_steps
+        self._last = ""
+        self._parts: list[float] = []
+
+    def hear(self, record: Record) -> tuple[str, bool]:
+        match record:
+            case RunStarted(resumed_step=step) if step is not None:
+                return f"resumed after step {step}", True
+            case Reported():
+                self._parts = [record.epoch / self._epochs] if self._epochs else []
+                self._parts += [record.step / self._max_steps] if self._max_steps else []
+                of = f"/{self._epochs}" if self._epochs else ""
+                self._last = f"epoch {record.epoch}{of}, step {record.step}: {_metrics(record.metrics)}"
+                return self._last, False
+            case RunFinished():
+                return f"done: {_metrics(record.metrics)}", True
+            case RunFailed():
+                return f"failed: {plain(record.detail)}", True
+        return "", False
+
+    def state(self) -> str:
+        return self._last or "starting"
+
+    def done(self, elapsed_s: float) -> float | None:
+        return min(1.0, max(self._parts)) if self._parts else None
+
+
+class StudyTracker:
+    """A study or frontier bounded by ``trials``, by ``budget_s``, or by both."""
+
+    def __init__(self, trials: int | None, budget_s: float | None) -> None:
+        self._trials = trials
+        self._budget_s = budget_s
+        self._running: dict[int, str] = {}
+        self._ended = 0
+        self._phase = "starting"
+
+    def hear(self, record: Record) -> tuple[str, bool]:
+        match record:
+            case StudyStarted(resumed=True):
+                return "resumed", True
+            case TrialStarted():
+                changed = self._phase != record.phase
+                self._phase = record.phase
+                self._running[record.trial] = settings_text(record.config)
+                return (f"phase: {record.phase}", True) if changed else ("", False)
+            case TrialReported():
+                return "", False
+            case TrialFinished():
+                return self._trial_ended(record), False
+            case TimesFitted():
+                per_sample, base = number(record.per_sample_s * 1e6, 3), number(record.base_s * 1e3, 3)
+                return f"a step takes {base} ms + {per_sample} µs a sample", True
+            case FrontierFound() | StudyFinished(reason="interrupted"):
+                return "", False
+            case StudyFinished():
+                return f"ended after {count(self._ended, 'trial')}: {plain(record.reason)}", True
+        return "", False
+
+    def _trial_ended(self, record: TrialFinished) -> str:
+        self._ended += 1
+        what = self._running.pop(record.trial, "")
+        result = _metrics(record.values or record.metrics) if record.state == "complete" else plain(record.reason)
+        return f"trial {record.trial} {record.state}: {result}" + (f" ({what})" if what else "")
+
+    def state(self) -> str:
+        return f"{self._phase}, {count(self._ended, 'trial')} ended, {len(self._running)} running"
+
+    def done(self, elapsed_s: float) -> float | None:
+        parts = [elapsed_s / self._budget_s] if self._budget_s else []
+        parts += [self._ended / self._trials] if self._trials else []
+        return min(1.0, max(parts)) if parts else None
+
+
+def eta_s(done: float | None, elapsed_s: float) -> float | None:
+    """Seconds still to go at the pace so far: elapsed x (1 - done) / done."""
+    return None if done is None or done <= 0 else elapsed_s * (1 - done) / done
+
+
+class Progress:
+    """Shows what ``tracker`` makes of the records that ``observe`` gets, until it is left."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._began = time.monotonic()
+        self._told = -PLAIN_EVERY_S
+        self._console = Console(stderr=True)
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._view,
+                console=self._console,
+                refresh_per_second=REFRESHES_PER_S,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+
+    def observe(self, record: Record) -> None:
+        """Take note of ``record``."""
+        line, must = self._tracker.hear(record)
+        if not line:
+            return
+        if self._live is not None:
+            if must:
+                self._console.print(Text(line, style="dim"))
+            return
+        elapsed_s = self._elapsed_s()
+        if must or elapsed_s - self._told >= PLAIN_EVERY_S:
+            self._told = elapsed_s
+            sys.stderr.write(f"[{elapsed_s:7.1f} s] {line}{self._remaining(elapsed_s)}\n")
+            sys.stderr.flush()
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _remaining(self, elapsed_s: float) -> str:
+        left_s = eta_s(self._tracker.done(elapsed_s), elapsed_s)
+        return f", {duration(left_s)} to go" if left_s else ""
+
+    def _view(self) -> Table:
+        elapsed_s = self._elapsed_s()
+        done = self._tracker.done(elapsed_s)
+        row = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=1.0, completed=done or 0.0, pulse=done is None, width=24)
+        row.add_row(bar, Text(f"{duration(elapsed_s)}{self._remaining(elapsed_s)}"), Text(self._tracker.state()))
+        return row
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{plain(name, 40)} {number(value)}" for name, value in metrics.items()) or "no metrics"

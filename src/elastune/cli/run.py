@@ -1,0 +1,150 @@
+"""``elastune run``: train a program once."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.output import print_error, print_result
+from elastune.cli.setup import choose_means, choose_out, use_data
+from elastune.core.errors import UserError
+from elastune.core.run import Place, Program, RunSpec
+
+if TYPE_CHECKING:
+    from elastune.journal.records import RunFailed
+
+OK, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+
+def run(
+    file: options.File,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
+    set_: options.Set = None,
+    epochs: options.Epochs = None,
+    seed: options.Seed = 0,
+    mode: options.Mode = "exact",
+    slots: options.Slots = None,
+    micro_batch: options.MicroBatch = None,
+    precision: options.Precision = "fp32",
+    threads: options.Threads = 1,
+    device: options.Device = "auto",
+    max_steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Checkpoint after so many steps too, not only each epoch; 0: never.")
+    ] = None,
+    data: options.Data = None,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    json: options.Json = False,
+) -> int:
+    """Train FILE.
+
+    Under torchrun or srun this process is one of the workers that they started.
+
+    --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, num_slots, seed, config, stopped,
+    step_s, wait_s, out}. sha256 is that of weights, buffers and optimizer state; seconds are those of training. A run
+    that fails prints {kind: "run", failed: {reason, detail, rank, exit_code}, out} and exits with 1.
+    """
+    from elastune.cluster.static import from_environment
+
+    place = from_environment(os.environ)
+    if place is not None:
+        workers = _static_workers(workers, place, out)
+    _at_least("--epochs", epochs, 1)
+    _at_least("--max-steps", max_steps, 1)
+    _at_least("--checkpoint-every", checkpoint_every, 0)
+    use_data(data)
+    spec = RunSpec(
+        program=Program(file),
+        out=choose_out(out, file, "run", resume),
+        config=parse.settings(set_ or []),
+        seed=seed,
+        means=choose_means(
+            workers,
+            mode=mode,
+            slots=slots,
+            micro_batch=micro_batch,
+            precision=precision,
+            threads=threads,
+            device=device,
+        ),
+        epochs=epochs,
+        max_steps=max_steps,
+        checkpoint_every_steps=checkpoint_every,
+        resume=resume,
+    )
+    return _run_local(spec, json) if place is None else _run_static(spec, place, json)
+
+
+def _run_local(spec: RunSpec, as_json: bool) -> int:
+    from elastune.cli.progress import Progress, RunTracker
+    from elastune.drive.job import JobFailed, run_job
+    from elastune.train.program import load
+
+    epochs = spec.epochs or {**load(spec.program).config, **spec.config}.get("epochs")
+    tracker = RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
+    with Progress(tracker) as progress, suppress(JobFailed):  # the journal tells of a failure, too
+        run_job(spec, observe=progress.observe)
+    return _tell(spec.out, as_json)
+
+
+def _run_static(spec: RunSpec, place: Place, as_json: bool) -> int:
+    """Be one worker; rank 0 also tells the result."""
+    from elastune.cluster.devices import assign, devices
+    from elastune.drive.job import run_here
+
+    available = devices() if spec.means.device != "cpu" else ("cpu",)
+    here = assign(spec.means.device, place.local_rank, available)
+    own = here == "cpu" or _most_on_one_node(place.world) <= len(available)
+    code = run_here(spec, replace(place, device=here, own_device=own))
+    return _tell(spec.out, as_json) if place.rank == 0 else code
+
+
+def _tell(out: Path, as_json: bool) -> int:
+    from elastune.cli.results import result_of
+
+    result = result_of(out)
+    failure = result.failure
+    if failure is None or (as_json and failure.reason != "user_error"):
+        print_result(result, as_json=as_json)
+    if failure is not None:
+        return _explain(failure, out)
+    if result.stopped == "requested":
+        print_error(f"stopped on request; go on with --resume --out {out}")
+        return INTERRUPTED
+    return OK if result.stopped != "unfinished" else FAILED
+
+
+def _explain(failure: RunFailed, out: Path) -> int:
+    if failure.reason == "user_error":
+        print_error(failure.detail)
+        return WRONG
+    log = out / "logs" / f"worker-{failure.rank}.log"
+    where = f" (log: {log})" if log.exists() else ""
+    print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")
+    return FAILED
+
+
+def _most_on_one_node(world: int) -> int:
+    """Workers that one node has at most; where the launcher does not say, all of them could be on one."""
+    told = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or ""
+    return int(told) if told.isdigit() else world
+
+
+def _static_workers(workers: int, place: Place, out: Path | None) -> int:
+    if workers not in (1, place.world):
+        raise UserError("the launcher has started the workers", f"--workers {workers}", f"it started {place.world}")
+    if out is None:
+        raise UserError("workers of a launcher need one folder", "no --out", "give --out, the same for all")
+    return place.world
+
+
+def _at_least(option: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise UserError(f"{option} must be at least {low}", value, "leave it out or raise it")

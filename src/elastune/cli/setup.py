@@ -1,0 +1,74 @@
+"""From options to what the drivers take: the output folder, the means of a run, the data folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.core.run import Means
+
+DEFAULT_ROOT = Path("elastune-out")
+DEFAULT_SLOTS = 8
+
+
+def choose_out(out: Path | None, file: Path, command: str, resume: bool) -> Path:
+    """The folder of a command's results: ``out`` or the next free ``elastune-out/NAME-COMMAND-N``."""
+    if out is not None:
+        return out
+    if resume:
+        raise UserError("--resume needs to know what to go on with", "no --out", "give --out of the earlier run")
+    taken = {path.name for path in DEFAULT_ROOT.glob("*")}
+    stem = f"{file.stem}-{command}"
+    number = next(n for n in range(1, len(taken) + 2) if f"{stem}-{n}" not in taken)
+    return DEFAULT_ROOT / f"{stem}-{number}"
+
+
+def use_data(data: Path | None) -> None:
+    """Let the program and its workers find data sets in ``data``: they look into ``ELASTUNE_DATA``."""
+    if data is None:
+        return
+    if not data.is_dir():
+        raise UserError("--data must be a folder", data, "check the path")
+    os.environ["ELASTUNE_DATA"] = str(data.resolve())
+
+
+def choose_means(
+    workers: int,
+    *,
+    mode: str,
+    slots: int | None,
+    micro_batch: int | None,
+    precision: str,
+    threads: int,
+    device: str,
+) -> Means:
+    """The system parameters asked for. Only the device is settled here: the driver checks the others."""
+    return Means(
+        workers=workers,
+        mode=mode,  # type: ignore[arg-type]  # checked by drive.job.check_means
+        num_slots=max(DEFAULT_SLOTS, workers) if slots is None else slots,
+        threads=threads,
+        device=_device(device),
+        precision=precision,  # type: ignore[arg-type]
+        micro_batch=micro_batch,
+    )
+
+
+def check_price(price: float) -> float:
+    """A price of a worker-hour that costs can be made of."""
+    if not (math.isfinite(price) and price > 0):
+        raise UserError("--price must be above 0", price, "use 1 for costs in worker-hours")
+    return price
+
+
+def _device(wanted: str) -> str:
+    if wanted == "cpu":
+        return wanted
+    from elastune.cluster.devices import assign, devices
+
+    assigned = assign(wanted, 0, devices())  # refuses what this machine lacks
+    if wanted == "auto":
+        return assigned.partition(":")[0]  # a command printed for another day names the kind, not the number
+    return wanted

@@ -1,0 +1,136 @@
+"""A copy of the study in Optuna's own storage, for ``optuna-dashboard``. The journal is the truth; this is rebuilt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.samplers import RandomSampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from elastune.core.errors import UserError
+from elastune.search.objective import Objective
+from elastune.search.space import Sample
+from elastune.search.study import NAME, new_study, quiet
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finished trial as the dashboard shows it; without ``values`` it failed, and ``notes`` say why."""
+
+    values: Sequence[float] | None
+    constraints: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Past:
+    """A trial of an earlier session, and when it ran (seconds since the epoch)."""
+
+    number: int
+    sample: Sample
+    shown: Shown
+    started_at: float
+    finished_at: float
+
+
+class Mirror:
+    """The study's copy at ``path``: replaced as a whole on opening, then kept up with ``start`` and ``finish``.
+
+    Raises ``UserError`` where it cannot be written.
+    """
+
+    def __init__(self, path: Path, objectives: Sequence[Objective], past: Iterable[Past] = ()) -> None:
+        self._path = Path(path)
+        self._running: dict[int, optuna.Trial] = {}
+        with self._writing():
+            _write_whole(self._path, objectives, past)
+            storage = JournalStorage(JournalFileBackend(str(self._path)))
+            self._study = optuna.load_study(study_name=NAME, storage=storage, sampler=RandomSampler(seed=0))
+
+    def start(self, number: int, sample: Sample) -> None:
+        """Show a trial as running."""
+        with self._writing():
+            self._study.enqueue_trial(sample.params, user_attrs=_notes(number, sample))
+            self._running[number] = self._study.ask(sample.distributions)
+
+    def finish(self, number: int, shown: Shown) -> None:
+        """Show a running trial's end."""
+        trial = self._running.pop(number)
+        with self._writing():
+            for name, note in shown.notes.items():
+                trial.set_user_attr(name, note)
+            for name, violation in shown.constraints.items():
+                trial.set_constraint(name, violation)
+            if shown.values is None:
+                self._study.tell(trial, state=TrialState.FAIL)
+            else:
+                self._study.tell(trial, list(shown.values))
+
+    def close(self) -> None:
+        """Show what still runs as failed."""
+        for number in list(self._running):
+            self.finish(number, Shown(None, notes={"reason": "the study ended first"}))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with quiet():
+                yield
+        except OSError as error:
+            rule = "the study's Optuna copy must be writable"
+            raise UserError(rule, f"{self._path}: {error.strerror}", "free space, or choose another folder") from error
+
+
+class _Lines(BaseJournalBackend):
+    """Optuna's journal in memory: one write at the end instead of a lock and an fsync for each trial."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.logs.extend(json.loads(json.dumps(logs)))
+
+
+def _write_whole(path: Path, objectives: Sequence[Objective], past: Iterable[Past]) -> None:
+    lines = _Lines()
+    study = new_study(objectives, JournalStorage(lines))
+    study.set_metric_names([o.name for o in objectives])
+    for each in past:
+        study.add_trial(_frozen(each))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_name(path.name + ".new")
+    whole.write_text("".join(json.dumps(log, separators=(",", ":")) + "\n" for log in lines.logs))
+    os.replace(whole, path)
+    path.with_name(path.name + ".lock").unlink(missing_ok=True)  # left by a killed writer: the next would wait for it
+
+
+def _frozen(past: Past) -> FrozenTrial:
+    shown = past.shown
+    trial = create_trial(
+        state=TrialState.FAIL if shown.values is None else TrialState.COMPLETE,
+        values=shown.values,
+        params=past.sample.params,
+        distributions=past.sample.distributions,
+        user_attrs={**_notes(past.number, past.sample), **shown.notes},
+        constraints=dict(shown.constraints),
+    )
+    trial.datetime_start = datetime.fromtimestamp(past.started_at)
+    trial.datetime_complete = datetime.fromtimestamp(past.finished_at)
+    return trial
+
+
+def _notes(number: int, sample: Sample) -> dict[str, Any]:
+    return {"trial": number, "config": sample.values}

@@ -1,0 +1,81 @@
+"""What a study optimises: named numbers, each with a direction and a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastune.core.errors import UserError
+
+Direction = Literal["max", "min"]
+Floats = NDArray[np.float64]
+
+_UNITS = {"seconds": "s", "time_to_target_s": "s", "cost": "price units", "accuracy": "fraction", "error": "fraction"}
+_DIRECTIONS: dict[str, Direction] = {"max": "max", "maximize": "max", "min": "min", "minimize": "min"}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric, the way it should go, and the unit to show it in (empty where it is not known)."""
+
+    name: str
+    direction: Direction
+    unit: str = ""
+
+
+def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objective, ...]:
+    """Objectives from ``{"accuracy": "max"}`` or ``["accuracy:max", "seconds:min"]``, in the order given.
+
+    Raises ``UserError`` for an empty set, a missing name, an unknown direction or a name that comes twice.
+    """
+    if isinstance(given, str):
+        given = [given]
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_pair(text) for text in given]
+    if not pairs:
+        raise UserError("a study needs at least one objective", "none", "for example accuracy:max")
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError("an objective may be named once", name, "remove the others")
+    return tuple(_objective(name, direction) for name, direction in pairs)
+
+
+def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:
+    """Values as an array where smaller is better: shape (k,) for one mapping, (n, k) for a sequence of n."""
+    if isinstance(values, Mapping):
+        return np.array([_sign(o) * float(values[o.name]) for o in objectives])
+    return np.array([oriented(each, objectives) for each in values]).reshape(len(values), len(objectives))
+
+
+def _sign(objective: Objective) -> float:
+    return -1.0 if objective.direction == "max" else 1.0
+
+
+def _pair(text: object) -> tuple[str, str]:
+    if not isinstance(text, str) or text.count(":") != 1:
+        raise UserError("an objective must be NAME:max or NAME:min", text, "for example accuracy:max")
+    name, direction = text.split(":")
+    return name.strip(), direction.strip()
+
+
+def _objective(name: str, direction: str) -> Objective:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UserError("an objective must name a metric", repr(name), "for example accuracy:max")
+    known = _DIRECTIONS.get(direction) if isinstance(direction, str) else None
+    if known is None:
+        raise UserError(
+            f"the direction of {name} must be max or min", repr(direction), f"write {name}:max or {name}:min"
+        )
+    return Objective(name, known, _unit(name))
+
+
+def _unit(name: str) -> str:
+    if name in _UNITS:
+        return _UNITS[name]
+    if name.endswith(("_s", "_seconds")):
+        return "s"
+    return "fraction" if name.endswith(("accuracy", "error")) else ""

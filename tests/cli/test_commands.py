@@ -1,0 +1,181 @@
+"""The commands on small programs: what lies on stdout, and that every way of starting trains the same."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.journal.reader import read
+from elastune.journal.records import RunFinished, StudyStarted
+
+Command = Callable[..., Any]
+
+
+def said_by(folder: Path) -> dict[str, Any]:
+    (line,) = (folder / "said.json").read_text().splitlines()
+    found = json.loads(line)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_run_prints_one_object(finished_run: Path) -> None:
+    found = said_by(finished_run)
+    (end,) = (e.record for e in read(finished_run / "journal.jsonl") if isinstance(e.record, RunFinished))
+    assert found == {
+        "kind": "run",
+        "sha256": end.sha256,
+        "workers": 1,
+        "steps": 8,
+        "samples": 128,
+        "seconds": end.seconds,
+        "metrics": end.metrics,
+        "step_s": end.step_s,
+        "wait_s": end.wait_s,
+        "stopped": "complete",
+        "mode": "exact",
+        "num_slots": 8,
+        "seed": 4,
+        "config": {"lr": 0.2},
+        "out": "out",
+    }
+    assert len(found["sha256"]) == 64
+
+
+def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: Command, finished_run: Path) -> None:
+    command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4")
+    part = elastune(*command, "--json", "--max-steps", "3", "--checkpoint-every", "1")
+    assert part.json["stopped"] == "max_steps"
+    assert part.json["out"] == "elastune-out/linear-run-1"
+    whole = elastune(*command, "--workers", "2", "--out", part.json["out"], "--resume")
+    assert whole.code == 0, whole.err
+    first, second, third = whole.out.splitlines()
+    assert "after 8 steps" in first
+    assert "on 2 workers (exact)" in first
+    assert said_by(finished_run)["sha256"] in second
+    assert "elastune-out/linear-run-1/journal.jsonl" in third
+
+
+def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    said = process(
+        *("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", "launched"), launcher=launcher
+    )
+    assert said.code == 0, said.err
+    assert said.json["workers"] == 2, "rank 0 alone prints"
+    assert said.json["sha256"] == said_by(finished_run)["sha256"]
+
+
+def test_a_launcher_needs_out_and_brings_the_workers(elastune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    assert "no --out" in elastune("run", "linear.py").line
+    assert "it started 2" in elastune("run", "linear.py", "--workers", "3", "--out", "x").line
+
+
+def test_a_run_that_raises_fails_in_one_line(here: Path, elastune: Command) -> None:
+    (here / "raises.py").write_text("config = {}\ndef train(session):\n    raise RuntimeError('no luck')\n")
+    said = elastune("run", "raises.py", "--out", "failed", "--json")
+    assert said.code == 1
+    assert said.json["failed"]["reason"] == "exception"
+    last = said.err.splitlines()[-1]
+    assert "RuntimeError: no luck (raises.py:3)" in last
+    assert "failed/logs/worker-0.log" in last
+    assert "Traceback" in (here / "failed" / "logs" / "worker-0.log").read_text()
+    assert elastune("report", "failed", "--json").json["failed"]["rank"] == 0
+    assert "failed: RuntimeError" in elastune("report", "failed").out
+
+
+def test_tune_prints_one_object(finished_study: Path, elastune: Command, here: Path) -> None:
+    found = said_by(finished_study)
+    assert found["kind"] == "tune"
+    assert found["objectives"] == {"loss": "min"}
+    assert found["trials"] == {"complete": 3}
+    assert found["reason"] == "3 trials"
+    (best,) = found["front"]
+    assert found["pick"]["trial"] == best["trial"]
+    assert (finished_study.parent / found["report"]).is_file()
+    again = elastune("report", finished_study, "--json").json
+    assert all(Path(image).is_file() for image in again.pop("images"))
+    moved = {"out": str(finished_study), "report": str(finished_study / "report.html")}
+    assert again == found | moved, "the journal alone tells all"
+
+
+def test_tune_hands_its_options_on(finished_study: Path) -> None:
+    started = next(e.record for e in read(finished_study / "journal.jsonl") if isinstance(e.record, StudyStarted))
+    expected = {
+        "objectives": {"loss": "min"},
+        "constraints": ["lr <= 0.5"],
+        "sampler": "random",
+        "trials": 3,
+        "budget_s": 300.0,
+        "workers": 2,
+        "config": {"batch_size": 32},
+        "epochs": 1,
+        "seed": 7,
+        "price_per_worker_hour": 2.5,
+        "trial_timeout_s": 60.0,
+    }
+    assert {name: started.settings[name] for name in expected} == expected
+
+
+def test_tune_resumes_and_shows_people_the_front(
+    finished_study: Path, study_command: tuple[str, ...], here: Path, elastune: Command
+) -> None:
+    shutil.copytree(finished_study, here / "out")
+    said = elastune(*(word if word != "3" else "5" for word in study_command), "--out", "out", "--resume")
+    assert said.code == 0, said.err
+    assert "ended after 2 trials: 5 trials" in said.err
+    assert "train   elastune run linear.py" in said.out
+    assert "report  out/report.html" in said.out
+    assert elastune("report", "out", "--json").json["trials"] == {"complete": 5}
+
+
+def test_frontier_prints_one_object(here: Path, elastune: Command) -> None:
+    said = elastune(
+        *("frontier", "linear.py", "--workers", "1,2", "--budget", "4s", "--seeds", "2", "--epochs", "1"),
+        *("--json", "--out", "front"),
+    )
+    assert said.code == 0, said.err
+    found = said.json
+    assert found["kind"] == "frontier"
+    assert found["quality"] == "loss"
+    assert {(row["role"], row["workers"]) for row in found["rows"]} >= {("naive", 1), ("naive", 2)}
+    assert found["answer"]
+    assert Path(found["report"]).is_file()
+
+
+def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
+    command = [sys.executable, "-m", "elastune", "run", "linear.py", "--epochs", "1000000", "--out", "slow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        journal = here / "slow" / "journal.jsonl"
+        deadline = time.monotonic() + 60
+        while not (journal.exists() and b'"reported"' in journal.read_bytes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert json.loads(out)["stopped"] == "requested"
+    assert "--resume --out slow" in err
+    assert "Traceback" not in err
+
+
+def test_help_comes_at_once(here: Path) -> None:
+    heavy = "{'torch', 'optuna', 'numpy', 'pydantic'}"
+    code = f"import sys; from elastune.cli import main; main(['--help']); sys.exit(bool({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, "help must not wait for torch or optuna"
+    assert "frontier" in done.stdout
+
+
+def test_a_closed_pipe_is_no_traceback(here: Path) -> None:
+    command = f"{sys.executable} -m elastune doctor | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""

@@ -1,0 +1,55 @@
+"""What doctor finds, against what is really there."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastune.cli.doctor import memory_gib
+
+Command = Callable[..., Any]
+
+
+def test_doctor_tells_what_is_here(elastune: Command) -> None:
+    said = elastune("doctor", "--json")
+    assert said.code == 0
+    found = said.json
+    findings = {finding["what"]: finding for finding in found["findings"]}
+    assert 1 <= found["cores"] <= len(os.sched_getaffinity(0))
+    assert (found["devices"] == ["cpu"]) == (not torch.cuda.is_available())
+    assert findings["torch"]["found"] == torch.__version__
+    assert findings["gloo"]["found"]
+    assert findings["Slurm"]["found"] == shutil.which("srun")
+    assert Path(findings["digits"]["found"]).is_file()
+    assert findings["MNIST"]["found"] is None, "the fixture hides every data set"
+    for finding in found["findings"]:
+        assert finding["found"] or finding["install"], "what is missing comes with a way to get it"
+
+
+def test_doctor_looks_into_the_data_folder(here: Path, elastune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (here / f"{part}-ubyte.gz").touch()
+    monkeypatch.setenv("ELASTUNE_DATA", str(here))
+    findings = {finding["what"]: finding for finding in elastune("doctor", "--json").json["findings"]}
+    assert findings["MNIST"]["found"] == str(here)
+
+
+def test_doctor_for_people(elastune: Command) -> None:
+    said = elastune("doctor")
+    assert said.code == 0
+    (line,) = [line for line in said.out.splitlines() if line.startswith("MNIST")]
+    assert "missing" in line
+    assert "ELASTUNE_DATA" in line
+
+
+def test_memory_heeds_the_control_group(tmp_path: Path) -> None:
+    limit = tmp_path / "sys/fs/cgroup/memory.max"
+    limit.parent.mkdir(parents=True)
+    limit.write_text(f"{1 << 30}\n")
+    assert memory_gib(tmp_path) == 1.0
+    limit.write_text("max\n")
+    assert memory_gib(tmp_path) == memory_gib()

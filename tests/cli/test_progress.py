@@ -1,0 +1,120 @@
+"""What progress says, and that stdout stays clean."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.cli.progress import Progress, RunTracker, StudyTracker, eta_s
+from elastune.journal.records import (
+    Reported,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StudyFinished,
+    StudyStarted,
+    TrialFinished,
+    TrialStarted,
+)
+
+
+def reported(epoch: int, step: int) -> Reported:
+    return Reported(epoch=epoch, step=step, samples=step * 32, seconds=1.0, metrics={"accuracy": 0.9})
+
+
+def trial(number: int, phase: str = "search") -> TrialStarted:
+    return TrialStarted(trial=number, config={"lr": 0.1}, means={}, seed=0, phase=phase)  # type: ignore[arg-type]
+
+
+def test_a_run_knows_how_far_it_is() -> None:
+    tracker = RunTracker(epochs=4, max_steps=None)
+    assert tracker.done(1.0) is None
+    assert tracker.hear(reported(1, 30)) == ("epoch 1/4, step 30: accuracy 0.9", False)
+    assert tracker.done(99.0) == 0.25
+    tracker = RunTracker(epochs=4, max_steps=40)
+    tracker.hear(reported(1, 30))
+    assert tracker.done(99.0) == 0.75, "whichever bound comes first"
+    tracker = RunTracker(None, None)
+    tracker.hear(reported(1, 30))
+    assert tracker.done(99.0) is None
+
+
+def test_a_run_tells_its_start_and_its_end() -> None:
+    tracker = RunTracker(1, None)
+    started = RunStarted(program="p", config={}, seed=0, means={})
+    assert tracker.hear(started) == ("", False)
+    assert tracker.hear(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
+    assert tracker.hear(RunFailed("exception", "a\nb", 0)) == ("failed: a b", True)
+    assert tracker.hear(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
+
+
+def test_a_study_counts_its_trials() -> None:
+    tracker = StudyTracker(trials=4, budget_s=100.0)
+    assert tracker.hear(StudyStarted({})) == ("", False)
+    assert tracker.hear(trial(0)) == ("phase: search", True)
+    assert tracker.hear(trial(1)) == ("", False)
+    line, must = tracker.hear(TrialFinished(0, "complete", values={"accuracy": 0.5}))
+    assert (line, must) == ("trial 0 complete: accuracy 0.5 (lr=0.1)", False)
+    assert tracker.hear(TrialFinished(1, "infeasible", reason="diverged: loss is nan"))[0].startswith(
+        "trial 1 infeasible: diverged"
+    )
+    assert tracker.state() == "search, 2 trials ended, 0 running"
+    assert tracker.done(10.0) == 0.5
+    assert tracker.done(80.0) == 0.8
+    assert tracker.done(1e9) == 1.0
+    assert tracker.hear(trial(2, "confirm")) == ("phase: confirm", True)
+    assert tracker.hear(StudyFinished("4 trials", 3.0)) == ("ended after 2 trials: 4 trials", True)
+
+
+@given(st.floats(1e-6, 1), st.floats(0, 1e6))
+def test_the_remaining_time_follows_the_pace(done: float, elapsed_s: float) -> None:
+    left_s = eta_s(done, elapsed_s)
+    assert left_s is not None
+    assert (elapsed_s + left_s) * done == pytest.approx(elapsed_s)
+
+
+def test_no_pace_no_time() -> None:
+    assert eta_s(None, 5.0) is None
+    assert eta_s(0.0, 5.0) is None
+
+
+def test_plain_lines_are_occasional_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(RunTracker(1000, None)) as progress:
+        for epoch in range(1, 101):
+            progress.observe(reported(epoch, epoch))
+        progress.observe(RunFinished("0", 1, 2, 3, 4.0, {"accuracy": 1.0}))
+    told = capsys.readouterr()
+    assert told.out == ""
+    lines = told.err.splitlines()
+    assert len(lines) == 2, "the first report and the end: both within five seconds"
+    assert "epoch 1/1000" in lines[0]
+    assert "to go" in lines[0]
+    assert "done: accuracy 1" in lines[1]
+
+
+LIVE = """
+import time
+from elastune.cli.progress import Progress, RunTracker
+from elastune.journal.records import Reported, RunFinished
+with Progress(RunTracker(2, None)) as progress:
+    progress.observe(Reported(1, 5, 5, 1.0, {"accuracy": 0.25}))
+    time.sleep(0.6)
+    progress.observe(RunFinished("0", 1, 2, 3, 4.0, {"accuracy": 0.75}))
+"""
+
+
+def test_a_terminal_sees_a_bar_and_stdout_nothing() -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", LIVE], stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert done.stdout == b""
+    for part in ("━", "epoch 1/2, step 5: accuracy 0.25", "to go", "done: accuracy 0.75"):
+        assert part in shown

@@ -1,0 +1,55 @@
+"""From options to what the drivers take."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elastune.cli import setup
+from elastune.core.errors import UserError
+
+
+def test_the_next_free_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("examples/digits.py")
+    assert setup.choose_out(None, file, "run", resume=False) == Path("elastune-out/digits-run-1")
+    for taken in ("digits-run-1", "digits-run-3", "digits-tune-2"):
+        (tmp_path / "elastune-out" / taken).mkdir(parents=True)
+    assert setup.choose_out(None, file, "run", resume=False) == Path("elastune-out/digits-run-2")
+    assert setup.choose_out(None, file, "frontier", resume=False).name == "digits-frontier-1"
+    assert setup.choose_out(tmp_path, file, "run", resume=True) == tmp_path
+    with pytest.raises(UserError, match="no --out"):
+        setup.choose_out(None, file, "run", resume=True)
+
+
+def test_data_goes_to_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTUNE_DATA", "before")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    setup.use_data(None)
+    assert os.environ["ELASTUNE_DATA"] == "before"
+    setup.use_data(Path("data"))
+    assert os.environ["ELASTUNE_DATA"] == str(tmp_path / "data"), "absolute: workers may stand elsewhere"
+    with pytest.raises(UserError, match="--data must be a folder"):
+        setup.use_data(Path("nothing"))
+
+
+def test_slots_suffice_for_all_workers() -> None:
+    def slots(workers: int, slots: int | None) -> int:
+        means = setup.choose_means(
+            workers, mode="exact", slots=slots, micro_batch=None, precision="fp32", threads=1, device="cpu"
+        )
+        return means.num_slots
+
+    assert [slots(1, None), slots(8, None), slots(12, None), slots(2, 4)] == [8, 8, 12, 4]
+
+
+@pytest.mark.parametrize("price", [0, -1, float("nan"), float("inf")])
+def test_a_price_is_positive(price: float) -> None:
+    with pytest.raises(UserError, match="--price"):
+        setup.check_price(price)
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(UserError, match="choose one of cpu"):
+        setup.choose_means(1, mode="exact", slots=None, micro_batch=None, precision="fp32", threads=1, device="cuda:99")

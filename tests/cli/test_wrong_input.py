@@ -1,0 +1,130 @@
+"""Whatever is wrong with the input: one line with rule, value and fix; exit code 2; nothing changed."""
+
+import gzip
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "nothing.py"], "existing Python file"),
+        (["run", "."], "existing Python file"),
+        (["run", "empty.py"], "must define train(session)"),
+        (["run", "broken.py"], "line 2"),
+        (["run", "raises.py"], "raises.py:1"),
+        (["run", "linear.py", "--workers", "0"], "workers must be at least 1"),
+        (["run", "linear.py", "--workers", "9", "--slots", "8"], "slot for every worker"),
+        (["run", "linear.py", "--mode", "quick"], "exact or fast"),
+        (["run", "linear.py", "--precision", "fp8"], "fp32 or bf16"),
+        (["run", "linear.py", "--device", "tpu"], "choose one of cpu"),
+        (["run", "linear.py", "--set", "lrr=1"], "known: batch_size, epochs, lr"),
+        (["run", "linear.py", "--set", "lr"], "NAME=VALUE"),
+        (["run", "linear.py", "--epochs", "0"], "--epochs must be at least 1"),
+        (["run", "linear.py", "--max-steps", "0"], "--max-steps must be at least 1"),
+        (["run", "linear.py", "--checkpoint-every", "-1"], "--checkpoint-every must be at least 0"),
+        (["run", "linear.py", "--resume"], "no --out"),
+        (["run", "linear.py", "--data", "nothing"], "--data must be a folder"),
+        (["run", "linear.py", "--out", "linear.py/out"], "--out"),
+        (["tune", "linear.py"], "needs a budget"),
+        (["tune", "linear.py", "--trials", "0"], "trials must be at least 1"),
+        (["tune", "linear.py", "--budget", "3x"], "--budget must be a duration"),
+        (["tune", "linear.py", "--budget", "0s"], "above 0"),
+        (["tune", "linear.py", "--trials", "2", "--objective", "beauty:max"], "beauty"),
+        (["tune", "linear.py", "--trials", "2", "--objective", "loss:up"], "max or min"),
+        (["tune", "linear.py", "--trials", "2", "--workers", "0"], "workers must be at least 1"),
+        (["tune", "linear.py", "--trials", "2", "--sampler", "oracle"], "oracle"),
+        (["tune", "linear.py", "--trials", "2", "--price", "-1"], "--price"),
+        (["tune", "linear.py", "--trials", "2", "--trial-timeout", "1"], "--trial-timeout"),
+        (["tune", "linear.py", "--trials", "2", "--constraint", "lr >"], "lr >"),
+        (["tune", "linear.py", "--trials", "2", "--constraint", "lr > 2"], "lr > 2"),
+        (["tune", "linear.py", "--trials", "2", "--constraint", "lr > 0.5", "--constraint", "lr < 0.1"], "lr"),
+        (["tune", "empty.py", "--trials", "2"], "must define train(session)"),
+        (["frontier", "linear.py", "--workers", "0,1"], "--workers must be from 1"),
+        (["frontier", "linear.py", "--workers", "1,two"], "--workers"),
+        (["frontier", "linear.py", "--budget", "3x"], "--budget must be a duration"),
+        (["frontier", "linear.py", "--seeds", "1"], "at least 2 seeds"),
+        (["frontier", "linear.py", "--quality", "beauty"], "beauty"),
+        (["report", "nothing"], "nothing"),
+        (["run"], "Missing argument"),
+        (["run", "linear.py", "--worker", "2"], "No such option"),
+        (["run", "linear.py", "--workers", "two"], "--workers"),
+        (["dance"], "No such command 'dance'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_one_line(here: Path, elastune: Command, arguments: list[str], expected: str) -> None:
+    (here / "empty.py").write_text("")
+    (here / "broken.py").write_text("import math\ndef train(session:\n")
+    (here / "raises.py").write_text("1 / 0\n")
+    before = files(here)
+    assert expected in elastune(*arguments).line
+    after = files(here)
+    assert {name: after[name] for name in before} == before
+    assert not (here / "elastune-out").exists(), "nothing was begun"
+
+
+def test_the_process_says_the_same(process: Command) -> None:
+    assert "--budget must be a duration (got '3x')" in process("tune", "linear.py", "--budget", "3x").line
+
+
+def test_the_installed_command_is_the_same(here: Path) -> None:
+    script = shutil.which("elastune", path=str(Path(sys.executable).parent))
+    assert script is not None, "pip install -e . puts it beside the interpreter"
+    done = subprocess.run([script, "run", "nothing.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_an_existing_result_is_left_alone(here: Path, elastune: Command, finished_run: Path) -> None:
+    shutil.copytree(finished_run, here / "done")
+    before = files(here / "done")
+    for command in (["run", "linear.py"], ["tune", "linear.py", "--trials", "2"], ["frontier", "linear.py"]):
+        assert "--out must be a new or empty folder" in elastune(*command, "--out", "done").line
+    assert "resume" in elastune("tune", "linear.py", "--trials", "2", "--out", "done", "--resume").line
+    assert files(here / "done") == before
+
+
+def test_a_corrupt_journal_is_named_with_its_line(here: Path, elastune: Command, finished_study: Path) -> None:
+    shutil.copytree(finished_study, here / "done")
+    journal = here / "done" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([lines[0], b'{"at":1.0,"kind":"nonsense"}\n', *lines[2:]]))
+    before = files(here / "done")
+    assert "line 2" in elastune("report", "done").line
+    assert "line 2" in elastune("tune", "linear.py", "--trials", "4", "--out", "done", "--resume").line
+    assert files(here / "done") == before
+
+
+def test_a_foreign_file_is_no_journal(here: Path, elastune: Command) -> None:
+    (here / "done").mkdir()
+    (here / "done" / "journal.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00")
+    assert "line 1" in elastune("report", "done").line
+    (here / "done" / "journal.jsonl").write_bytes(b"")
+    assert "must hold the start" in elastune("report", "done").line
+
+
+def test_an_unreadable_data_file_is_one_line_from_a_worker(here: Path, elastune: Command) -> None:
+    (here / "data.py").write_text(
+        "from elastune.train.datasets import mnist\nconfig = {}\ndef train(session):\n    mnist()\n"
+    )
+    data = here / "data"
+    data.mkdir()
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (data / f"{part}-ubyte.gz").write_bytes(gzip.compress(b"\0\0\10\3" + b"\0" * 64)[:-12])
+    said = elastune("run", "data.py", "--data", data)
+    assert said.code == 2
+    assert said.out == ""
+    assert "train-images-idx3-ubyte.gz" in said.err.splitlines()[-1]
+    assert "Traceback" not in said.err

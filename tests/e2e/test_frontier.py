@@ -1,0 +1,101 @@
+"""The main job as a user runs it, at a small size: what it prints, what its report shows, what its journal holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.devices import cores
+from elastune.journal.reader import read
+from elastune.journal.records import FrontierFound, TrialFinished, TrialStarted
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNTS = (1, 2, 4, 16)
+
+
+def elastune(*arguments: str, limit_s: float = 150) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elastune", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The README's command, smaller."""
+    out = tmp_path_factory.mktemp("frontier") / "out"
+    counts = ",".join(map(str, COUNTS))
+    run = elastune(
+        *("frontier", "examples/digits.py", "--workers", counts, "--target", "0.85", "--budget", "30s"),
+        *("--epochs", "4", "--sampler", "tpe", "--out", str(out), "--json"),
+    )
+    assert run.returncode == 0, run.stderr
+    return out, json.loads(run.stdout)
+
+
+def test_every_worker_count_has_a_naive_and_a_tuned_row(found: tuple[Path, dict[str, Any]]) -> None:
+    _, result = found
+    rows = {(r["role"], r["workers"]): r for r in result["rows"]}
+    assert set(rows) == {(role, w) for role in ("naive", "tuned") for w in COUNTS}
+    for workers in COUNTS:
+        naive = rows["naive", workers]
+        assert (naive["batch_size"], naive["lr"]) == (32 * workers, pytest.approx(0.02 * workers))
+        measured = workers <= cores()
+        assert {rows[role, workers]["seconds_label"] for role in ("naive", "tuned")} == {
+            "measured" if measured else "modelled"
+        }
+    assert rows["naive", 16]["quality"] < rows["naive", 1]["quality"], "the naive rule costs accuracy here"
+    assert result["hypervolume_tuned"] >= result["hypervolume_naive"]
+
+
+def test_the_numbers_are_those_of_the_journal(found: tuple[Path, dict[str, Any]]) -> None:
+    out, result = found
+    records = [entry.record for entry in read(out / "journal.jsonl")]
+    kept = next(r for r in records if isinstance(r, FrontierFound))
+    started = {r.trial: r for r in records if isinstance(r, TrialStarted)}
+    ended = {r.trial: r for r in records if isinstance(r, TrialFinished)}
+    assert len(kept.rows) == len(result["rows"])
+    for row, printed in zip(kept.rows, result["rows"], strict=True):
+        assert (row.quality, row.seconds, row.cost) == (printed["quality"], printed["seconds"], printed["cost"])
+        trainings = [ended[t] for t in row.trials if ended[t].run is not None]
+        assert row.quality == pytest.approx(statistics.fmean(t.metrics["test_accuracy"] for t in trainings))
+        assert row.validation == pytest.approx(statistics.fmean(t.metrics["accuracy"] for t in trainings))
+        assert row.seeds == len({started[t.trial].seed for t in trainings}) == 3
+        assert all(started[t.trial].config == row.config for t in trainings)
+        assert row.cost == pytest.approx(row.workers * row.seconds / 3600)
+    tuned = [row for row in kept.rows if row.role == "tuned"]
+    searched = {r.seed for r in started.values() if r.phase == "search"}
+    naive_configs = [row.config for row in kept.rows if row.role == "naive"]
+    for row in tuned:
+        if row.config not in naive_configs:
+            assert not searched & {started[t].seed for t in row.trials}, "confirmed with seeds the search never saw"
+
+
+def test_the_report_shows_them(found: tuple[Path, dict[str, Any]]) -> None:
+    out, result = found
+    page = re.sub(r"<script\b.*?</script>", "", (out / "report.html").read_text(), flags=re.DOTALL)
+    text = re.sub(r"<[^>]+>", " ", page)
+    assert result["answer"] in " ".join(text.split()).replace("&#x27;", "'")
+    assert not re.search(r"""(src|href)\s*=\s*["']https?:""", page)
+    for row in result["rows"]:
+        assert f"{row['quality']:.2g}"[:4] in text
+    for name in ("tradeoff.png", "front.png", "history.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_trains_the_pick(found: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    _, result = found
+    words = shlex.split(result["command"])
+    assert words[0] == "elastune"
+    picked = result["rows"][result["pick"]]
+    run = elastune(*words[1:], "--out", str(tmp_path / "run"), "--json")
+    assert run.returncode == 0, run.stderr
+    trained = json.loads(run.stdout)
+    assert trained["workers"] == picked["workers"]
+    assert trained["metrics"]["test_accuracy"] > picked["quality"] - 0.1
