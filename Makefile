@@ -1,0 +1,49 @@
+# make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
+# make test  style, types and tests
+# A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# One core a process: several of them share the machine.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test lint types bench-smoke clean
+
+run: $(VENV)/.installed
+	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.97 --budget 90s
+
+test: lint types
+	$(BIN)/pytest -q
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+# The sampler's benchmark needs the lcbench surrogate in $$ELASTUNE_DATA/hpo/lcbench.
+bench-smoke: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/overhead.py --smoke
+	if [ -d "$$ELASTUNE_DATA/hpo/lcbench" ]; then $(BIN)/python benchmarks/sampler.py --smoke; \
+	else echo "no lcbench in ELASTUNE_DATA: the sampler's benchmark is left out"; fi
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elastune needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps: nothing is installed again until what is to be installed changes.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	touch $(VENV)/.installed $@

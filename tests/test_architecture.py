@@ -1,0 +1,195 @@
+"""The shape of the house: who may import whom, and what may stand nowhere."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "elastune"
+# Imports go one way: a room imports only from rooms before it.
+ROOMS = (
+    *("core", "journal", "plan", "comm", "mechanisms", "sync", "monitors", "policies", "elastic", "train", "search"),
+    *("cluster", "drive", "reuse", "report", "cli"),
+)
+ANYWHERE = "testing"  # may import every room; no room imports it
+FRONT_DOORS = {"__init__": (*ROOMS,), "__main__": ("cli",)}
+LONGEST_FILE = 400
+# What core may have of the standard library: nothing that reads, writes, sleeps on or starts anything.
+CORE_MAY = {
+    *("__future__", "abc", "collections", "dataclasses", "enum", "functools", "hashlib", "itertools", "math"),
+    *("operator", "pathlib", "time", "typing"),
+}
+FORBIDDEN_CALLS = {
+    *("eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads"),
+    *("shelve.open", "os.system", "os.popen", "yaml.load", "joblib.load", "dill.load", "dill.loads"),
+}
+MACHINE_PATHS = re.compile(r"(?<![\w.$~{}-])/(?:root|home|work|Users|mnt|opt)/\w")
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(file: Path, package: Path = PACKAGE) -> str:
+    """The room of ``file``; of files beside the rooms, their name."""
+    parts = file.relative_to(package).parts
+    return parts[0] if len(parts) > 1 else file.stem
+
+
+def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    """Every module that ``tree``, a module in ``package``, imports, in full; ``from a import b`` may mean ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def broken_imports(file: Path, text: str, package: Path = PACKAGE) -> list[str]:
+    """The imports of other rooms that ``file`` must not have, each in words."""
+    room = room_of(file, package)
+    inside = ("elastune", *file.relative_to(package).parts[:-1])
+    found = []
+    for module in imports(ast.parse(text), inside):
+        head, _, rest = module.partition(".")
+        if head != "elastune":
+            continue
+        other = rest.partition(".")[0]
+        if other == room or room == ANYWHERE:
+            continue
+        if room in FRONT_DOORS:
+            allowed = other in FRONT_DOORS[room]
+        else:
+            allowed = other in ROOMS and ROOMS.index(other) < ROOMS.index(room)
+        if not allowed:
+            found.append(f"{room} imports {other or 'elastune'} ({module})")
+    return found
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def broken_calls(text: str) -> list[str]:
+    """Calls that could run what they read, each in words."""
+    found = []
+    for name, call in calls(ast.parse(text)):
+        if name in FORBIDDEN_CALLS or name.endswith((".pickle.load", ".pickle.loads")):
+            found.append(f"line {call.lineno}: {name}")
+        keywords = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        if keywords.get("shell", "False") != "False":
+            found.append(f"line {call.lineno}: shell={keywords['shell']}")
+        if name == "torch.load" and keywords.get("weights_only") != "True":
+            found.append(f"line {call.lineno}: torch.load without weights_only=True")
+    return found
+
+
+def tracked() -> list[Path]:
+    """The files of the repository: those in git, or all where there is no git."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode == 0 and listed.stdout:
+        return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    places = [ROOT / name for name in ("src", "tests", "examples", "benchmarks", "docs", ".ci")]
+    return [file for place in places for file in place.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+
+
+def test_every_folder_is_a_room() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= {*ROOMS, ANYWHERE}, "give a new room its place in ROOMS and in docs/architecture.md"
+    stray = {file.stem for file in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    assert not stray, "every file stands in a room"
+
+
+@pytest.mark.parametrize("file", sources(), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_a_file_keeps_the_rules(file: Path) -> None:
+    text = file.read_text()
+    assert broken_imports(file, text) == []
+    assert broken_calls(text) == []
+    assert text.count("\n") <= LONGEST_FILE, "one concept one file"
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "core").rglob("*.py")), ids=lambda file: file.name)
+def test_core_is_pure(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    heads = {module.partition(".")[0] for module in imports(tree, ("elastune", "core"))} - {"elastune"}
+    assert heads <= CORE_MAY
+    touching = {"open", "print", "input"} & {name for name, _ in calls(tree)}
+    assert not touching
+    acting = [name for name, _ in calls(tree) if name.endswith((".read_text", ".write_text", ".read_bytes", ".sleep"))]
+    assert not acting
+
+
+def test_no_file_names_this_machine() -> None:
+    named = []
+    for file in tracked():
+        try:
+            lines = file.read_text().splitlines()
+        except UnicodeDecodeError:
+            continue
+        named += [
+            f"{file.relative_to(ROOT)}:{i}: {line.strip()}"
+            for i, line in enumerate(lines, 1)
+            if MACHINE_PATHS.search(line)
+        ]
+    assert named == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "broken"),
+    [
+        ("core/a.py", "from elastune.core.b import c", False),
+        ("core/a.py", "from elastune.journal.records import c", True),
+        ("core/a.py", "import elastune.train", True),
+        ("core/a.py", "from elastune import train", True),
+        ("core/a.py", "from ..train import session", True),
+        ("core/a.py", "from . import slots", False),
+        ("core/a.py", "def f():\n    from elastune.cli import main", True),
+        ("core/a.py", "if TYPE_CHECKING:\n    from elastune.drive.job import x", True),
+        ("cli/a.py", "from elastune.report import page", False),
+        ("cli/a.py", "from elastune.testing import kit", True),
+        ("cli/a.py", "from elastune.nowhere import x", True),
+        ("train/a.py", "from elastune.search import space", True),
+        ("search/a.py", "from elastune.train import program", False),
+        ("testing/a.py", "from elastune.cli import main", False),
+        ("__init__.py", "from elastune.drive.study import tune", False),
+        ("__init__.py", "from elastune.testing.kit import x", True),
+        ("__main__.py", "from elastune.drive.job import x", True),
+    ],
+)
+def test_the_import_rule_finds_what_it_should(file: str, text: str, broken: bool) -> None:
+    assert bool(broken_imports(PACKAGE / file, text)) == broken
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("pickle.loads(x)", True),
+        ("eval('1')", True),
+        ("model.eval()", False),
+        ("ast.literal_eval(x)", False),
+        ("subprocess.run(x, shell=True)", True),
+        ("subprocess.run(x, shell=flag)", True),
+        ("subprocess.run(x)", False),
+        ("torch.load(x)", True),
+        ("torch.load(x, weights_only=True)", False),
+    ],
+)
+def test_the_call_rule_finds_what_it_should(text: str, broken: bool) -> None:
+    assert bool(broken_calls(text)) == broken
+
+
+def test_the_path_rule_finds_what_it_should() -> None:
+    found = [
+        text
+        for text in ("a /ro" + "ot/x", '"/ho' + 'me/me"', "see /us" + "r/share/x", "a/ho" + "me/b")
+        if MACHINE_PATHS.search(text)
+    ]
+    assert len(found) == 2
