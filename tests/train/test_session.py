@@ -328,3 +328,45 @@ def test_unused_parameters_keep_no_gradient(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert torch.equal(model[1].weight, before)
+
+
+def test_leaving_the_loop_inside_of_a_step_is_told(tmp_path: Path) -> None:
+    model = network()
+    session = lone_session(tmp_path)
+    model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match="between steps only"):
+        for _ in session.epochs(2):
+            for x, y in session.batches(samples(), batch_size=16):
+                session.backward(F.mse_loss(model(x.double()), y.double()))
+                break
+
+
+@pytest.mark.parametrize("what", ["sum", "mean", "report"])
+def test_what_all_workers_do_together_is_refused_inside_of_a_step(tmp_path: Path, what: str) -> None:
+    """They take different numbers of batches a step, so a collective there would hang."""
+    model = network()
+    session = lone_session(tmp_path)
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = session.batches(samples(), batch_size=16)
+    next(batches)
+    call = getattr(session, what)
+    with pytest.raises(UserError, match=f"session.{what} belongs between steps"):
+        call(loss=1.0) if what == "report" else call(1.0)
+
+
+def test_leaving_the_loop_between_steps_is_fine(tmp_path: Path) -> None:
+    model = network()
+    sent: list[Any] = []
+    session = lone_session(tmp_path, send=sent.append)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.epochs(3):
+        for x, y in session.batches(samples(), batch_size=16):
+            loss = F.mse_loss(model(x.double()), y.double())
+            session.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.ends_step:
+                session.report(loss=loss)
+                break
+    assert [report.step for report in sent] == [0, 1, 2]
+    assert (session.epoch, session.step) == (3, 3)

@@ -18,6 +18,7 @@ from elastune.core.run import Position
 from elastune.train.state import Tensors, from_tree, to_tree
 
 KEPT = 2
+DRAFT = ".draft-"
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,20 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     }
     plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     final = folder / f"step-{checkpoint.position.step:010d}"
-    draft = folder / f".draft-{os.getpid()}"
+    draft, older = folder / f"{DRAFT}{os.getpid()}", folder / f"{DRAFT}{os.getpid()}-older"
     try:
-        shutil.rmtree(draft, ignore_errors=True)
+        for stale in folder.glob(f"{DRAFT}*"):  # of a process that was killed here; a folder has one writer
+            shutil.rmtree(stale, ignore_errors=True)
         draft.mkdir(parents=True)
         save_file(plain, draft / "tensors.safetensors")
         (draft / "state.json").write_text(json.dumps(tree))
         for path in (draft / "tensors.safetensors", draft / "state.json", draft):
             _sync(path)
-        shutil.rmtree(final, ignore_errors=True)  # only a run repeated over the same step meets an older one
+        if final.exists():  # moved, not removed: it is missing for the blink between two renames only
+            final.rename(older)
         draft.rename(final)
         _sync(folder)
+        shutil.rmtree(older, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise UserError(

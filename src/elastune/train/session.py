@@ -74,6 +74,7 @@ class Session:
         self._used = False
         self._closures = False
         self._mid_step = False
+        self._left_inside = False
         self._passes_in_epoch = 0
         seed_everything(derive(spec.seed, "init"))
 
@@ -103,6 +104,14 @@ class Session:
     def samples(self) -> int:
         """Samples used by the completed steps of all workers."""
         return self._position.samples
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the batch at hand is this worker's last of its step: with several slots a worker, a step has several.
+
+        Inside the batch loop, whatever counts steps, reports or breaks belongs behind ``if session.ends_step:``.
+        """
+        return not self._mid_step
 
     @property
     def seconds(self) -> float:
@@ -144,6 +153,7 @@ class Session:
             epoch = self._position.epoch
             self._passes_in_epoch = 0
             yield epoch
+            self._refuse_half_a_step()
             if self.stopped != "complete":
                 return
             if self._position.epoch == epoch:  # an epoch without a training pass
@@ -172,6 +182,7 @@ class Session:
         evaluation: in order, each batch of ``batch_size`` goes to one worker, and sums over workers see every sample
         once. The other options are those of torch's ``DataLoader``.
         """
+        self._refuse_half_a_step()
         check_dataset(dataset, batch_size)
         loading = Loading(collate_fn, loader_workers, pin_memory, prefetch_factor)
         if train:
@@ -228,9 +239,18 @@ class Session:
             trained.replica.begin(share, starts_step=i == 0)
             self._share, self._used = share, False
             self._mid_step = not share.ends_step
-            yield batch
+            try:
+                yield batch
+            except GeneratorExit:  # the user left the loop
+                self._left_inside, self._mid_step = self._mid_step or not self._used, False
+                if not self._left_inside:
+                    self._count(step)
+                raise
             self._check_used(rates if not share.ends_step else None, trained)
         self.times.end_step(trained.replica.wait_s)
+        self._count(step)
+
+    def _count(self, step: Step) -> None:
         at = self._position
         self._position = replace(at, offset=step.offset + step.size, step=at.step + 1, samples=at.samples + step.size)
 
@@ -260,6 +280,17 @@ class Session:
         trained.replica.stop = float(self._stop_requested())
         return True
 
+    def _refuse_half_a_step(self) -> None:
+        """Workers take different numbers of batches a step: what all must do together has its place between steps."""
+        if self._left_inside:
+            fix = "put 'if session.ends_step:' before the break, or use --max-steps"
+            raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._mid_step:
+            fix = "put 'if session.ends_step:' before it, or move it behind the loop"
+            raise UserError(f"session.{what} belongs between steps", "a call inside of a step", fix)
+
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
         if self.trained is not None:
             self.trained.replica.settle()
@@ -271,10 +302,12 @@ class Session:
 
     def sum(self, values: Number | Iterable[Number]) -> float:
         """The sum over all workers of a number, a tensor or a list of them, rounded once: workers do not show in it."""
+        self._refuse_inside("sum")
         return exact_sum(x for row in self._group.gather_floats(_floats(values)) for x in row)
 
     def mean(self, values: Number | Iterable[Number]) -> float:
         """The mean over all values of all workers, rounded once."""
+        self._refuse_inside("mean")
         return exact_mean(x for row in self._group.gather_floats(_floats(values)) for x in row)
 
     def report(self, **metrics: Number) -> None:
@@ -283,6 +316,7 @@ class Session:
         Names that begin with ``test_`` are held-out figures: no search ever reads them. Every worker must call this.
         Raises ``Diverged`` where a metric is not finite.
         """
+        self._refuse_inside("report")
         reserved = sorted(set(metrics) & {"seconds", "cost"})
         if reserved or not metrics:
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")

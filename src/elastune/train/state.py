@@ -26,6 +26,8 @@ def to_tree(state: Any, tensors: Tensors, path: str = "state") -> Any:
     if isinstance(state, float):
         return state if math.isfinite(state) else {"float": str(state)}
     if isinstance(state, torch.Tensor):
+        while path in tensors:  # {"a": {"b": x}, "a.b": y}
+            path += "'"
         tensors[path] = state.detach()
         return {"tensor": path}
     if isinstance(state, np.generic):
@@ -82,7 +84,8 @@ def fingerprint(state: Any) -> str:
             for i, item in enumerate(value):
                 visit(f"{name}.{i}", item)
         else:
-            digest.update(f"{name}={value!r};".encode())
+            plain = value.item() if isinstance(value, np.generic) else value  # as a checkpoint brings it back
+            digest.update(f"{name}={plain!r};".encode())
 
     visit("", state)
     return digest.hexdigest()

@@ -35,9 +35,11 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
         detail = f"{type(error).__name__}: {error}" if reason in ("exception", "out_of_memory") else str(error)
         if reason == "exception":
             traceback.print_exception(error)
-            at = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if frame.filename == str(spec.program.path.resolve())]
+            at = (own or frames)[-1]  # the user's own line, where the error came up below it
             detail = f"{detail} ({os.path.basename(at.filename)}:{at.lineno})"
-        send(RunFailed(reason=reason, detail=detail, rank=place.rank))  # type: ignore[arg-type]
+        send(RunFailed(reason=reason, detail=" ".join(detail.split()), rank=place.rank))  # type: ignore[arg-type]
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
     try:
