@@ -1,11 +1,12 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
 # make test  style, types and tests
-# A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+SOURCES := src tests examples benchmarks
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One core a process: several of them share the machine.
 export OMP_NUM_THREADS ?= 1
@@ -19,8 +20,8 @@ test: lint types
 	$(BIN)/pytest -q
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

@@ -123,8 +123,4 @@ def test_an_unreadable_data_file_is_one_line_from_a_worker(here: Path, elastune:
     data.mkdir()
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (data / f"{part}-ubyte.gz").write_bytes(gzip.compress(b"\0\0\10\3" + b"\0" * 64)[:-12])
-    said = elastune("run", "data.py", "--data", data)
-    assert said.code == 2
-    assert said.out == ""
-    assert "train-images-idx3-ubyte.gz" in said.err.splitlines()[-1]
-    assert "Traceback" not in said.err
+    assert "train-images-idx3-ubyte.gz" in elastune("run", "data.py", "--data", data).line

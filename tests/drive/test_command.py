@@ -22,3 +22,8 @@ def test_command_keeps_every_digit():
 
 def test_command_cannot_smuggle_a_second_one():
     assert run_command("f.py; rm -rf x", {"a": "$(id)"}, {}) == "elastune run 'f.py; rm -rf x' --set 'a=$(id)'"
+
+
+def test_text_that_reads_as_something_else_is_quoted():
+    command = run_command("f.py", {"a": "7", "b": "true", "c": "plain", "d": 7}, {})
+    assert command == """elastune run f.py --set 'a="7"' --set 'b="true"' --set c=plain --set d=7"""

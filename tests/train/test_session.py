@@ -370,3 +370,13 @@ def test_leaving_the_loop_between_steps_is_fine(tmp_path: Path) -> None:
                 break
     assert [report.step for report in sent] == [0, 1, 2]
     assert (session.epoch, session.step) == (3, 3)
+
+
+def test_a_wish_to_stop_is_heard_in_epochs_without_batches(tmp_path: Path) -> None:
+    wishes = iter([False, True])
+    session = lone_session(tmp_path, stop_requested=lambda: next(wishes))
+    seen = []
+    with pytest.raises(StopTraining):
+        seen.extend(session.epochs(5))
+    assert session.stopped == "requested"
+    assert session.epoch == 2

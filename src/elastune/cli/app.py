@@ -10,12 +10,12 @@ from typing import cast
 import typer
 
 from elastune.cli.doctor import doctor
+from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG
 from elastune.cli.report import report
 from elastune.cli.run import run
 from elastune.cli.search import frontier, tune
 from elastune.core.errors import UserError
 
-OK, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
 _BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from elastune.cli import options
-from elastune.cli.output import FILE_WIDTH, print_json
+from elastune.cli.output import FILE_WIDTH, OK, print_json
 
 PACKAGES: Mapping[str, str] = {
     "optuna-dashboard": "pip install 'elastune[dashboard]'",
@@ -44,9 +44,9 @@ def doctor(json: options.Json = False) -> int:
     if json:
         machine = {"cores": cores(), "memory_gib": memory, "devices": found_devices}
         print_json({"kind": "doctor", **machine, "findings": [asdict(finding) for finding in findings]})
-        return 0
+        return OK
     _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
-    return 0
+    return OK
 
 
 def memory_gib(root: Path = Path("/")) -> float:
@@ -62,14 +62,17 @@ def _machine(devices: tuple[str, ...]) -> list[Finding]:
 
     gpus = [name for name in devices if name != "cpu"]
     gloo, nccl = dist.is_available() and dist.is_gloo_available(), dist.is_available() and dist.is_nccl_available()
-    cuda_build = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
     return [
         Finding("GPUs", ", ".join(gpus) or None, "a machine with a GPU and its driver; all runs on CPU without"),
         Finding("Python", platform.python_version()),
         Finding("elastune", _version("elastune")),
         Finding("torch", _version("torch"), "pip install torch"),
         Finding("gloo", "in torch" if gloo else None, "pip install torch"),
-        Finding("nccl", "in torch" if nccl else None, f"{cuda_build} (only GPUs need it)"),
+        Finding(
+            "nccl",
+            "in torch" if nccl else None,
+            "pip install --force-reinstall torch, a CUDA build (only GPUs need it)",
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastune.cli.results import Result
 
+OK, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes: done; a run failed; wrong input; Ctrl-C
 FILE_WIDTH = 240  # columns of a table where nobody's terminal sets them
 
 

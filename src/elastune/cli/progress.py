@@ -17,7 +17,6 @@ from elastune.journal.records import (
     FrontierFound,
     Record,
     Reported,
-    RunFailed,
     RunFinished,
     RunStarted,
     StudyFinished,
@@ -70,8 +69,6 @@ class RunTracker:
                 return self._last, False
             case RunFinished():
                 return f"done: {_metrics(record.metrics)}", True
-            case RunFailed():
-                return f"failed: {plain(record.detail)}", True
         return "", False
 
     def state(self) -> str:

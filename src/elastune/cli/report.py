@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import print_result
+from elastune.cli.output import OK, print_result
 
 
 def report(
@@ -27,4 +27,4 @@ def report(
     page = write_report(out)
     images = sorted(str(path) for path in out.glob("*.png"))
     print_result(result, as_json=json, report=str(page), images=images if json else None)
-    return 0
+    return OK

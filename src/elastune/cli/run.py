@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.output import print_error, print_result
+from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, print_result
 from elastune.cli.setup import choose_means, choose_out, use_data
 from elastune.core.errors import UserError
 from elastune.core.run import Place, Program, RunSpec
 
 if TYPE_CHECKING:
+    from elastune.cli.progress import RunTracker
     from elastune.journal.records import RunFailed
-
-OK, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 
 
 def run(
@@ -83,27 +81,33 @@ def run(
 
 
 def _run_local(spec: RunSpec, as_json: bool) -> int:
-    from elastune.cli.progress import Progress, RunTracker
+    from elastune.cli.progress import Progress
     from elastune.drive.job import JobFailed, run_job
-    from elastune.train.program import load
 
-    epochs = spec.epochs or {**load(spec.program).config, **spec.config}.get("epochs")
-    tracker = RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
-    with Progress(tracker) as progress, suppress(JobFailed):  # the journal tells of a failure, too
+    with Progress(_tracker(spec)) as progress, suppress(JobFailed):  # the journal tells of a failure, too
         run_job(spec, observe=progress.observe)
     return _tell(spec.out, as_json)
 
 
 def _run_static(spec: RunSpec, place: Place, as_json: bool) -> int:
-    """Be one worker; rank 0 also tells the result."""
-    from elastune.cluster.devices import assign, devices
-    from elastune.drive.job import run_here
+    """Be one worker; rank 0 also shows progress and tells the result."""
+    from elastune.cli.progress import Progress
+    from elastune.drive.job import on_device, run_here
 
-    available = devices() if spec.means.device != "cpu" else ("cpu",)
-    here = assign(spec.means.device, place.local_rank, available)
-    own = here == "cpu" or _most_on_one_node(place.world) <= len(available)
-    code = run_here(spec, replace(place, device=here, own_device=own))
-    return _tell(spec.out, as_json) if place.rank == 0 else code
+    place = on_device(place, spec.means.device, os.environ)
+    if place.rank != 0:
+        return run_here(spec, place)
+    with Progress(_tracker(spec)) as progress:
+        run_here(spec, place, progress.observe)
+    return _tell(spec.out, as_json)
+
+
+def _tracker(spec: RunSpec) -> RunTracker:
+    from elastune.cli.progress import RunTracker
+    from elastune.train.program import load
+
+    epochs = spec.epochs or {**load(spec.program).config, **spec.config}.get("epochs")
+    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
 
 
 def _tell(out: Path, as_json: bool) -> int:
@@ -129,12 +133,6 @@ def _explain(failure: RunFailed, out: Path) -> int:
     where = f" (log: {log})" if log.exists() else ""
     print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")
     return FAILED
-
-
-def _most_on_one_node(world: int) -> int:
-    """Workers that one node has at most; where the launcher does not say, all of them could be on one."""
-    told = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or ""
-    return int(told) if told.isdigit() else world
 
 
 def _static_workers(workers: int, place: Place, out: Path | None) -> int:

@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.output import print_error, print_result
+from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
 from elastune.cli.setup import DEFAULT_SLOTS, check_price, choose_means, choose_out, use_data
 from elastune.core.errors import UserError
 from elastune.core.run import Program
-
-INTERRUPTED = 130
 
 
 def tune(
@@ -161,4 +159,4 @@ def _tell(out: Path, as_json: bool) -> int:
     if result.stopped == "interrupted":
         print_error(f"interrupted; go on with --resume --out {out}")
         return INTERRUPTED
-    return 0
+    return OK

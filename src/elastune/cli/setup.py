@@ -8,8 +8,8 @@ from pathlib import Path
 
 from elastune.core.errors import UserError
 from elastune.core.run import Means
+from elastune.drive.folders import next_folder
 
-DEFAULT_ROOT = Path("elastune-out")
 DEFAULT_SLOTS = 8
 
 
@@ -19,10 +19,7 @@ def choose_out(out: Path | None, file: Path, command: str, resume: bool) -> Path
         return out
     if resume:
         raise UserError("--resume needs to know what to go on with", "no --out", "give --out of the earlier run")
-    taken = {path.name for path in DEFAULT_ROOT.glob("*")}
-    stem = f"{file.stem}-{command}"
-    number = next(n for n in range(1, len(taken) + 2) if f"{stem}-{n}" not in taken)
-    return DEFAULT_ROOT / f"{stem}-{number}"
+    return next_folder(file, command)
 
 
 def use_data(data: Path | None) -> None:

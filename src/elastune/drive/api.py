@@ -14,7 +14,7 @@ from elastune.cluster.static import from_environment
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Means, Program, RunSpec
 from elastune.drive.folders import next_folder
-from elastune.drive.job import run_here, run_job
+from elastune.drive.job import on_device, print_failure, run_here, run_job
 from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
 from elastune.drive.study import tune as run_study
@@ -67,7 +67,7 @@ def run(
     if place is not None:
         if out is None:
             raise UserError("workers of a launcher need one folder", "no out", "give out=..., the same for all")
-        code = run_here(spec, place)
+        code = run_here(spec, on_device(place, spec.means.device, os.environ), print_failure)
         sys.stdout.flush()
         os._exit(code)  # see comm.group.join
     return run_job(spec, cluster=cluster)

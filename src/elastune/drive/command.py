@@ -49,4 +49,11 @@ def program_path(program: object) -> str:
 
 
 def _word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """As ``--set`` reads it back: text stands bare unless it would be read as something else."""
+    if not isinstance(value, str) or value in ("True", "False", "None"):
+        return json.dumps(value)
+    try:
+        json.loads(value)
+    except ValueError:
+        return value
+    return json.dumps(value)

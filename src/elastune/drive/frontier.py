@@ -8,6 +8,7 @@ the cores and modelled beyond. Phases: calibrate, naive rule, search, confirm, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from statistics import fmean, median
 from typing import Any
@@ -46,6 +47,7 @@ from elastune.search.front import pick
 from elastune.search.suggest import Suggester
 
 CONFIRM_SHARE = 0.3  # of the budget is kept for confirming what the search found with fresh seeds
+TWINS = 30  # suggestions in a row that were trained already: the space holds hardly more
 FRESH_SEEDS = 1000  # confirmations use seeds that no search has seen
 
 
@@ -65,23 +67,17 @@ def frontier(
     path = open_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
-    with JournalWriter(path) as journal, Interrupts() as interrupts:
-        measurable = [w for w in request.workers if w <= cores()]
-        place = cluster or LocalCluster(capacity=max([cores(), *measurable]))
+    with JournalWriter(path) as journal, Interrupts() as interrupts, ExitStack() as stack:
+        place = cluster or stack.enter_context(LocalCluster(capacity=cores()))
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (TrialFinished, FrontierFound, StudyFinished)))
             if observe is not None:
                 observe(record)
 
-        try:
-            return _Frontier(plan, place, keep, clock or SystemClock(), lambda: interrupts.count > 0).run(before)
-        except Interrupted:
-            keep(StudyFinished("interrupted", 0.0))
-            raise
-        finally:
-            if cluster is None:
-                place.close()
+        job = _Frontier(plan, place, keep, clock or SystemClock(), lambda: interrupts.count > 0)
+        stack.callback(job.abandon)  # whatever happens: a cluster that is not ours lives on, its trainings must not
+        return job.run(before)
 
 
 class _Frontier:
@@ -120,19 +116,29 @@ class _Frontier:
         self._spent_before_s = spent_s(before)
         self._suggester.replay(before)
         self._trainings.replay(before)
+        begun = [e.record for e in before if isinstance(e.record, TrialStarted)]
+        self._rules = {key(r.config, 0): r.tags["lr_rule"] for r in begun if "lr_rule" in r.tags}
         self._keep(StudyStarted(self._plan.settings, machine_context(), resumed=bool(before)))
-        by = self._yardstick(self._calibrate())
-        self._naive()
+        try:
+            by = self._yardstick(self._calibrate())
+            self._naive()
+        except Interrupted:
+            self._keep(StudyFinished("interrupted", self._elapsed_s()))
+            raise
         self._search(by)
         tuned = self._confirm(by)
-        tuned = self._measure_found(tuned, by)
+        self._measure_found(tuned, by)
         by = self._yardstick(self._calibration.fit())
         found = self._conclude(tuned, by)
         self._keep(found)
         reason = "interrupted" if self._interrupted() else f"a budget of {request.budget_s:g} s"
-        self._suggester.close()
         self._keep(StudyFinished(reason, self._elapsed_s()))
         return found
+
+    def abandon(self) -> None:
+        """End what runs and let go of the search's files. Idempotent."""
+        self._trainings.abandon()
+        self._suggester.close()
 
     def _elapsed_s(self) -> float:
         return self._spent_before_s + self._clock.now() - self._started
@@ -163,22 +169,25 @@ class _Frontier:
         """Batch and learning rate x W, whatever comes of it."""
         wanted = [(self._plan.naive(workers), seed) for workers in self._request.workers for seed in self._seeds()]
         self._trainings.all_of(wanted, "naive", {}, lambda: not self._interrupted())
+        if any(key(config, seed) not in self._trainings.done for config, seed in wanted):
+            raise Interrupted  # a missing row would read as one that diverged
 
     def _search(self, by: Yardstick) -> None:
-        open_: dict[int, tuple[Config, str]] = {}
+        twins = 0
         go_on = self._within(1 - CONFIRM_SHARE)
         while go_on() or self._trainings.running:
-            while self._trainings.room and go_on():
+            while self._trainings.room and go_on() and twins < TWINS:
                 suggestion = self._suggester.ask()
                 if suggestion is None:
                     break
                 config, rule = self._plan.resolve(suggestion.values)
                 self._rules[key(config, 0)] = rule
-                open_[suggestion.number] = config, rule
                 twin = self._trainings.done.get(key(config, self._request.seed))
                 if twin is not None:  # another parametrisation of what was trained already
                     self._tell(suggestion.number, twin, by)
+                    twins += 1
                     continue
+                twins = 0
                 means = self._request.means
                 started = TrialStarted(
                     suggestion.number, config, asdict(means), self._request.seed, "search",
@@ -261,7 +270,7 @@ class _Frontier:
             return None
         return fmean(t.result.metrics[self._plan.quality.name] for t in tried)
 
-    def _measure_found(self, tuned: dict[int, Config], by: Yardstick) -> dict[int, Config]:
+    def _measure_found(self, tuned: dict[int, Config], by: Yardstick) -> None:
         """Time the chosen configurations on the worker counts that this machine has."""
         for workers, config in tuned.items():
             training = next((t for t in self._tried(config) if t.run is not None), None)
@@ -271,8 +280,8 @@ class _Frontier:
                 and training.run.grad_bytes == by.times.model.grad_bytes
             )
             if same and self._calibration.measurable(workers) and not self._interrupted():
-                self._calibration.measure(self._plan.config, int(config["batch_size"]), workers)  # type: ignore[arg-type]
-        return tuned
+                with suppress(Interrupted):  # the answer is there, with fewer of its times measured
+                    self._calibration.measure(self._plan.config, int(config["batch_size"]), workers)  # type: ignore[arg-type]
 
     def _conclude(self, tuned: dict[int, Config], by: Yardstick) -> FrontierFound:
         means, counts = self._request.means, list(self._request.workers)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 
 from elastune.cluster.base import Cluster
+from elastune.cluster.devices import assign, devices
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
@@ -40,7 +43,7 @@ def run_job(spec: RunSpec, *, cluster: Cluster | None = None, observe: Observe |
     """
     check_means(spec)
     merge(load(spec.program).config, spec.config)
-    with JournalWriter(open_out(spec.out, spec.resume)) as journal, Interrupts() as interrupts:
+    with JournalWriter(open_out(spec.out, spec.resume)) as journal, Interrupts() as interrupts, ExitStack() as stack:
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
@@ -48,40 +51,59 @@ def run_job(spec: RunSpec, *, cluster: Cluster | None = None, observe: Observe |
                 observe(record)
 
         keep(_started(spec))
-        place = cluster or LocalCluster(capacity=spec.means.workers)
-        try:
-            watch = Watch(place.start(spec))
-            heard = 0
-            while watch.outcome is None:
-                place.wait(0.5)
-                for record in watch.pump():
-                    keep(record)
-                if interrupts.count > heard:
-                    heard = interrupts.count
-                    watch.handle.stop() if heard == 1 else watch.handle.kill()
-        finally:
-            if cluster is None:
-                place.close()
+        place = cluster or stack.enter_context(LocalCluster(capacity=spec.means.workers))
+        watch = Watch(place.start(spec))
+        stack.callback(
+            watch.handle.kill
+        )  # whatever happens here: a cluster that is not ours lives on, its run must not
+        heard = 0
+        while watch.outcome is None:
+            place.wait(0.5)
+            for record in watch.pump():
+                keep(record)
+            if interrupts.count > heard:
+                heard = interrupts.count
+                watch.handle.stop() if heard == 1 else watch.end("ended by a second interrupt")
         keep(watch.outcome)
     if isinstance(watch.outcome, RunFailed):
         raise JobFailed(watch.outcome)
     return watch.outcome
 
 
-def run_here(spec: RunSpec, place: Place) -> int:
-    """Be one worker of a run that somebody else launched (torchrun, srun); rank 0 keeps the journal. An exit code."""
+def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int:
+    """Be one worker of a run that somebody else launched (torchrun, srun). Returns an exit code.
+
+    Rank 0 keeps the journal and tells ``observe``; any other prints why it failed.
+    """
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     check_means(spec)
     if place.rank != 0:
-        return work(spec, place, lambda record: None, stop.is_set)
+        return work(spec, place, print_failure, stop.is_set)
     with JournalWriter(open_out(spec.out, spec.resume)) as journal:
 
         def keep(record: Record) -> None:
             journal.write(record)
+            if observe is not None:
+                observe(record)
 
         keep(_started(spec))
         return work(spec, place, keep, stop.is_set)
+
+
+def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
+    """``place`` on its device among those of its node. ``env`` tells how many workers share the node."""
+    available = devices() if device != "cpu" else ("cpu",)
+    here = assign(device, place.local_rank, available)
+    told = env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or ""
+    neighbours = int(told) if told.isdigit() else place.world
+    return replace(place, device=here, own_device=here == "cpu" or neighbours <= len(available))
+
+
+def print_failure(record: Record) -> None:
+    """Say on stderr why a worker failed that no controller listens to."""
+    if isinstance(record, RunFailed):
+        print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
 
 
 def check_means(spec: RunSpec) -> None:

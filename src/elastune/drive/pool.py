@@ -23,10 +23,21 @@ class Ended:
 
 
 class Pool:
-    """Jobs by a key of the caller's. A job's folder is removed once it ended well: what matters went to the journal."""
+    """Jobs by a key of the caller's, on ``capacity`` workers of ``cluster`` (None: all of them).
 
-    def __init__(self, cluster: Cluster, *, timeout_s: float | None = None, clock: Clock | None = None) -> None:
+    A job's folder is removed once it ended well: what matters went to the journal.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        capacity: int | None = None,
+        timeout_s: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._capacity = cluster.capacity if capacity is None else capacity
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
         self._running: dict[int, tuple[Watch, RunSpec, float]] = {}
@@ -34,7 +45,7 @@ class Pool:
     @property
     def free(self) -> int:
         """Workers that no job uses."""
-        return self._cluster.capacity - sum(spec.means.workers for _, spec, _ in self._running.values())
+        return self._capacity - sum(spec.means.workers for _, spec, _ in self._running.values())
 
     @property
     def running(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -71,6 +72,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("a study needs a budget", "none", "use --trials or --budget")
     if request.trials is not None and request.trials < 1:
         raise UserError("trials must be at least 1", request.trials, "use --trials 1 or more")
+    if request.budget_s is not None and not request.budget_s > 0:
+        raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
     check_means(RunSpec(request.program, request.out, means=request.means))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
@@ -113,21 +116,21 @@ def tune(
     path = open_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
-    with JournalWriter(path) as journal, Interrupts() as interrupts:
-        place = cluster or LocalCluster(capacity=request.workers)
+    if cluster is not None and cluster.capacity < request.workers:
+        rule = "a study's workers must fit into its cluster"
+        raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
+    with JournalWriter(path) as journal, Interrupts() as interrupts, ExitStack() as stack:
+        place = cluster or stack.enter_context(LocalCluster(capacity=request.workers))
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (TrialFinished, StudyFinished)))
             if observe is not None:
                 observe(record)
 
-        try:
-            driver = Driver(plan, place, keep, clock or SystemClock())
-            driver.replay(before)
-            driver.run(lambda: interrupts.count > 0)
-        finally:
-            if cluster is None:
-                place.close()
+        driver = Driver(plan, place, keep, clock or SystemClock())
+        stack.callback(driver.abandon)  # whatever happens: a cluster that is not ours lives on, its trials must not
+        driver.replay(before)
+        driver.run(lambda: interrupts.count > 0)
     return Study.load(request.out)
 
 
@@ -139,7 +142,7 @@ class Driver:
         self._request = plan.request
         self._keep = keep
         self._clock = clock
-        self._pool = Pool(cluster, timeout_s=self._request.trial_timeout_s, clock=clock)
+        self._pool = Pool(cluster, capacity=self._request.workers, timeout_s=self._request.trial_timeout_s, clock=clock)
         self._suggester = Suggester(
             plan.space,
             plan.pricing.objectives,
@@ -175,9 +178,13 @@ class Driver:
             if reason and (self._pool.running == 0 or interrupted() or self._left_s() <= 0):
                 break
             self._listen(*self._pool.pump(0.5))
+        self.abandon()
+        self._keep(StudyFinished(reason, self._elapsed_s()))
+
+    def abandon(self) -> None:
+        """End what runs and let go of the search's files. Idempotent."""
         self._pool.abandon()
         self._suggester.close()
-        self._keep(StudyFinished(reason, self._elapsed_s()))
 
     def _elapsed_s(self) -> float:
         return self._spent_before_s + self._clock.now() - self._started

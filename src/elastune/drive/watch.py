@@ -9,7 +9,16 @@ from elastune.journal.records import Record, RunFailed, RunFinished
 GRACE_S = 1.0
 EXIT_S = 10.0  # a finished run's workers have nothing left to do but to exit
 # What a worker says when ANOTHER one went away: never the cause of a failure.
-_ECHOES = ("gloo", "nccl", "connection closed by peer", "connection reset", "broken pipe", "timed out", "store")
+_ECHOES = (
+    "gloo",
+    "nccl",
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "timed out",
+    "storeerror",
+    "tcpstore",
+)
 
 
 class Watch:
@@ -27,6 +36,7 @@ class Watch:
         self._timeout_s = timeout_s
         self._finished: RunFinished | None = None
         self._failures: list[RunFailed] = []
+        self._ended_by_us: list[RunFailed] = []
         self._kill_at: float | None = None
 
     def pump(self) -> list[Record]:
@@ -47,12 +57,26 @@ class Watch:
             self.outcome = self._judge()
         return records
 
+    def end(self, why: str) -> None:
+        """End the workers now; the outcome says ``why``, unless the job has failed or finished already."""
+        if not self._failures:
+            self._failures.append(RunFailed("worker_lost", why, 0))
+        self._kill()
+
+    def _kill(self) -> None:
+        self._kill_at = float("inf")
+        self.handle.kill()
+
     def _exited(self, event: Exited) -> None:
         if event.code != 0 and not any(f.rank == event.rank for f in self._failures):
             how = f"was ended by signal {-event.code}" if event.code < 0 else f"exited with code {event.code}"
             hint = " (out of memory?)" if event.code == -9 else ""
             detail = f"worker {event.rank} {how}{hint}"
-            self._fail(RunFailed("worker_lost", detail, event.rank, event.code, event.log))
+            lost = RunFailed("worker_lost", detail, event.rank, event.code, event.log)
+            if event.code == -9 and self._kill_at == float("inf"):
+                self._ended_by_us.append(lost)
+            else:
+                self._fail(lost)
         elif event.code != 0 and event.log:
             self._failures = [
                 RunFailed(f.reason, f.detail, f.rank, event.code, event.log) if f.rank == event.rank else f
@@ -66,23 +90,21 @@ class Watch:
 
     def _keep_time(self) -> None:
         now = self._clock.now()
-        if self._deadline is not None and now > self._deadline and self._finished is None:
-            self._failures.insert(0, RunFailed("timeout", f"still running after {self._timeout_s:g} s", 0))
+        if self._deadline is not None and now > self._deadline and not (self._finished or self._failures):
+            self._failures.append(RunFailed("timeout", f"still running after {self._timeout_s:g} s", 0))
             self._deadline, self._kill_at = None, now
         if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = float("inf")
-            self.handle.kill()
+            self._kill()
 
     def _judge(self) -> RunFinished | RunFailed:
         """The finished record if nothing failed; else the failure that came first and is no echo of another."""
         if self._finished is not None:
             return self._finished
-        if not self._failures:
+        failures = self._failures or self._ended_by_us
+        if not failures:
             return RunFailed("worker_lost", "all workers ended without a result", 0)
-        ended_by_us = [f for f in self._failures if f.exit_code == -9 and f.reason == "worker_lost"]
-        first = [f for f in self._failures if f not in ended_by_us[1:]]
-        causes = [f for f in first if not (f.reason == "exception" and _is_echo(f.detail))]
-        return (causes or first)[0]
+        causes = [f for f in failures if not (f.reason == "exception" and _is_echo(f.detail))]
+        return (causes or failures)[0]
 
 
 def _is_echo(detail: str) -> bool:

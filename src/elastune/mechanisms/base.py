@@ -52,7 +52,7 @@ class Replica(ABC):
             p.grad = None
 
     def _restore_gradients(self) -> None:
-        """Bring back what an earlier share of the same sum left; refuse gradients that nobody asked for."""
+        """Bring back what an earlier share of the same sum left."""
         if self._held is not None:
             for p, grad in zip(self.params, self._held, strict=True):
                 p.grad = grad

@@ -16,7 +16,8 @@ class ExactReplica(Replica):
     """Every slot is run by itself, on the buffers of the step's start; sums follow the canonical tree.
 
     Buffers: each slot normalises (BatchNorm) over its own samples. Floating-point buffers move by the weighted mean
-    over slots of what each slot's pass changed; others (counters) must not depend on data and move as in one pass.
+    over slots of what each slot's pass changed; others (counters) must not depend on data and move as in the step's
+    first pass, since workers may need different numbers of passes.
     """
 
     def __init__(self, module: nn.Module, group: Group, num_slots: int) -> None:
@@ -37,12 +38,15 @@ class ExactReplica(Replica):
         if starts_step:
             self._reducer.begin()
             self._start = [b.detach().clone() for b in self._buffers]
+            self._counters: list[torch.Tensor] | None = None
             self._slot_weight = 0.0
         elif self._slot_weight == 0.0 and self._buffers:  # a new slot, not a further piece of one
             torch._foreach_copy_(self._buffers, self._start)
 
     def backward(self, loss: torch.Tensor, share: Share) -> None:
         self._refuse_leftovers()
+        if self._counters is None:
+            self._counters = [b.clone() for b in self._buffers if not b.is_floating_point()]
         self._slot_weight += share.weight
         if share.weight:
             self._restore_gradients()
@@ -68,6 +72,9 @@ class ExactReplica(Replica):
         assert p.grad is not None
         if p.grad.is_sparse:
             raise UserError("exact mode sums dense gradients", "a sparse gradient", "use sparse=False or --mode fast")
+        if i in self._seen:
+            rule = "exact mode needs a parameter's whole gradient at once"
+            raise UserError(rule, "a second part of one", "use checkpoint(..., use_reentrant=False) or --mode fast")
         self._seen.add(i)
         self._reducer.put(self._place[i], p.grad)
         p.grad = None
@@ -101,10 +108,12 @@ class ExactReplica(Replica):
         *used, self.stop_votes = sums[-1].tolist()
         for i, p in enumerate(self.params):
             p.grad = sums[self._place[i]] if used[i] > 0 else None
-        moved = iter(sums[len(self.params) : -1])
+        moved, counters = iter(sums[len(self.params) : -1]), iter(self._counters or ())
         for buffer, start in zip(self._buffers, self._start, strict=True):
             if buffer.is_floating_point():
                 torch.add(start, next(moved), out=buffer)
+            else:
+                buffer.copy_(next(counters))
 
     def settle(self) -> None:
         """Nothing to do: every step leaves equal buffers everywhere."""

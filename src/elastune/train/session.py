@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -156,8 +156,9 @@ class Session:
             self._refuse_half_a_step()
             if self.stopped != "complete":
                 return
-            if self._position.epoch == epoch:  # an epoch without a training pass
+            if self._position.epoch == epoch:  # an epoch without a whole training pass
                 self._position = replace(self._position, epoch=epoch + 1, offset=0)
+                self._stop_if_asked()
             self._passes_in_epoch = 0
             if self._spec.checkpoint_every_steps != 0:
                 self.save()
@@ -267,9 +268,7 @@ class Session:
         """At a step boundary: save what is due; False once ``max_steps`` are done."""
         done, every = self._position.step, self._spec.checkpoint_every_steps
         if trained.replica.stop_votes > 0:
-            self.stopped = "requested"
-            self.save()
-            raise StopTraining
+            self._stop()
         if self._spec.max_steps is not None and done >= self._spec.max_steps:
             self.stopped = "max_steps"
             if every != 0:
@@ -290,6 +289,17 @@ class Session:
         if self._mid_step:
             fix = "put 'if session.ends_step:' before it, or move it behind the loop"
             raise UserError(f"session.{what} belongs between steps", "a call inside of a step", fix)
+
+    def _stop_if_asked(self) -> None:
+        """Where no reduction carried the workers' votes, ask for them."""
+        votes = self._group.gather_floats([float(self._stop_requested())])
+        if any(vote > 0 for (vote,) in votes):
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        self.stopped = "requested"
+        self.save()
+        raise StopTraining
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
         if self.trained is not None:

@@ -1,0 +1,112 @@
+"""A worker's life, in this process: every end becomes a record and an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.journal.records import Checkpointed, Record, Reported, RunFailed, RunFinished
+from elastune.train.work import EXIT_FAILED, EXIT_USER_ERROR, work
+
+LOOP = """
+import torch
+from torch.utils.data import TensorDataset
+def train(session):
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.epochs(2):
+        for (x,) in session.batches(TensorDataset(torch.ones(20, 2)), batch_size=10):
+            session.backward(model(x).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(loss=1.0)
+"""
+
+
+def lived(folder: Path, text: str, stop: bool = False, **changes) -> tuple[int, list[Record]]:
+    path = folder / "mine.py"
+    path.write_text(text)
+    sent: list[Record] = []
+    spec = RunSpec(Program(path), folder / "out", means=Means(num_slots=2), **changes)
+    return work(spec, Place(), sent.append, lambda: stop), sent
+
+
+def test_a_run_that_ends_well(tmp_path: Path) -> None:
+    code, sent = lived(tmp_path, LOOP)
+    assert code == 0
+    assert [type(record) for record in sent] == [Reported, Checkpointed, Reported, Checkpointed, RunFinished]
+    end = sent[-1]
+    assert isinstance(end, RunFinished)
+    assert (end.steps, end.samples, end.workers, end.stopped) == (4, 40, 1, "complete")
+    assert (end.metrics, end.grad_bytes, len(end.sha256)) == ({"loss": 1.0}, 12, 64)
+
+
+def test_a_wish_to_stop_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
+    code, sent = lived(tmp_path, LOOP, stop=True)
+    assert code == 0
+    assert [type(record) for record in sent] == [Checkpointed, RunFinished]
+    assert isinstance(sent[-1], RunFinished)
+    assert (sent[-1].stopped, sent[-1].steps) == ("requested", 1)
+    code, sent = lived(tmp_path, LOOP, resume=True)
+    assert isinstance(sent[-1], RunFinished)
+    assert (code, sent[-1].stopped, sent[-1].steps) == (0, "complete", 4)
+
+
+def test_a_program_that_trains_nothing_is_a_run_too(tmp_path: Path) -> None:
+    code, sent = lived(tmp_path, "def train(session): session.report(x=2)")
+    assert code == 0
+    assert isinstance(sent[-1], RunFinished)
+    assert (sent[-1].steps, sent[-1].metrics) == (0, {"x": 2.0})
+
+
+ERROR = (
+    "from elastune.core.errors import UserError\ndef train(session): raise UserError('data must exist', 3, 'make it')"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "code", "detail"),
+    [
+        ("def train(session):\n    x = 1\n    raise KeyError('k')", "exception", 1, "KeyError: 'k' (mine.py:3)"),
+        ("import torch\ndef train(session):\n    torch.ones(2) @ torch.ones(3)", "exception", 1, "(mine.py:3)"),
+        ("import json\ndef train(session):\n    json.loads('{')", "exception", 1, "(mine.py:3)"),
+        ("def train(session): raise MemoryError('no')", "out_of_memory", 1, "MemoryError: no"),
+        ("def train(session): raise RuntimeError('CUDA out of memory')", "out_of_memory", 1, "CUDA out of memory"),
+        ("def train(session): session.report(loss=float('nan'))", "diverged", 1, "loss is nan"),
+        (ERROR, "user_error", 2, "data must exist (got 3): make it"),
+        ("raise OSError('gone')", "user_error", 2, "OSError: gone"),
+        ("x = 3", "user_error", 2, "must define train"),
+        ("def train(session): raise ValueError('two\\nlines')", "exception", 1, "two lines"),
+        ("class E(Exception):\n    pass\ndef train(session): raise E", "exception", 1, "E: (mine.py:3)"),
+    ],
+)
+def test_every_bad_end_has_its_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, reason: str, code: int, detail: str
+) -> None:
+    found, sent = lived(tmp_path, text)
+    (failure,) = [record for record in sent if not isinstance(record, Reported)]
+    assert isinstance(failure, RunFailed)
+    assert (found, failure.reason, failure.rank) == (code, reason, 0)
+    assert found in (EXIT_FAILED, EXIT_USER_ERROR)
+    assert detail in failure.detail
+    assert "\n" not in failure.detail
+    assert ("Traceback" in capfd.readouterr().err) == (reason == "exception")
+
+
+def test_settings_that_the_program_lacks(tmp_path: Path) -> None:
+    code, (failure,) = lived(tmp_path, "config = {'lr': 1}\ndef train(session): pass", config={"rl": 2})
+    assert isinstance(failure, RunFailed)
+    assert (code, failure.reason) == (2, "user_error")
+    assert "rl" in failure.detail
+
+
+def test_a_corrupt_checkpoint_is_the_users_to_mend(tmp_path: Path) -> None:
+    _, sent = lived(tmp_path, LOOP)
+    newest = next(Path(record.path) for record in reversed(sent) if isinstance(record, Checkpointed))
+    (newest / "state.json").write_text("{")
+    code, (failure,) = lived(tmp_path, LOOP, resume=True)
+    assert isinstance(failure, RunFailed)
+    assert (code, failure.reason) == (2, "user_error")
+    assert str(newest) in failure.detail
