@@ -41,6 +41,8 @@ def without(env: dict[str, str], *names: str) -> dict[str, str]:
             Place(3, 8, 1, rendezvous=f"tcp://head:{FIRST_PORT + 123 * 31 + 4}"),
         ),
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "4"}, Place(3, 4, 1, rendezvous=f"tcp://node03-ib:{port(123, 4)}")),
+        ({**SRUN, "MASTER_ADDR": "10.0.0.7"}, Place(3, 8, 1, rendezvous=f"tcp://10.0.0.7:{port(123, 4)}")),
+        ({**SRUN, "MASTER_ADDR": "h", "MASTER_PORT": "29501"}, Place(3, 8, 1, rendezvous="tcp://h:29501")),
         # an allocation without a step (salloc), a batch script with and without a step number, an interactive step
         (without(SRUN, "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_LOCALID"), None),
         ({**without(SRUN, "SLURM_STEP_ID"), "SLURM_PROCID": "0"}, None),
@@ -69,6 +71,7 @@ def test_places(env: dict[str, str], place: Place | None) -> None:
         (without(TORCHRUN, "MASTER_PORT"), "MASTER_PORT"),
         ({**SRUN, "SLURM_PROCID": "8"}, "SLURM_PROCID"),
         ({**SRUN, "SLURM_NTASKS": "many"}, "SLURM_NTASKS"),
+        ({**SRUN, "MASTER_PORT": "0"}, "MASTER_PORT"),
         ({**SRUN, "SLURM_STEP_NODELIST": "node[03-"}, "node list"),
         (without(SRUN, "SLURM_NTASKS"), "SLURM_NTASKS"),
         (without(SRUN, "SLURM_JOB_ID"), "SLURM_JOBID"),

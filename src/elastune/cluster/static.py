@@ -22,7 +22,8 @@ def from_environment(env: Mapping[str, str]) -> Place | None:
 
     torchrun: all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, once the first two are there. srun: a
     step of two tasks or more; a step of one (a shell on a node, say) is an ordinary machine and may have workers of its
-    own, and so may a batch script, which has Slurm's variables too but is no step of srun. Raises ``UserError``.
+    own, and so may a batch script, which has Slurm's variables too but is no step of srun. The tasks meet at the first
+    node; MASTER_ADDR and MASTER_PORT, as batch scripts often set them, go over that. Raises ``UserError``.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return _torchrun(env)
@@ -53,10 +54,11 @@ def _srun(env: Mapping[str, str]) -> Place | None:
     if world == 1:
         return None
     nodes = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"
-    host = first_host(_text(env, nodes))
+    host = _text(env, "MASTER_ADDR") if "MASTER_ADDR" in env else first_host(_text(env, nodes))
     step = _number(env, "SLURM_STEP_ID" if "SLURM_STEP_ID" in env else "SLURM_STEPID", 0)
     job = _number(env, "SLURM_JOB_ID" if "SLURM_JOB_ID" in env else "SLURM_JOBID", 0)
-    return Place(rank, world, local_rank, rendezvous=f"tcp://{host}:{port(job, step)}")
+    meet = _number(env, "MASTER_PORT", 1, 65535) if "MASTER_PORT" in env else port(job, step)
+    return Place(rank, world, local_rank, rendezvous=f"tcp://{host}:{meet}")
 
 
 def port(job: int, step: int) -> int:

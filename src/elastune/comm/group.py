@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 
+from elastune.core.errors import UserError
 from elastune.core.run import Place
 
 Work = Any  # torch.distributed.Work, or None where nothing had to be started
@@ -87,6 +90,7 @@ def join(place: Place, timeout_s: float = 1800.0) -> Group:
     if place.world == 1:
         return Group()
     device = torch.device(place.device)
+    _refuse_unknown_host(place.rendezvous)
     backend = "nccl" if device.type == "cuda" and place.own_device and dist.is_nccl_available() else "gloo"
     dist.init_process_group(
         backend,
@@ -96,3 +100,14 @@ def join(place: Place, timeout_s: float = 1800.0) -> Group:
         timeout=timedelta(seconds=timeout_s),
     )
     return Group(place.rank, place.world, backend, device)
+
+
+def _refuse_unknown_host(rendezvous: str) -> None:
+    """Torch would go on trying for half an hour."""
+    host = urlsplit(rendezvous).hostname if rendezvous.startswith("tcp://") else None
+    if host is not None:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            fix = "set MASTER_ADDR to an address of rank 0's machine"
+            raise UserError("workers must be able to look up where they meet", f"{host}: {error}", fix) from None

@@ -1,0 +1,128 @@
+"""Workers that reduce random tensors over gloo and compare with sums written out."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from typing import Any
+
+import torch
+
+from elastune.comm import exact
+from elastune.comm.exact import ExactReducer
+from elastune.comm.group import Group, join
+from elastune.comm.link import measure_link
+from elastune.core.run import Place, RunSpec
+from elastune.core.slots import cut
+from elastune.testing.cluster_workers import Send, StopRequested, said
+
+_ALIVE: list[object] = []  # see comm.group.join
+
+LIKE = [
+    torch.empty(7, 3),
+    torch.empty(()),
+    torch.empty(13, dtype=torch.float64),
+    torch.empty(1, dtype=torch.float64),
+    torch.empty(0),
+    torch.empty(5, 5, dtype=torch.bfloat16),
+    torch.empty(2, 2, 2, 2),
+    torch.empty(3, dtype=torch.float16),
+    torch.empty(101),
+]
+
+
+@functools.cache
+def value(seed: int, slot: int, index: int) -> torch.Tensor | None:
+    """What ``slot`` contributes to tensor ``index``: numbers of very different sizes; None now and then."""
+    generator = torch.Generator().manual_seed(seed * 10_000 + slot * 100 + index)
+    if int(torch.randint(6, (1,), generator=generator)) == 0:
+        return None
+    like = LIKE[index]
+    scale = 10.0 ** int(torch.randint(-3, 4, (1,), generator=generator))
+    return (torch.randn(like.shape, generator=generator, dtype=torch.float64) * scale).to(like.dtype)
+
+
+def tree(values: list[torch.Tensor]) -> torch.Tensor:
+    """The canonical sum: the left half has the largest power of two below the number of slots."""
+    if len(values) == 1:
+        return values[0]
+    left = 1
+    while left * 2 < len(values):
+        left *= 2
+    return tree(values[:left]) + tree(values[left:])
+
+
+def expected(seed: int, slots: int, empty: list[int]) -> list[torch.Tensor]:
+    def term(slot: int, index: int) -> torch.Tensor:
+        found = None if slot in empty else value(seed, slot, index)
+        return torch.zeros_like(LIKE[index]) if found is None else found
+
+    return [tree([term(slot, index) for slot in range(slots)]) for index in range(len(LIKE))]
+
+
+def one_step(reducer: ExactReducer, group: Group, seed: int, slots: int, empty: list[int]) -> list[torch.Tensor]:
+    run = [slot for slot in cut(slots, group.size)[group.rank] if slot not in empty]
+    reducer.begin()
+    for slot in run:
+        reducer.begin_slot(slot, last=slot == run[-1])
+        order = list(range(len(LIKE)))
+        random.Random(f"{seed} {group.rank} {slot}").shuffle(order)  # gradients come in another order everywhere
+        for index in order:
+            reducer.put(index, value(seed, slot, index))
+    return reducer.finish()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def wrong_sums(group: Group, first_bytes: int, bucket_bytes: int) -> list[str]:
+    """Whatever differs from the explicit sum, in words."""
+    exact.FIRST_BUCKET_BYTES, exact.BUCKET_BYTES = first_bytes, bucket_bytes
+    wrong = []
+    for slots in (group.size, 5, 8, 13):
+        reducer = ExactReducer(LIKE, slots, group)
+        lone = cut(slots, group.size)[-1]
+        for step, empty in enumerate(([], [0], [slots - 1], list(lone), list(range(1, slots)), [])):
+            seed = slots * 10 + step
+            found = one_step(reducer, group, seed, slots, empty)
+            for index, (sum_, wanted) in enumerate(zip(found, expected(seed, slots, empty), strict=True)):
+                if not same_bits(sum_, wanted):
+                    wrong.append(f"{slots} slots without {empty}, tensor {index}: {sum_} is not {wanted}")
+    return wrong
+
+
+def reduce(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
+    group = join(place)
+    _ALIVE.append(group)
+    wrong: list[str] = []
+    for first_bytes, bucket_bytes in ((1, 1), (64, 200)):
+        wrong += wrong_sums(group, first_bytes, bucket_bytes)
+    print("\n".join(wrong))
+    send(said(0, wrong=len(wrong)))
+    return 0
+
+
+ROWS: list[list[float]] = [[math.nan, math.inf, 1.5], [], [-math.inf, 0.1, -2.0, 1e308, 5e-324]]
+
+
+def same(a: Any, b: Any) -> bool:
+    return repr(a) == repr(b)  # NaN is not equal to itself
+
+
+def gather(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
+    group = join(place)
+    _ALIVE.append(group)
+    rows = ROWS[: group.size]
+    right = same(group.gather_floats(rows[group.rank]), rows)
+    right &= group.gather_floats([]) == [[]] * group.size
+    right &= group.same_everywhere(bytes(range(32)))
+    right &= not group.same_everywhere(bytes([255, group.rank]))
+    mine = torch.full((3,), float(group.rank))
+    group.broadcast(mine, source=1)
+    right &= mine.tolist() == [1.0] * 3
+    link = measure_link(group)
+    right &= link.workers == group.size and link.latency_s > 0 and link.seconds_per_byte >= 0
+    send(said(0, wrong=float(not right)))
+    return 0
