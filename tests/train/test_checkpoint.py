@@ -89,9 +89,9 @@ def save_for_ever(folder: Path, first: int, pipe: int) -> None:
 def test_a_kill_at_any_moment_leaves_the_newest_complete_one(tmp_path: Path) -> None:
     rng = random.Random(7)
     folder, first = tmp_path / "checkpoints", 1
-    for _ in range(25):
+    for _ in range(40):
         child, pipe = in_child(functools.partial(save_for_ever, folder, first))
-        time.sleep(rng.uniform(0.001, 0.15))
+        time.sleep(rng.uniform(0.001, 0.1))
         os.kill(child, signal.SIGKILL)
         said = [int(line) for line in said_by(child, pipe).split()]
         found = [load(path) for path in complete(folder)]

@@ -43,8 +43,8 @@ def test_neighbours_are_importable_and_main_is_not_run(tmp_path: Path) -> None:
 
 
 def test_dataclasses_and_pickles_find_the_module(tmp_path: Path) -> None:
-    text = f"from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n{TRAIN}"
-    load(program(tmp_path, text))
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
+    load(program(tmp_path, text + TRAIN))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def run(
     train: Train,
     config: Config | None = None,
     *,
-    workers: int = 1,
+    workers: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     means: Means | None = None,
@@ -47,20 +48,21 @@ def run(
     resume: bool = False,
     cluster: Cluster | None = None,
 ) -> RunFinished:
-    """Run ``train(session)`` on ``workers`` local processes and return what it reached.
+    """Run ``train(session)`` on ``workers`` local processes (or ``means.workers``) and return what it reached.
 
     Under torchrun or srun this process is one of the workers they started, and ends here when its work is done. Call
     it below ``if __name__ == "__main__":``, since workers import the file. Raises ``UserError`` and ``JobFailed``.
     """
     program = program_of(train)
     place = from_environment(os.environ)
-    count = workers if place is None else place.world
+    base = means or Means(num_slots=DEFAULT_SLOTS)
+    count = place.world if place is not None else base.workers if workers is None else workers
     spec = RunSpec(
         program=program,
         out=Path(out) if out is not None else next_folder(program.path, "run"),
         config=dict(config or {}),
         seed=seed,
-        means=means or Means(workers=count, num_slots=max(DEFAULT_SLOTS, count)),
+        means=replace(base, workers=count, num_slots=max(base.num_slots, count)),
         epochs=epochs,
         resume=resume,
     )

@@ -155,9 +155,9 @@ def hypervolumes(rows: Sequence[FrontierRow], by: Yardstick) -> tuple[float, flo
 
 
 def falls(base: FrontierRow, other: FrontierRow, by: Yardstick) -> bool:
-    """Whether quality pays: most seeds diverge, the target is missed, or it is significantly worse than ``base``.
+    """Whether quality pays: most seeds diverge, the target is missed, or without one it is worse than ``base``.
 
-    Significantly: by more than the 95 % confidence interval of the difference of the means.
+    Worse: by more than the 95 % confidence interval of the difference of the means.
     """
     if other.diverged > other.seeds or not by.reaches(other.quality):
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             "a checkpoint must be writable", error, f"free space at {folder} or use another --out"
         ) from None
     for old in complete(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):  # renamed first: half a removal must not look like a checkpoint
+            shutil.rmtree(old.rename(folder / f"{DRAFT}{old.name}"))
     return final
 
 

@@ -1,0 +1,137 @@
+"""``import elastune`` in a user's own script, alone and as one of a launcher's workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import elastune
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Means
+from elastune.train.session import Session
+
+SCRIPT = """
+import json
+import sys
+
+import torch
+from torch.utils.data import TensorDataset
+
+import elastune
+
+
+def train(session):
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=session.config["lr"]))
+    if sys.argv[-1] == "wrong" and session.rank == 1:
+        session.backward(torch.ones(()))
+    for _ in session.epochs(2):
+        for (x,) in session.batches(TensorDataset(torch.arange(60.0).view(20, 3) / 60), batch_size=6):
+            session.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(norm=model.weight.norm() if hasattr(model, "weight") else 0.0)
+
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.1)}
+
+
+if __name__ == "__main__":
+    found = elastune.run(train, {"lr": 0.1}, workers=2, out=sys.argv[1])
+    asked = {"objectives": {"norm": "min"}, "trials": 3, "sampler": "random"}
+    study = elastune.tune(train, space, out=sys.argv[1] + "-study", **asked)
+    print(json.dumps([found.sha256, found.workers, len(study.complete), study.pick().trial.config]))
+"""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **changes}
+
+
+def test_a_script_and_the_workers_of_a_launcher_reach_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT)
+
+    def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), *arguments]
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def launched(*arguments: str) -> list[subprocess.Popen[str]]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [start(*arguments, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+
+    alone = start("alone")
+    out, err = alone.communicate(timeout=90)
+    assert alone.returncode == 0, err
+    sha256, workers, trials, config = json.loads(out.splitlines()[-1])
+    assert (workers, trials, list(config)) == (2, 3, ["lr"])
+
+    pair = launched("launched")
+    for process in pair:
+        _, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+    journal = (tmp_path / "launched" / "journal.jsonl").read_text().splitlines()
+    end = json.loads(journal[-1])
+    assert (end["kind"], end["workers"], end["sha256"]) == ("run_finished", 2, sha256)
+
+    pair = launched("failing", "wrong")
+    _, err = pair[1].communicate(timeout=90)
+    assert pair[1].returncode == 2
+    assert "worker 1, user_error: session.backward belongs once into each training batch" in err
+    pair[0].kill()
+    pair[0].communicate(timeout=30)
+
+
+def trains_nothing(session: Session) -> None:
+    session.report(size=session.size)
+
+
+def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = [
+        {},
+        {"workers": 2},
+        {"means": Means(workers=2, mode="fast")},
+        {"means": Means(mode="fast", num_slots=1), "workers": 3},
+    ]
+    found = [
+        elastune.run(trains_nothing, out=tmp_path / str(i), cluster=cluster, **each) for i, each in enumerate(asked)
+    ]
+    assert [run.workers for run in found] == [1, 2, 2, 3]
+    assert [run.metrics["size"] for run in found] == [1, 2, 2, 3]
+    means = [json.loads((tmp_path / str(i) / "journal.jsonl").read_text().splitlines()[0])["means"] for i in range(4)]
+    assert [(m["mode"], m["num_slots"]) for m in means] == [("exact", 8), ("exact", 8), ("fast", 8), ("fast", 3)]
+
+
+def test_functions_that_no_worker_could_import_are_refused() -> None:
+    def inner(session: object) -> None: ...
+
+    for function in (inner, lambda session: None, print, Path):
+        with pytest.raises(UserError, match="able to import"):
+            elastune.run(function)  # type: ignore[arg-type]
+
+
+def test_a_launcher_needs_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="one folder"):
+        elastune.run(test_a_launcher_needs_one_folder)
