@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -89,17 +90,21 @@ def _run_local(spec: RunSpec, as_json: bool) -> int:
     return _tell(spec.out, as_json)
 
 
-def _run_static(spec: RunSpec, place: Place, as_json: bool) -> int:
-    """Be one worker; rank 0 also shows progress and tells the result."""
+def _run_static(spec: RunSpec, place: Place, as_json: bool) -> NoReturn:
+    """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
     from elastune.cli.progress import Progress
     from elastune.drive.job import on_device, run_here
 
     place = on_device(place, spec.means.device, os.environ)
     if place.rank != 0:
-        return run_here(spec, place)
-    with Progress(_tracker(spec)) as progress:
-        run_here(spec, place, progress.observe)
-    return _tell(spec.out, as_json)
+        code = run_here(spec, place)
+    else:
+        with Progress(_tracker(spec)) as progress:
+            run_here(spec, place, progress.observe)
+        code = _tell(spec.out, as_json)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _tracker(spec: RunSpec) -> RunTracker:

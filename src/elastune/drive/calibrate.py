@@ -16,7 +16,6 @@ from elastune.journal.records import TimesFitted
 from elastune.plan.step_time import Fit, StepObserved, fit
 
 STEPS = 25
-ENDLESS_EPOCHS = 1_000_000
 
 
 class Calibration:
@@ -34,6 +33,7 @@ class Calibration:
         self._keep = keep
         self._interrupted = interrupted
         self.steps: dict[tuple[int, int], float] = {}
+        self._samples: dict[tuple[int, int], int] = {}
         self.grad_bytes = 0
 
     def measurable(self, workers: int) -> bool:
@@ -41,14 +41,16 @@ class Calibration:
         return workers <= cores()
 
     def measure(self, config: Config, batch: int, workers: int) -> None:
-        """Time a few steps of ``batch`` on ``workers``, alone on the machine. Once only."""
+        """Time a few steps of ``batch`` on ``workers``, alone on the machine. Once only.
+
+        Where training diverges at this batch size, or the program takes too few steps to time, nothing is learned.
+        """
         if (batch, workers) in self.steps:
             return
         means = replace(self._request.means, workers=workers, num_slots=max(self._request.means.num_slots, workers))
         started = self._trainings.begin({**config, "batch_size": batch}, self._request.seed, "calibrate", {})
         started = replace(started, means={**started.means, "workers": workers})
-        spec = {"epochs": ENDLESS_EPOCHS, "max_steps": STEPS, "measure_link": workers > 1}
-        self._trainings.start(started, means, **spec)
+        self._trainings.start(started, means, max_steps=STEPS, measure_link=workers > 1)
         ended: list[Training] = []
         while not ended:
             ended = self._trainings.pump()
@@ -56,17 +58,19 @@ class Calibration:
                 self._trainings.abandon()
                 raise Interrupted
         run = ended[0].run
-        if run is None:
+        if run is None and not ended[0].result.reason.startswith("diverged"):
             fix = "mend the program's own settings before scaling them"
             raise UserError("the program must train with its own settings", ended[0].result.reason, fix)
-        if run.step_s is not None:
+        if run is not None and run.step_s is not None:
             self.steps[batch, workers] = run.step_s
+            self._samples[batch, workers] = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
             self.grad_bytes = run.grad_bytes
 
     def fit(self) -> Times:
         """The model from what was measured so far; steps on several workers check it."""
-        gradients = [(batch, seconds) for (batch, workers), seconds in self.steps.items() if workers == 1]
-        checked = [StepObserved(batch, workers, s) for (batch, workers), s in self.steps.items() if workers > 1]
+        timed = [(self._samples[key], key[1], seconds) for key, seconds in self.steps.items()]
+        gradients = [(samples, seconds) for samples, workers, seconds in timed if workers == 1]
+        checked = [StepObserved(samples, workers, s) for samples, workers, s in timed if workers > 1]
         links = [link for found in self._trainings.links.values() for link in found]
         found: Fit = fit(gradients, self.grad_bytes, links=links, held_out=checked)
         self._keep(found.to_record())

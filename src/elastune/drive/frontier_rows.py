@@ -34,6 +34,7 @@ class Times:
         same = run.grad_bytes == self.model.grad_bytes
         if same and (found := self.measured.get((batch, workers))) is not None:
             return found, True
+        batch = min(batch, -(-run.samples // run.steps))  # an epoch's last batch is smaller
         if same or run.step_s is None:
             return self.model.step_s(batch, workers), False
         scale = run.step_s / self.model.step_s(batch, 1)

@@ -124,7 +124,7 @@ class Trainings:
     def _finish(self, job: Ended) -> Training:
         started = self._begun[job.key]
         known = {**started.config, **{name: started.means.get(name) for name in SYSTEM_PARAMETERS}}
-        pricing = self._pricing if started.phase == "search" else replace(self._pricing, constraints=())
+        pricing = replace(self._pricing, constraints=()) if started.phase == "calibrate" else self._pricing
         result = judge(job.key, job.outcome, known, job.seconds, pricing)
         self._keep(result)
         return self._remember(result)

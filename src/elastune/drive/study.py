@@ -252,7 +252,7 @@ class Driver:
             self._refuse_hopeless(job)
 
     def _refuse_hopeless(self, job: Ended) -> None:
-        crashed = isinstance(job.outcome, RunFailed) and job.outcome.reason == "exception"
+        crashed = isinstance(job.outcome, RunFailed) and job.outcome.reason in ("exception", "user_error")
         self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
         if isinstance(job.outcome, RunFailed) and not self._durations and self._crashed_in_a_row >= HOPELESS_TRIALS:
             rule = f"of the first {HOPELESS_TRIALS} trials one must not raise"

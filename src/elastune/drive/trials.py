@@ -55,8 +55,6 @@ def judge(
     ``UserError`` where the program does not report what is to be optimised or constrained: no trial could succeed.
     """
     if isinstance(outcome, RunFailed):
-        if outcome.reason == "user_error":
-            raise UserError("a trial must be able to run", outcome.detail, "mend the program or its settings")
         reason = f"{outcome.reason}: {outcome.detail}"
         return TrialFinished(trial, "infeasible", seconds=seconds, reason=reason)
     metrics = measured(outcome, pricing.price_per_worker_hour)
