@@ -112,6 +112,12 @@ def test_no_text_raises_anything_but_a_user_error(text):
     assert not math.isnan(violation)
 
 
+def test_a_strange_text_warns_nobody(recwarn):
+    with pytest.raises(UserError):
+        Constraint.parse("1if x else y <= 2")
+    assert not recwarn.list
+
+
 def test_a_text_value_is_a_user_error():
     with pytest.raises(UserError, match="mode must be a number"):
         Constraint.parse("mode <= 1").violation({"mode": "exact"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -122,7 +123,9 @@ def _parse(text: str) -> tuple[str, ast.expr, ast.expr]:
     if len(text) > MAX_LENGTH:
         raise UserError(f"a constraint has at most {MAX_LENGTH} characters", f"{text[:40]}...", "simplify it")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of '1if x', which the check refuses anyway
+            tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError("a constraint must be a comparison", repr(text), _EXAMPLE) from error
     if isinstance(tree, ast.BoolOp) or (isinstance(tree, ast.Compare) and len(tree.ops) != 1):
