@@ -13,6 +13,14 @@ ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
 
 
+def number(config: Config, name: str) -> float:
+    """The numeric setting ``name``. Raises ``KeyError`` where there is none, ``TypeError`` where it is no number."""
+    value = config[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    return value
+
+
 @dataclass(frozen=True)
 class Program:
     """A Python file of the user's and the name of the training function in it."""

@@ -24,7 +24,7 @@ from elastune.drive.command import run_command
 from elastune.drive.context import machine_context
 from elastune.drive.folders import open_out
 from elastune.drive.frontier_plan import FrontierPlan, check
-from elastune.drive.frontier_rows import Times, Yardstick, answer, hypervolumes, mark_front, row
+from elastune.drive.frontier_rows import Times, Yardstick, answer, batch_of, hypervolumes, mark_front, row
 from elastune.drive.job import Observe
 from elastune.drive.measure import Training, Trainings, key
 from elastune.drive.requests import FrontierRequest
@@ -281,7 +281,7 @@ class _Frontier:
             )
             if same and self._calibration.measurable(workers) and not self._interrupted():
                 with suppress(Interrupted):  # the answer is there, with fewer of its times measured
-                    self._calibration.measure(self._plan.config, int(config["batch_size"]), workers)  # type: ignore[arg-type]
+                    self._calibration.measure(self._plan.config, batch_of(config), workers)
 
     def _conclude(self, tuned: dict[int, Config], by: Yardstick) -> FrontierFound:
         means, counts = self._request.means, list(self._request.workers)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.core.run import Config, RunSpec
+from elastune.core.run import Config, RunSpec, number
 from elastune.drive.job import check_means
 from elastune.drive.requests import FrontierRequest
 from elastune.drive.trials import CLOCKED, SYSTEM_PARAMETERS
@@ -43,12 +43,12 @@ class FrontierPlan:
     @property
     def base_batch(self) -> int:
         """The program's own batch size, that of one worker."""
-        return int(self.config["batch_size"])  # type: ignore[arg-type]
+        return int(number(self.config, "batch_size"))
 
     def naive(self, workers: int) -> Config:
         """The naive rule: global batch and learning rate x ``workers``."""
-        lr = float(self.config["lr"])  # type: ignore[arg-type]
-        return {**self.config, "batch_size": self.base_batch * workers, "lr": lr * workers}
+        lr = number(self.config, "lr") * workers
+        return {**self.config, "batch_size": self.base_batch * workers, "lr": lr}
 
     def space(self, trial: Any) -> dict[str, Any]:
         """The user's space; a batch size, where it has none; and a rule by which the learning rate follows it."""
@@ -64,7 +64,7 @@ class FrontierPlan:
         plain = {k: v for k, v in values.items() if k not in (*SYSTEM_PARAMETERS, "lr_rule")}
         config = merge(self.config, plain)
         rule = str(values["lr_rule"])
-        lr = scaled_lr(float(config["lr"]), int(config["batch_size"]), self.base_batch, rule)  # type: ignore[arg-type]
+        lr = scaled_lr(number(config, "lr"), int(number(config, "batch_size")), self.base_batch, rule)
         return {**config, "lr": lr}, rule
 
     @property

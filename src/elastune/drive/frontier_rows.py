@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 
 from elastune.core.cost import Cost
-from elastune.core.run import Config, Means
+from elastune.core.run import Config, Means, number
 from elastune.drive.measure import Training
 from elastune.journal.records import FrontierRow, RunFinished
 from elastune.plan.intervals import mean_ci
@@ -74,11 +75,17 @@ class Yardstick:
 
 def batch_of(config: Config) -> int:
     """The global batch size of a configuration."""
-    return int(config["batch_size"])  # type: ignore[arg-type]
+    return int(number(config, "batch_size"))
 
 
 def row(
-    role: str, workers: int, config: Config, lr_rule: str, trainings: Sequence[Training], by: Yardstick, means: Means
+    role: Literal["naive", "tuned"],
+    workers: int,
+    config: Config,
+    lr_rule: str,
+    trainings: Sequence[Training],
+    by: Yardstick,
+    means: Means,
 ) -> FrontierRow | None:
     """The table's row for ``config`` on ``workers``, over the seeds in ``trainings``; None where all seeds diverged."""
     good = [t for t in trainings if t.run is not None]
@@ -90,10 +97,10 @@ def row(
     timed = [by.seconds(t, workers) for t in good]
     seconds = fmean(s for s, _ in timed)
     return FrontierRow(
-        role=role,  # type: ignore[arg-type]
+        role=role,
         workers=workers,
         batch_size=batch_of(config),
-        lr=float(config["lr"]),  # type: ignore[arg-type]
+        lr=number(config, "lr"),
         lr_rule=lr_rule,
         mechanism=means.mechanism,
         mode=means.mode,
