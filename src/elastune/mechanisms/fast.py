@@ -9,10 +9,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elastune.comm.group import Group
+from elastune.comm.group import Group, Work
 from elastune.core.errors import UserError
 from elastune.core.shares import Share
 from elastune.mechanisms.base import Replica, flatten, float_buffers, unflatten
+
+VOTE_EVERY_S = 0.5
+MOST_STEPS = 50  # a pause (a long evaluation) must not hide that steps became slow
 
 
 class FastReplica(Replica):
@@ -29,12 +32,14 @@ class FastReplica(Replica):
             device = self.params[0].device
             ids = [device] if device.type == "cuda" else None
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", FutureWarning
-                )  # renamed in torch 2.13, the old name serves all versions
+                # broadcast_buffers was renamed in torch 2.13; the old name serves all versions.
+                warnings.simplefilter("ignore", FutureWarning)
                 self._ddp = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False)
             self.model = self._ddp
-        self._votes = torch.zeros(1, device=group.wire)
+        self._votes = torch.zeros(2, device=group.wire)
+        self._steps_to_vote = 0
+        self._steps_since_vote = 0
+        self._voted_at = time.perf_counter()
 
     def begin(self, share: Share, *, starts_step: bool) -> None:
         if self._ddp is not None:
@@ -49,15 +54,31 @@ class FastReplica(Replica):
             scaled.backward()
             self._hide_gradients()
             return
-        self._votes.fill_(self.stop)
-        vote = self.group.all_reduce(self._votes)
+        vote = self._start_vote()
         scaled.backward()
         self._refuse_unused()
         started = time.perf_counter()
+        self._end_vote(vote)
+        self.wait_s = time.perf_counter() - started
+
+    def _start_vote(self) -> Work:
+        """DDP's reduction carries gradients only, so the wish to stop travels beside it, but not at every step."""
+        self.stop_votes = self.stop if self.group.size == 1 else 0.0
+        self._steps_since_vote += 1
+        if self.group.size == 1 or self._steps_to_vote > 0:
+            self._steps_to_vote -= 1
+            return None
+        now = time.perf_counter()
+        self._votes[0], self._votes[1] = self.stop, (now - self._voted_at) / self._steps_since_vote
+        self._voted_at, self._steps_since_vote = now, 0
+        return self.group.all_reduce(self._votes)
+
+    def _end_vote(self, vote: Work) -> None:
         if vote is not None:
             vote.wait()
-        self.stop_votes = float(self._votes)
-        self.wait_s = time.perf_counter() - started
+            self.stop_votes, step_s = self._votes.tolist()
+            # All workers read the same sum, so all vote again at the same step.
+            self._steps_to_vote = min(MOST_STEPS, int(VOTE_EVERY_S * self.group.size / max(step_s, 1e-9)))
 
     def _refuse_unused(self) -> None:
         """DDP would go on with gradients that are not reduced, and complain a step later."""
