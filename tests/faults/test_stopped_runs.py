@@ -57,6 +57,23 @@ def test_sigterm_saves_and_another_number_of_workers_goes_on(
     assert resumed.sha256 == whole.sha256 != stopped.sha256
 
 
+def test_fast_mode_hears_it_within_a_second_too(tmp_path: Path, tiny: Program, controller, until, all_gone) -> None:
+    """The wish travels beside DDP's reduction, and not with every step."""
+    out = tmp_path / "out"
+    asked = spec(tiny, out, 2, 0.02)
+    asked = replace(asked, means=replace(asked.means, mode="fast"), config={**asked.config, "epochs": 1000})
+    running = controller(lambda: run_job(asked))
+    until(lambda: reported(out))
+    family = running.family()
+    running.signal(signal.SIGTERM)
+    assert running.end(10.0) == 0
+    all_gone(family)
+    stopped = records(out)[-1]
+    assert isinstance(stopped, RunFinished)
+    assert stopped.stopped == "requested"
+    assert (out / "checkpoints" / f"step-{stopped.steps:010d}").is_dir()
+
+
 def test_a_second_interrupt_ends_it(tmp_path: Path, tiny: Program, controller, until, all_gone) -> None:
     """The step takes a minute, so a graceful end is not in sight."""
     out = tmp_path / "out"
