@@ -155,6 +155,10 @@ ANSWERS = {
         [cell(), cell("tuned", 2, 0.91, seconds=2.0), cell("tuned", 4, 0.9, seconds=4.0)],
         "up to 4 workers and are fastest on 2 (0.9100 ± 0.0100; batch 20, lr 0.1): 4 times as fast as 1 worker",
     ),
+    "modelled gain": (
+        [cell(), cell("tuned", 4, 0.9, seconds=2.0, seconds_label="modelled")],
+        "by the step-time model, 4 times as fast as 1 worker",
+    ),
     "nothing holds": ([cell(), cell("tuned", 4, 0.5)], "No settings that hold it were found"),
     "no base": ([cell(workers=2)], "own settings diverged at 1 worker"),
 }  # fmt: skip

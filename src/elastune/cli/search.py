@@ -9,9 +9,9 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
-from elastune.cli.setup import DEFAULT_SLOTS, check_price, choose_means, choose_out, use_data
+from elastune.cli.setup import check_price, choose_means, choose_out, use_data
 from elastune.core.errors import UserError
-from elastune.core.run import Program
+from elastune.core.run import DEFAULT_SLOTS, Program
 
 
 def tune(

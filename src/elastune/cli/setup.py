@@ -7,10 +7,8 @@ import os
 from pathlib import Path
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import DEFAULT_SLOTS, Means
 from elastune.drive.folders import next_folder
-
-DEFAULT_SLOTS = 8
 
 
 def choose_out(out: Path | None, file: Path, command: str, resume: bool) -> Path:

@@ -9,6 +9,7 @@ from typing import Literal
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
 Scalar = bool | int | float | str
+DEFAULT_SLOTS = 8  # enough for most machines; more workers than that raise it
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
 
@@ -41,7 +42,7 @@ class Means:
     workers: int = 1
     mode: Mode = "exact"
     mechanism: str = "ddp"
-    num_slots: int = 8
+    num_slots: int = DEFAULT_SLOTS
     threads: int = 1
     device: str = "cpu"
     precision: Precision = "fp32"

@@ -23,7 +23,6 @@ from elastune.journal.records import RunFinished
 from elastune.search.space import Space
 
 Train = Callable[[Any], None]
-DEFAULT_SLOTS = 8
 
 
 def program_of(train: Train) -> Program:
@@ -55,7 +54,7 @@ def run(
     """
     program = program_of(train)
     place = from_environment(os.environ)
-    base = means or Means(num_slots=DEFAULT_SLOTS)
+    base = means or Means()
     count = place.world if place is not None else base.workers if workers is None else workers
     spec = RunSpec(
         program=program,

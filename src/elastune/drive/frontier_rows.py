@@ -197,9 +197,10 @@ def answer(rows: Sequence[FrontierRow], counts: Sequence[int], by: Yardstick) ->
         return f"{first} No settings that hold it were found; search longer."
     best = min((tuned[w] for w in held), key=lambda r: r.seconds)
     gain = base.seconds / best.seconds
+    told = "by the step-time model, " if best.seconds_label == "modelled" else ""
     return (
         f"{first} Tuned settings hold it up to {_workers(held[-1])} and are fastest on {best.workers} "
-        f"({_value(best)}; batch {best.batch_size}, lr {best.lr:.3g}): {gain:.3g} times as fast as "
+        f"({_value(best)}; batch {best.batch_size}, lr {best.lr:.3g}): {told}{gain:.3g} times as fast as "
         f"{_workers(base.workers)} with the program's own settings."
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
 
 class Interrupted(Exception):
@@ -19,12 +20,10 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
-        self.number = signal.SIGINT
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.count += 1
-        self.number = signal.Signals(number)
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -34,4 +33,4 @@ class Interrupts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)

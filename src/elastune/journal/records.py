@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 _RULES = ConfigDict(extra="forbid")
+Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout"]
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -82,7 +83,7 @@ class RunFinished:
 class RunFailed:
     """A run ended badly: ``detail`` is the last line of the error, ``log`` the tail of the worker's log."""
 
-    reason: Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout"]
+    reason: Reason
     detail: str
     rank: int
     exit_code: int | None = None

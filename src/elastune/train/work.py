@@ -13,7 +13,7 @@ from elastune.comm.group import Group, join
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Place, RunSpec
-from elastune.journal.records import Record, RunFailed, RunFinished
+from elastune.journal.records import Reason, Record, RunFailed, RunFinished
 from elastune.train.program import load, merge
 from elastune.train.session import Session, StopTraining
 from elastune.train.state import fingerprint
@@ -31,7 +31,7 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
     Rank 0 sends reports and ``RunFinished``; whichever worker fails sends ``RunFailed``.
     """
 
-    def failed(reason: str, error: BaseException) -> int:
+    def failed(reason: Reason, error: BaseException) -> int:
         detail = f"{type(error).__name__}: {error}" if reason in ("exception", "out_of_memory") else str(error)
         if reason == "exception":
             traceback.print_exception(error)
@@ -39,7 +39,7 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
             own = [frame for frame in frames if frame.filename == str(spec.program.path.resolve())]
             at = (own or frames)[-1]  # the user's own line, where the error came up below it
             detail = f"{detail} ({os.path.basename(at.filename)}:{at.lineno})"
-        send(RunFailed(reason=reason, detail=" ".join(detail.split()), rank=place.rank))  # type: ignore[arg-type]
+        send(RunFailed(reason=reason, detail=" ".join(detail.split()), rank=place.rank))
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
     try:
