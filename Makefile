@@ -29,6 +29,11 @@ types: $(VENV)/.installed-dev
 # The sampler's benchmark needs the lcbench surrogate in $$ELASTUNE_DATA/hpo/lcbench.
 bench-smoke: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py --smoke
+	$(BIN)/python benchmarks/elastic.py --smoke
+	$(BIN)/python benchmarks/elastic_peers.py --smoke
+	if [ -d "$$ELASTUNE_DATA/mnist" ]; then $(BIN)/python benchmarks/chaos.py --smoke; \
+	else echo "no mnist in ELASTUNE_DATA: chaos strikes the embedded digits"; \
+	$(BIN)/python benchmarks/chaos.py --smoke --data-set digits; fi
 	if [ -d "$$ELASTUNE_DATA/hpo/lcbench" ]; then $(BIN)/python benchmarks/sampler.py --smoke; \
 	else echo "no lcbench in ELASTUNE_DATA: the sampler's benchmark is left out"; fi
 

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from elastune.testing.cluster_workers import said
+from elastune.testing.cluster_workers import FINISHED, said
 
 NAP = [sys.executable, "-c", "import time; time.sleep(100)"]
 
@@ -38,7 +38,7 @@ def with_family(spec, place, send, stop_requested):
         time.sleep(100)
         os._exit(0)
     program = subprocess.Popen(NAP)
-    send(said(0, worker=os.getpid(), child=child, program=program.pid))
+    send(said(0, place.rank, worker=os.getpid(), child=child, program=program.pid))
     while not stop_requested():
         sum(range(1000))
     return 3
@@ -68,7 +68,7 @@ def with_loaders(spec, place, send, _stop):
 
 def garble(spec, place, send, _stop):
     """Say something that is no record, from rank 1, and wait to be ended."""
-    send(said(0))
+    send(said(0, place.rank))
     if place.rank == 1:
         garbage = {
             "text": b"hello\n",
@@ -77,9 +77,10 @@ def garble(spec, place, send, _stop):
             "endless": b"x" * (2 << 20),
         }[spec.config["garbage"]]
         send.__self__._connection.sendall(garbage)
-        send(said(1))
+        send(said(1, place.rank))
         time.sleep(100)
-    send(said(1))
+    send(said(1, place.rank))
+    send(FINISHED)
     return 0
 
 
@@ -110,10 +111,12 @@ def all_reduce(spec, place, send, _stop):
 
     torch.set_num_threads(spec.means.threads)
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    send(said(0, threads=torch.get_num_threads(), groups=len(optimizer.param_groups)))
-    dist.init_process_group("gloo", init_method=place.rendezvous, rank=place.rank, world_size=place.world)
+    send(said(0, place.rank, threads=torch.get_num_threads(), groups=len(optimizer.param_groups)))
+    meeting = f"file://{spec.out / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=place.rank, world_size=place.world)
     total = torch.tensor([10.0**place.rank])
     dist.all_reduce(total)
     dist.destroy_process_group()
-    send(said(1, total=float(total)))
+    send(said(1, place.rank, total=float(total)))
+    send(FINISHED)
     return 0

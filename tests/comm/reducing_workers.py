@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from elastune.comm import exact
+from elastune.comm import reducer as reducers
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group, join
 from elastune.comm.link import measure_link
@@ -79,7 +79,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def wrong_sums(group: Group, first_bytes: int, bucket_bytes: int) -> list[str]:
     """Whatever differs from the explicit sum, in words."""
-    exact.FIRST_BUCKET_BYTES, exact.BUCKET_BYTES = first_bytes, bucket_bytes
+    reducers.FIRST_BUCKET_BYTES, reducers.BUCKET_BYTES = first_bytes, bucket_bytes
     wrong = []
     for slots in (group.size, 5, 8, 13):
         reducer = ExactReducer(LIKE, slots, group)

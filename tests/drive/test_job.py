@@ -121,7 +121,7 @@ def test_an_observer_that_fails_leaves_no_worker_behind(cluster: LocalCluster, t
     while cluster.free < cluster.capacity:
         assert time.monotonic() < deadline
         cluster.wait(0.1)
-        cluster._pump(0.0)
+        cluster.pump(0.0)
 
 
 def test_a_finished_run_may_be_resumed_for_nothing(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:

@@ -14,12 +14,15 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from elastune.comm.group import Group
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means
+from elastune.elastic.crew import Crew
 from elastune.journal.records import Reported
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoint import complete
-from elastune.train.session import Session, StopTraining
+from elastune.train.session import Session
+from elastune.train.stepper import StopTraining
 
 OPTIMIZERS = {
     cls.__name__: cls
@@ -163,7 +166,7 @@ def test_going_on_after_every_step_ends_where_an_undisturbed_run_does(tmp_path: 
         session = lone_session(out, max_steps=until, resume=resume, checkpoint_every_steps=None)
         loop(session, model, optimizer, cycle, epochs=3)
         assert session.trained is not None
-        return session, session.trained.fingerprint(session._group)
+        return session, session.trained.fingerprint(Crew(Group()))
 
     _, expected = run(tmp_path / "whole", None, False)
     for until in range(1, 12):
@@ -368,7 +371,7 @@ def test_leaving_the_loop_between_steps_is_fine(tmp_path: Path) -> None:
             if session.ends_step:
                 session.report(loss=loss)
                 break
-    assert [report.step for report in sent] == [0, 1, 2]
+    assert [record.step for record in sent if isinstance(record, Reported)] == [0, 1, 2]
     assert (session.epoch, session.step) == (3, 3)
 
 

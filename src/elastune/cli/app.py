@@ -12,6 +12,7 @@ import typer
 from elastune.cli.doctor import doctor
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG
 from elastune.cli.report import report
+from elastune.cli.resize import resize
 from elastune.cli.run import run
 from elastune.cli.search import frontier, tune
 from elastune.core.errors import UserError
@@ -26,12 +27,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, tune, frontier, report, doctor):
+for command in (run, resize, tune, frontier, report, doctor):
     app.command()(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Exit codes: 0 done, 1 a run failed, 2 wrong input (one line says which), 130 interrupted."""
+    """Run a command. Exit codes: 0 done, 1 a run failed, 2 wrong input (one line says which), 75 the machine is being
+    taken away (go on elsewhere), 130 interrupted."""
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="elastune", standalone_mode=False)
         sys.stdout.flush()

@@ -38,3 +38,18 @@ Constraints = Annotated[
 ]
 Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3 or cmaes.")]
 Price = Annotated[float, typer.Option(help="Price of a worker-hour.")]
+Workers = Annotated[
+    str,
+    typer.Option(
+        metavar="N|LOW:HIGH",
+        help="Worker processes; LOW:HIGH begins with as many of HIGH as there are cores, and may change within these.",
+    ),
+]
+Heartbeat = Annotated[str, typer.Option(metavar="TIME", help="A worker that is silent for so long counts as lost.")]
+Chaos = Annotated[
+    str | None, typer.Option(metavar="FAULTS", help='Faults on purpose: "kill:0.05/s,stop,join,leave", "kill@40%".')
+]
+ChaosVerify = Annotated[bool, typer.Option("--chaos-verify", help="Compare with an undisturbed run on one worker.")]
+NoticeFile = Annotated[Path | None, typer.Option(help="Once this file is there, checkpoint, end, and exit with 75.")]
+NoticeUrl = Annotated[str | None, typer.Option(help="The same once this endpoint answers, as those of clouds do.")]
+NoticeSeconds = Annotated[float, typer.Option(help="Time that a notice gives where it does not say.")]

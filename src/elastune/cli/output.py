@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastune.cli.results import Result
 
-OK, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes: done; a run failed; wrong input; Ctrl-C
+# Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
+OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
 FILE_WIDTH = 240  # columns of a table where nobody's terminal sets them
 
 

@@ -42,6 +42,18 @@ def worker_counts(text: str) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def worker_bounds(text: str) -> tuple[int, int]:
+    """From "3" or "1:8" the smallest and the largest number of workers: (1, 3), (1, 8)."""
+    found = re.fullmatch(r"(?:([0-9]{1,9}):)?([0-9]{1,9})", text.strip())
+    fix = "such as 3, or 1:8 for at least 1 and at most 8"
+    if found is None:
+        raise UserError("--workers must be a whole number or LOW:HIGH", repr(text), fix)
+    low, high = int(found[1] or 1), int(found[2])
+    if not 1 <= low <= high <= MOST_WORKERS:
+        raise UserError(f"--workers must be from 1 to {MOST_WORKERS}, LOW first", repr(text), fix)
+    return low, high
+
+
 def settings(pairs: Iterable[str]) -> Config:
     """The configuration of "lr=0.05", "name=text": values are JSON numbers, truths, null, text or lists, else text."""
     config: Config = {}

@@ -14,17 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from elastune.journal.records import (
+    FaultInjected,
     FrontierFound,
     Record,
+    Regrouped,
     Reported,
     RunFinished,
     RunStarted,
+    Straggling,
     StudyFinished,
     StudyStarted,
     TimesFitted,
     TrialFinished,
     TrialReported,
     TrialStarted,
+    WorkerGone,
 )
 from elastune.report.text import count, duration, number, plain, settings_text
 
@@ -52,7 +56,7 @@ class RunTracker:
     """One run of ``epochs`` epochs, or of ``max_steps`` steps."""
 
     def __init__(self, epochs: int | None, max_steps: int | None) -> None:
-        self._epochs = epochs
+        self.epochs = epochs
         self._max_steps = max_steps
         self._last = ""
         self._parts: list[float] = []
@@ -62,11 +66,23 @@ class RunTracker:
             case RunStarted(resumed_step=step) if step is not None:
                 return f"resumed after step {step}", True
             case Reported():
-                self._parts = [record.epoch / self._epochs] if self._epochs else []
+                self._parts = [record.epoch / self.epochs] if self.epochs else []
                 self._parts += [record.step / self._max_steps] if self._max_steps else []
-                of = f"/{self._epochs}" if self._epochs else ""
+                of = f"/{self.epochs}" if self.epochs else ""
                 self._last = f"epoch {record.epoch}{of}, step {record.step}: {_metrics(record.metrics)}"
                 return self._last, False
+            case WorkerGone(how="lost"):
+                return f"worker {record.worker} is lost: {plain(record.why)}", True
+            case WorkerGone():
+                return f"worker {record.worker} has left", True
+            case Regrouped():
+                on = count(len(record.members), "worker")
+                return f"on {on} from step {record.step} on, after {number(record.pause_s * 1e3, 3)} ms", True
+            case Straggling():
+                return plain(record.line, 400), True
+            case FaultInjected():
+                at = "" if record.worker is None else f" of worker {record.worker}"
+                return f"chaos: {plain(record.fault)}{at}", True
             case RunFinished():
                 return f"done: {_metrics(record.metrics)}", True
         return "", False

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_result
+from elastune.cli.output import FAILED, OK, print_json, print_result
+from elastune.core.errors import UserError
 
 
 def report(
     out: Annotated[Path, typer.Argument(help="The output folder of a run, a study or a frontier.")],
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Only tell, of a run, how often each sample was used; 1 if not once.")
+    ] = False,
     json: options.Json = False,
 ) -> int:
     """Write OUT/report.html, one self-contained file, and PNGs; tell what OUT's journal holds, finished or not.
 
     --json: the object that the command which filled OUT prints, and {report, images}. Of a run that has no result yet:
-    {kind, unfinished: true, ...}.
+    {kind, unfinished: true, ...}. With --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once,
+    missed, repeated, ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
     """
+    if ledger:
+        return _ledger(out, json)
     from elastune.cli.results import result_of
     from elastune.report.page import write_report
 
@@ -28,3 +36,18 @@ def report(
     images = sorted(str(path) for path in out.glob("*.png"))
     print_result(result, as_json=json, report=str(page), images=images if json else None)
     return OK
+
+
+def _ledger(out: Path, as_json: bool) -> int:
+    from elastune.drive.folders import JOURNAL
+    from elastune.journal.reader import read
+    from elastune.report.ledger import ledger, lines
+
+    found = ledger(read(out / JOURNAL))
+    if not found.epochs:
+        raise UserError("a ledger needs a run that has taken steps", out, "give the output folder of elastune run")
+    if as_json:
+        print_json({"kind": "ledger", **asdict(found), "exact": found.exact, "out": str(out)})
+    else:
+        print("\n".join(lines(found)))
+    return OK if found.exact else FAILED

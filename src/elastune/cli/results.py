@@ -17,6 +17,7 @@ from elastune.drive.results import Study
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunFailed, RunFinished
+from elastune.report.changes import Changes, changes_line, gather_changes
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study
 from elastune.report.tables import Table, front_table, frontier_table
 from elastune.report.text import count, duration, number, plain, settings_text
@@ -41,11 +42,11 @@ def result_of(out: Path) -> Result:
     if study is not None:
         return _frontier(study, out) if study.is_frontier else _study(study, entries, out)
     if run is not None:
-        return _run(run, out)
+        return _run(run, gather_changes(entries), out)
     raise UserError("a journal must hold the start of a run or study", out, "run one with this output folder first")
 
 
-def _run(run: RunStory, out: Path) -> Result:
+def _run(run: RunStory, changes: Changes, out: Path) -> Result:
     means = run.started.means
     asked = {
         "mode": means.get("mode"),
@@ -56,7 +57,8 @@ def _run(run: RunStory, out: Path) -> Result:
     }
     end = run.finished
     if end is not None:
-        return Result(_finished(end) | asked, lines=_run_lines(end, means, out), stopped=end.stopped)
+        data = _finished(end) | _changed(changes) | asked
+        return Result(data, lines=_run_lines(end, means, changes, out), stopped=end.stopped)
     if run.failed is not None:
         failed = {name: getattr(run.failed, name) for name in ("reason", "detail", "rank", "exit_code")}
         line = f"failed: {plain(run.failed.detail, 300)}"
@@ -72,11 +74,21 @@ def _finished(end: RunFinished) -> dict[str, Any]:
     return {"kind": "run", **shown}
 
 
-def _run_lines(end: RunFinished, means: dict[str, Any], out: Path) -> tuple[str, ...]:
+def _changed(changes: Changes) -> dict[str, Any]:
+    return {
+        "changes": len(changes.regroupings),
+        "median_pause_s": changes.median_pause_s,
+        "longest_pause_s": changes.longest_pause_s,
+        "steps_discarded": changes.discarded,
+    }
+
+
+def _run_lines(end: RunFinished, means: dict[str, Any], changes: Changes, out: Path) -> tuple[str, ...]:
     metrics = ", ".join(f"{plain(name, 40)} {number(value)}" for name, value in end.metrics.items())
     steps, on = count(end.steps, "step"), count(end.workers, "worker")
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({plain(means.get('mode'))})",
+        *(f"workers {line}" for line in (changes_line(changes),) if line),
         f"state   sha256 {end.sha256}",
         f"journal {out / JOURNAL}",
     )

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, print_result
-from elastune.cli.setup import choose_means, choose_out, use_data
+from elastune.cli.chaos import Faults, Verdict
+from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
+from elastune.cli.setup import choose_means, choose_notices, choose_out, choose_workers, use_data
 from elastune.core.errors import UserError
-from elastune.core.run import Place, Program, RunSpec
+from elastune.core.run import Elastic, Place, Program, RunSpec
 
 if TYPE_CHECKING:
     from elastune.cli.progress import RunTracker
+    from elastune.cluster.notices import NoticeSource
     from elastune.journal.records import RunFailed
 
 
 def run(
     file: options.File,
-    workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
+    workers: options.Workers = "1",
     set_: options.Set = None,
     epochs: options.Epochs = None,
     seed: options.Seed = 0,
@@ -37,6 +39,12 @@ def run(
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Checkpoint after so many steps too, not only each epoch; 0: never.")
     ] = None,
+    heartbeat: options.Heartbeat = "5s",
+    chaos: options.Chaos = None,
+    chaos_verify: options.ChaosVerify = False,
+    notice_file: options.NoticeFile = None,
+    notice_url: options.NoticeUrl = None,
+    notice_seconds: options.NoticeSeconds = 120.0,
     data: options.Data = None,
     out: options.Out = None,
     resume: options.Resume = False,
@@ -44,28 +52,34 @@ def run(
 ) -> int:
     """Train FILE.
 
-    Under torchrun or srun this process is one of the workers that they started.
+    Under torchrun or srun this process is one of the workers that they started, and workers do not change.
 
     --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, num_slots, seed, config, stopped,
-    step_s, wait_s, out}. sha256 is that of weights, buffers and optimizer state; seconds are those of training. A run
-    that fails prints {kind: "run", failed: {reason, detail, rank, exit_code}, out} and exits with 1.
+    step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s, steps_discarded, out},
+    with --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. sha256 is that
+    of weights, buffers and optimizer state; seconds are those of training. A run that fails prints {kind: "run",
+    failed: {reason, detail, rank, exit_code}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
     """
     from elastune.cluster.static import from_environment
 
     place = from_environment(os.environ)
+    faults = Faults.of(chaos, chaos_verify, mode, place)
+    begin, elastic = choose_workers(workers, heartbeat)
     if place is not None:
-        workers = _static_workers(workers, place, out)
+        begin, elastic = _static_workers(workers, place, out), Elastic()
     _at_least("--epochs", epochs, 1)
     _at_least("--max-steps", max_steps, 1)
     _at_least("--checkpoint-every", checkpoint_every, 0)
     use_data(data)
+    notices = choose_notices(notice_file, notice_url, notice_seconds)
     spec = RunSpec(
         program=Program(file),
         out=choose_out(out, file, "run", resume),
         config=parse.settings(set_ or []),
         seed=seed,
         means=choose_means(
-            workers,
+            begin,
+            most_workers=elastic.high,
             mode=mode,
             slots=slots,
             micro_batch=micro_batch,
@@ -77,17 +91,28 @@ def run(
         max_steps=max_steps,
         checkpoint_every_steps=checkpoint_every,
         resume=resume,
+        elastic=elastic,
     )
-    return _run_local(spec, json) if place is None else _run_static(spec, place, json)
+    return _run_local(spec, json, faults, notices) if place is None else _run_static(spec, place, json)
 
 
-def _run_local(spec: RunSpec, as_json: bool) -> int:
+def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[NoticeSource]) -> int:
     from elastune.cli.progress import Progress
     from elastune.drive.job import JobFailed, run_job
 
-    with Progress(_tracker(spec)) as progress, suppress(JobFailed):  # the journal tells of a failure, too
-        run_job(spec, observe=progress.observe)
-    return _tell(spec.out, as_json)
+    tracker = _tracker(spec)
+    injector = faults.injector(spec, tracker.epochs)
+    noticed = False
+    with Progress(tracker) as progress:
+        try:
+            run_job(spec, observe=progress.observe, notices=notices, injector=injector)
+        except JobFailed as failed:  # the journal tells of it, too
+            noticed = failed.noticed
+        finally:
+            for source in notices:
+                source.close()
+    code = _tell(spec.out, as_json, faults.verdict(spec, injector))
+    return TRY_AGAIN if noticed else code
 
 
 def _run_static(spec: RunSpec, place: Place, as_json: bool) -> NoReturn:
@@ -115,19 +140,22 @@ def _tracker(spec: RunSpec) -> RunTracker:
     return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
 
 
-def _tell(out: Path, as_json: bool) -> int:
+def _tell(out: Path, as_json: bool, chaos: Verdict | None = None) -> int:
     from elastune.cli.results import result_of
 
     result = result_of(out)
     failure = result.failure
+    if chaos is not None:
+        result = replace(result, data={**result.data, "chaos": chaos.data}, lines=(*result.lines, *chaos.lines))
     if failure is None or (as_json and failure.reason != "user_error"):
         print_result(result, as_json=as_json)
     if failure is not None:
         return _explain(failure, out)
-    if result.stopped == "requested":
-        print_error(f"stopped on request; go on with --resume --out {out}")
-        return INTERRUPTED
-    return OK if result.stopped != "unfinished" else FAILED
+    if result.stopped in ("requested", "notice"):
+        why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
+        print_error(f"{why}; go on with --resume --out {out}")
+        return INTERRUPTED if result.stopped == "requested" else TRY_AGAIN
+    return OK if result.stopped != "unfinished" and (chaos is None or chaos.good) else FAILED
 
 
 def _explain(failure: RunFailed, out: Path) -> int:
@@ -140,8 +168,8 @@ def _explain(failure: RunFailed, out: Path) -> int:
     return FAILED
 
 
-def _static_workers(workers: int, place: Place, out: Path | None) -> int:
-    if workers not in (1, place.world):
+def _static_workers(workers: str, place: Place, out: Path | None) -> int:
+    if workers not in ("1", str(place.world)):
         raise UserError("the launcher has started the workers", f"--workers {workers}", f"it started {place.world}")
     if out is None:
         raise UserError("workers of a launcher need one folder", "no --out", "give --out, the same for all")

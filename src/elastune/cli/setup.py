@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from elastune.cli.parse import LONGEST_S, duration, worker_bounds
 from elastune.core.errors import UserError
-from elastune.core.run import DEFAULT_SLOTS, Means
+from elastune.core.run import DEFAULT_SLOTS, Elastic, Means
 from elastune.drive.folders import next_folder
+
+if TYPE_CHECKING:
+    from elastune.cluster.notices import NoticeSource
 
 
 def choose_out(out: Path | None, file: Path, command: str, resume: bool) -> Path:
@@ -38,17 +43,42 @@ def choose_means(
     precision: str,
     threads: int,
     device: str,
+    most_workers: int | None = None,
 ) -> Means:
-    """The system parameters asked for. Only the device is settled here: the driver checks the others."""
+    """The system parameters asked for. Only the device is settled here: the driver checks the others.
+
+    ``most_workers``: how many there may be later.
+    """
     return Means(
         workers=workers,
         mode=mode,  # type: ignore[arg-type]  # checked by drive.job.check_means
-        num_slots=max(DEFAULT_SLOTS, workers) if slots is None else slots,
+        num_slots=max(DEFAULT_SLOTS, workers, most_workers or 0) if slots is None else slots,
         threads=threads,
         device=_device(device),
         precision=precision,  # type: ignore[arg-type]
         micro_batch=micro_batch,
     )
+
+
+def choose_workers(text: str, heartbeat: str) -> tuple[int, Elastic]:
+    """With how many workers a run begins, and how they may change: of "LOW:HIGH" as many as there are cores for."""
+    low, high = worker_bounds(text)
+    heartbeat_s = duration(heartbeat, "--heartbeat")
+    if ":" not in text:
+        return high, Elastic(low, heartbeat_s=heartbeat_s)
+    from elastune.cluster.devices import cores
+
+    return min(high, max(low, cores())), Elastic(low, high, heartbeat_s)
+
+
+def choose_notices(file: Path | None, url: str | None, seconds: float) -> list[NoticeSource]:
+    """Where to look for the news that this machine will be taken away."""
+    from elastune.cluster.notices import FileNotice, UrlNotice
+
+    if not 0 < seconds <= LONGEST_S:
+        raise UserError("--notice-seconds must be above 0", seconds, "such as 120")
+    sources: list[NoticeSource] = [] if file is None else [FileNotice(file, seconds)]
+    return sources if url is None else [*sources, UrlNotice(url, seconds)]
 
 
 def check_price(price: float) -> float:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from elastune.core.run import RunSpec
 from elastune.journal.records import Record
 
+NOBODY = -1
+"""The rank of a message that no worker sent."""
+
 
 @dataclass(frozen=True)
 class Message:
-    """A record that a worker sent."""
+    """A record that a worker sent, or (``rank`` is ``NOBODY``) that tells of the run as a whole."""
 
     rank: int
     record: Record
@@ -32,6 +35,13 @@ class Exited:
 Event = Message | Exited
 
 
+def how_it_ended(code: int) -> str:
+    """A process's exit code in words, to follow "worker 3"."""
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was ended by signal {-code}" + (" (out of memory?)" if code == -9 else "")
+
+
 class Handle(ABC):
     """A run's workers, as their starter holds them."""
 
@@ -44,7 +54,7 @@ class Handle(ABC):
     @property
     @abstractmethod
     def alive(self) -> int:
-        """Workers whose ``Exited`` has not been handed out yet."""
+        """Workers whose ``Exited`` has not been handed out yet; at least 1 while the run may still start some."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -53,6 +63,37 @@ class Handle(ABC):
     @abstractmethod
     def kill(self) -> None:
         """End every worker now. Their ``Exited`` events still come."""
+
+
+class ElasticHandle(Handle):
+    """A run whose workers may change. They have numbers that are never used twice; ``rank`` in its events is one.
+
+    A worker whose end the run survives (it left, or was replaced) is told by a ``WorkerGone`` record; ``Exited`` comes
+    only of those that end with the run.
+    """
+
+    @property
+    @abstractmethod
+    def pids(self) -> dict[int, int]:
+        """Worker -> process, of the workers that run."""
+
+    @property
+    @abstractmethod
+    def members(self) -> list[int]:
+        """The workers that train together now, by rank; empty before the first step and after the last."""
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Completed steps, as last heard."""
+
+    @abstractmethod
+    def resize(self, workers: int, why: str = "") -> None:
+        """Wish for so many workers, within the bounds of ``spec.elastic``. Returns at once."""
+
+    @abstractmethod
+    def kill_worker(self, worker: int) -> None:
+        """SIGKILL to one worker: a fault, for those who test what a run survives."""
 
 
 class Cluster(ABC):

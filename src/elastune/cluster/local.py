@@ -12,14 +12,13 @@ import signal
 import socket
 import sys
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from elastune.cluster import devices as machine
-from elastune.cluster.base import Cluster, Exited
+from elastune.cluster.base import Cluster
 from elastune.cluster.forkserver import kill_group
 from elastune.cluster.local_run import LocalHandle, LocalWorker
 from elastune.cluster.spawner import PRELOAD, Forked, ServerLost, Spawner
@@ -70,25 +69,27 @@ class LocalCluster(Cluster):
     def start(self, spec: RunSpec) -> LocalHandle:
         if self._closed:
             raise RuntimeError("this cluster was closed")
-        self._pump(0.0)
+        self.pump(0.0)
         count = spec.means.workers
         if not 1 <= count <= self.free:
             rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} on this machine"
             raise UserError(rule, count, "ask for fewer, or give the cluster a larger capacity")
         spec = replace(spec, out=spec.out.resolve())
-        rendezvous = _rendezvous(spec.out) if count > 1 else None
-        run = LocalHandle(spec, rendezvous, self._pump, self._kill)
+        self._assign(spec.means.device, count)  # refuses what this machine lacks
+        run = LocalHandle(self._order(spec), self)
+        self._selector.register(run.elastic.coordinator, selectors.EVENT_READ, run)
         try:
-            for place in self._places(spec, rendezvous):
-                self._launch(run, place)
+            self.launch(run, range(count))
+            run.elastic.announce()
         except OSError as error:
-            self._kill(run.workers)
+            run.kill()
             rule = f"the system must have room for {count} workers"
             raise UserError(rule, error.strerror, "ask for fewer, or raise its limits (ulimit -a)") from error
         except BaseException:
-            self._kill(run.workers)
+            run.kill()
             raise
         self._runs = [*(other for other in self._runs if other.alive), run]
+        self._tell_room()
         return run
 
     def wait(self, timeout_s: float) -> None:
@@ -96,12 +97,14 @@ class LocalCluster(Cluster):
         while not any(run.pending for run in self._runs) and (left_s := deadline - time.monotonic()) > 0:
             if self._closed:
                 return
-            self._pump(left_s)
+            self.pump(left_s)
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._owner:  # a fork of the controller does not own what it inherited
             return
-        self._pump(0.0)
+        self.pump(0.0)
+        for run in self._runs:
+            run.kill()
         self._closed = True
         atexit.unregister(self.close)
         if self._spawner is not None:
@@ -111,29 +114,60 @@ class LocalCluster(Cluster):
             self._finish(worker, -signal.SIGKILL, "the cluster was closed")
         self._selector.close()
 
-    def _places(self, spec: RunSpec, rendezvous: Path | None) -> list[Place]:
-        count, device = spec.means.workers, spec.means.device
+    # -- for the runs -------------------------------------------------------------------------------------------------
+
+    def launch(self, run: LocalHandle, numbers: Sequence[int]) -> None:
+        """Start workers of ``run``. Raises ``OSError`` and ``UserError`` where one cannot be started."""
+        if len(numbers) > self.free:
+            raise UserError("a worker must find room in its cluster", f"{self.free} free", "end another run")
+        world, coordinator = run.spec.means.workers, run.elastic.coordinator
+        given = self._assign(run.spec.means.device, len(numbers))
+        # One answer for all: workers that disagreed would wait for each other in different backends.
+        own = machine.backend(given) == "nccl" or all(name == "cpu" for name in given)
+        for number, device in zip(numbers, given, strict=True):
+            place = Place(number, world, number, device, own, "", coordinator.address, coordinator.token)
+            self._launch(run, place)
+
+    def kill(self, workers: Iterable[LocalWorker]) -> None:
+        """SIGKILL to these workers and their process groups. The server does it: it knows who still has the number."""
+        try:
+            if self._spawner is not None and not self._closed:
+                self._spawner.kill(worker.key for worker in workers if not worker.ended)
+        except ServerLost as lost:
+            self._lose(lost)
+
+    def forget(self, run: LocalHandle) -> None:
+        """Expect nothing of ``run`` any more."""
+        if run.elastic.coordinator in self._selector.get_map():
+            self._selector.unregister(run.elastic.coordinator)
+
+    def _order(self, spec: RunSpec) -> Order:
+        """What all workers of a run have in common, those too that it will start later."""
+        here = str(Path.cwd())
+        environment = _environment(os.environ, spec.means.threads)
+        return Order(self._entry, spec, Place(), environment, here, [path or here for path in sys.path])
+
+    def _tell_room(self) -> None:
+        for run in self._runs:
+            run.elastic.room(self.free)
+
+    def _assign(self, device: str, count: int) -> list[str]:
+        """Devices for ``count`` more workers, the idlest first."""
         names: Sequence[str] = ("cpu",)
         if device != "cpu":
             names = machine.devices() if self._devices == "auto" else self._devices
         busy = [worker.place.device for worker in self._workers.values()]
         idlest_first = sorted(names, key=busy.count)
-        given = [machine.assign(device, rank, idlest_first) for rank in range(count)]
-        # One answer for all: workers that disagreed would wait for each other in different backends.
-        own = machine.backend(given) == "nccl" or all(name == "cpu" for name in given)
-        address = f"file://{rendezvous}" if rendezvous else ""
-        return [Place(rank, count, rank, given[rank], own, address) for rank in range(count)]
+        return [machine.assign(device, index, idlest_first) for index in range(count)]
 
     def _launch(self, run: LocalHandle, place: Place) -> None:
-        here = str(Path.cwd())
-        environment = _environment(os.environ, run.spec.means.threads)
-        order = encode_order(Order(self._entry, run.spec, place, environment, here, [p or here for p in sys.path]))
+        order = encode_order(replace(run.order, place=place))
         log = WorkerLog(run.spec.out / "logs", place)
         self._keys += 1
         with log.opened() as log_file:
             ours, theirs = socket.socketpair()
             worker = LocalWorker(self._keys, place, log, ours, run)
-            run.workers.append(worker)
+            run.workers[place.rank] = worker
             self._workers[worker.key] = worker
             self._selector.register(ours, selectors.EVENT_READ, worker)
             try:
@@ -148,23 +182,28 @@ class LocalCluster(Cluster):
                 self._finish(worker, -signal.SIGKILL, f"no worker process could be started: {error.strerror}")
                 raise
 
+    # -- inside -------------------------------------------------------------------------------------------------------
+
     def _warm_spawner(self) -> Spawner:
         if self._spawner is None:
             self._spawner = Spawner(self._preload)
             self._selector.register(self._spawner, selectors.EVENT_READ)
         return self._spawner
 
-    def _pump(self, timeout_s: float) -> None:
+    def pump(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for the sockets, and turn what they hold into events of the runs."""
         if self._closed:
             return
         for key, _ in self._selector.select(timeout_s):
-            if not isinstance(worker := key.data, LocalWorker):
+            if isinstance(key.data, LocalHandle):
+                key.data.heed()
+            elif not isinstance(worker := key.data, LocalWorker):
                 self._hear_spawner()
             elif not worker.ended and not worker.read():
                 self._selector.unregister(worker.connection)
                 if worker.fault:
-                    self._kill([worker])
+                    self.kill([worker])
+        self._tell_room()
 
     def _hear_spawner(self) -> None:
         try:
@@ -173,14 +212,6 @@ class LocalCluster(Cluster):
                     self._workers[reply.key].pid = reply.pid
                 else:
                     self._finish(self._workers[reply.key], reply.code, reply.why)
-        except ServerLost as lost:
-            self._lose(lost)
-
-    def _kill(self, workers: Sequence[LocalWorker]) -> None:
-        """SIGKILL to these workers and their process groups. The server does it: it knows who still has the number."""
-        try:
-            if self._spawner is not None and not self._closed:
-                self._spawner.kill(worker.key for worker in workers if not worker.ended)
         except ServerLost as lost:
             self._lose(lost)
 
@@ -193,7 +224,7 @@ class LocalCluster(Cluster):
         del self._workers[worker.key]
         if worker.fault:
             code, why = code or -signal.SIGKILL, f"worker {worker.place.rank} was ended: {worker.fault}"
-        worker.run.happened(Exited(worker.place.rank, code, worker.log.tail(why)))
+        worker.run.ended(worker, code, why)
 
     def _lose(self, lost: ServerLost) -> None:
         """The server has gone. The kernel killed its workers with it; what these had started is killed here."""
@@ -206,15 +237,6 @@ class LocalCluster(Cluster):
             if worker.pid is not None:
                 kill_group(worker.pid)
             self._finish(worker, -signal.SIGKILL, str(lost))
-
-
-def _rendezvous(out: Path) -> Path:
-    """A new file's path for the workers of one attempt to meet at; what a killed controller left there is removed."""
-    if "#" in str(out) or "?" in str(out):  # torch reads the file's name from a URL
-        raise UserError("the output folder's path must not hold # or ?", out, "choose another folder")
-    for stale in out.glob(".rendezvous-*"):  # an output folder has one run at a time
-        stale.unlink(missing_ok=True)
-    return out / f".rendezvous-{uuid.uuid4().hex}"
 
 
 def _environment(base: Mapping[str, str], threads: int) -> dict[str, str]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from pydantic import ValidationError
 
-from elastune.cluster.base import Event, Exited, Handle, Message
-from elastune.cluster.wire import STOP, Lines, ProtocolError
+from elastune.cluster.base import ElasticHandle, Event, Exited
+from elastune.cluster.elastic_run import ElasticRun
+from elastune.cluster.wire import FAREWELL, STOP, Order
 from elastune.cluster.worker_log import WorkerLog
-from elastune.core.run import Place, RunSpec
-from elastune.journal.records import decode
+from elastune.core.errors import UserError
+from elastune.core.run import Place
+from elastune.elastic.frames import Lines, ProtocolError
+from elastune.journal.records import Record, decode
 
 READ_BYTES = 1 << 16
+NOT_STARTED = 71  # EX_OSERR of sysexits.h
 
 
 class LocalWorker:
@@ -31,6 +35,7 @@ class LocalWorker:
         self.pid: int | None = None
         self.ended = False
         self.fault = ""
+        self.said_farewell = False
         self._lines = Lines()
 
     def read(self) -> bool:
@@ -46,7 +51,10 @@ class LocalWorker:
                 return False
             try:
                 for line in self._lines.feed(data):
-                    self.run.happened(Message(self.place.rank, decode(line)))
+                    if line == FAREWELL.strip():
+                        self.said_farewell = True
+                    else:
+                        self.run.heard(self, decode(line))
             except ProtocolError as error:
                 self.fault = str(error)
             except ValidationError as error:
@@ -59,34 +67,50 @@ class LocalWorker:
             self.connection.send(STOP, socket.MSG_DONTWAIT)
 
 
-class LocalHandle(Handle):
-    """A run on a ``LocalCluster``, which gives it ``pump`` (look for news) and ``kill``."""
+class Machine(Protocol):
+    """What a run needs of its cluster."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        rendezvous: Path | None,
-        pump: Callable[[float], None],
-        kill: Callable[[Sequence[LocalWorker]], None],
-    ) -> None:
-        self.spec = spec
-        self.workers: list[LocalWorker] = []
-        self._rendezvous = rendezvous
-        self._pump = pump
-        self._kill = kill
+    def pump(self, timeout_s: float) -> None:
+        """Look for news."""
+        ...
+
+    def launch(self, run: LocalHandle, numbers: Sequence[int]) -> None:
+        """Start workers of ``run``."""
+        ...
+
+    def kill(self, workers: Iterable[LocalWorker]) -> None:
+        """SIGKILL to these workers and their process groups."""
+        ...
+
+    def forget(self, run: LocalHandle) -> None:
+        """``run`` has no workers any more and will get none."""
+        ...
+
+
+class LocalHandle(ElasticHandle):
+    """A run on the ``LocalCluster`` that is its ``machine``. ``order``: what its workers have in common."""
+
+    def __init__(self, order: Order, machine: Machine) -> None:
+        self.spec = spec = order.spec
+        self.order = order
+        self.workers: dict[int, LocalWorker] = {}
+        self.elastic = ElasticRun(spec, self, self._last_line)
+        self._machine = machine
         self._events: deque[Event] = deque()
-        self._alive = spec.means.workers
+        self._stopping = False
+        self._closed = False
 
     def poll(self) -> list[Event]:
-        self._pump(0.0)
+        self._machine.pump(0.0)
         events = list(self._events)
         self._events.clear()
-        self._alive -= sum(isinstance(event, Exited) for event in events)
         return events
 
     @property
     def alive(self) -> int:
-        return self._alive
+        running = sum(not worker.ended for worker in self.workers.values())
+        untold = sum(isinstance(event, Exited) for event in self._events)
+        return running + untold or int(not self.elastic.over)
 
     @property
     def pending(self) -> bool:
@@ -95,18 +119,74 @@ class LocalHandle(Handle):
 
     @property
     def pids(self) -> dict[int, int]:
-        """Rank -> process, of the workers that run."""
-        return {w.place.rank: w.pid for w in self.workers if w.pid is not None and not w.ended}
+        return {number: w.pid for number, w in self.workers.items() if w.pid is not None and not w.ended}
+
+    @property
+    def members(self) -> list[int]:
+        return self.elastic.coordinator.members
+
+    @property
+    def step(self) -> int:
+        return self.elastic.coordinator.step
 
     def stop(self) -> None:
-        for worker in self.workers:
+        self._stopping = True
+        for worker in self.workers.values():
             worker.ask_to_stop()
 
     def kill(self) -> None:
-        self._kill(self.workers)
+        self.elastic.over = True
+        self.kill_workers(list(self.workers))
+        self._close_if_over()
 
-    def happened(self, event: Event) -> None:
-        """Keep ``event`` for ``poll``; after the last exit nobody meets at the rendezvous any more."""
-        self._events.append(event)
-        if self._rendezvous is not None and all(worker.ended for worker in self.workers):
-            self._rendezvous.unlink(missing_ok=True)
+    def resize(self, workers: int, why: str = "") -> None:
+        self.elastic.coordinator.resize(workers, why)
+
+    def kill_worker(self, worker: int) -> None:
+        self.kill_workers([worker])
+
+    # -- for the elastic run ------------------------------------------------------------------------------------------
+
+    def start_workers(self, workers: Sequence[int]) -> None:
+        for worker in workers:
+            try:
+                self._machine.launch(self, [worker])
+            except (OSError, UserError) as error:
+                if worker not in self.workers:
+                    why = f"worker {worker} could not be started: {error}"
+                    self._events.append(self.elastic.ended(Exited(worker, NOT_STARTED, ""), by_itself=False, why=why))
+        if self._stopping:
+            self.stop()
+
+    def kill_workers(self, workers: Sequence[int]) -> None:
+        self._machine.kill(self.workers[number] for number in workers if number in self.workers)
+
+    def _last_line(self, worker: int) -> str:
+        return self.workers[worker].log.last_line() if worker in self.workers else ""
+
+    # -- for the cluster ----------------------------------------------------------------------------------------------
+
+    def heard(self, worker: LocalWorker, record: Record) -> None:
+        """A worker said something."""
+        if (event := self.elastic.heard(worker.place.rank, record)) is not None:
+            self._events.append(event)
+
+    def ended(self, worker: LocalWorker, code: int, why: str) -> None:
+        """A worker's process has ended, or could not be started: ``why``."""
+        end = Exited(worker.place.rank, code, worker.log.tail(why))
+        self._events.append(self.elastic.ended(end, by_itself=worker.said_farewell or bool(worker.fault), why=why))
+        self._close_if_over()
+
+    def heed(self) -> None:
+        """Do what the coordinator asks for."""
+        if self._closed:
+            return
+        self._events.extend(self.elastic.heed())
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if not self._closed and self.elastic.over and all(worker.ended for worker in self.workers.values()):
+            self._closed = True
+            self._machine.forget(self)
+            self._events.extend(self.elastic.heed())  # its last records
+            self.elastic.close()

@@ -1,7 +1,8 @@
 """What a controller and its workers say to each other: JSON, one object a line, over a Unix socket.
 
 Controller to worker: one ``Order``, then perhaps ``STOP``. Worker to controller: the records of its run
-(``journal.records``). The end of the stream is a message too: the other side has gone.
+(``journal.records``), and ``FAREWELL`` when its entry point has ended by itself: a process that ends without it was
+killed, has crashed or has called ``os._exit``. The end of the stream is a message too: the other side has gone.
 """
 
 from __future__ import annotations
@@ -10,38 +11,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 
-LINE_LIMIT_BYTES = 1 << 20
 STOP = b'{"stop":true}\n'
-
-
-class ProtocolError(Exception):
-    """The other side sent what no honest peer sends."""
-
-
-class Lines:
-    """Cuts a byte stream into lines of at most ``limit_bytes``."""
-
-    def __init__(self, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
-        self._limit_bytes = limit_bytes
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that ``data`` completes, without their ends. Raises ``ProtocolError`` where one is too long."""
-        *ends, rest = data.split(b"\n")
-        lines: list[bytes] = []
-        for end in ends:
-            self._extend(end)
-            lines.append(bytes(self._rest))
-            self._rest.clear()
-        self._extend(rest)
-        return lines
-
-    def _extend(self, data: bytes) -> None:
-        if len(self._rest) + len(data) > self._limit_bytes:
-            raise ProtocolError(f"a message exceeds {self._limit_bytes} bytes")
-        self._rest += data
+FAREWELL = b'{"farewell":true}\n'
 
 
 @dataclass(frozen=True)
@@ -72,6 +45,7 @@ def decode_order(line: bytes) -> Order:
     spec = fields["spec"]
     program = Program(Path(spec["program"]["path"]), spec["program"]["train"])
     known = {"program": program, "out": Path(spec["out"]), "means": Means(**spec["means"])}
+    known["elastic"] = Elastic(**spec["elastic"])
     return Order(**{**fields, "spec": RunSpec(**{**spec, **known}), "place": Place(**fields["place"])})
 
 

@@ -7,6 +7,7 @@ process group (its data loaders, for instance), whatever its main thread is doin
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import importlib
 import io
@@ -19,9 +20,10 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, cast
 
-from elastune.cluster.wire import LINE_LIMIT_BYTES, STOP, Lines, Order, decode_order
+from elastune.cluster.wire import FAREWELL, STOP, Order, decode_order
 from elastune.core.run import Place, RunSpec
-from elastune.journal.records import Record, encode
+from elastune.elastic.frames import LINE_LIMIT_BYTES, Lines
+from elastune.journal.records import Record, RunFailed, encode
 
 Entry = Callable[[RunSpec, Place, Callable[[Record], None], Callable[[], bool]], int]
 WORK = "elastune.train.work:work"
@@ -67,6 +69,11 @@ class Controller:
         except ConnectionError:
             end_group()
 
+    def farewell(self) -> None:
+        """Say that this worker's entry point has ended by itself: its process ends next, and not by an accident."""
+        with contextlib.suppress(OSError), self._sending:
+            self._connection.sendall(FAREWELL)
+
     def _read(self) -> bytes:
         try:
             data = self._connection.recv(READ_BYTES)
@@ -111,7 +118,9 @@ def run(connection: socket.socket) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a log is read while it grows, in whatever locale
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
-    code = _obey_order(Controller(connection))
+    controller = Controller(connection)
+    code = _obey_order(controller)
+    controller.farewell()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -119,8 +128,8 @@ def run(connection: socket.socket) -> NoReturn:
 
 
 def _obey_order(controller: Controller) -> int:
+    order = controller.receive_order()
     try:
-        order = controller.receive_order()
         controller.listen()
         os.environ.clear()
         os.environ.update(order.environment)
@@ -130,6 +139,7 @@ def _obey_order(controller: Controller) -> int:
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
+        controller.send(RunFailed("exception", f"the program called sys.exit({end.code!r})", order.place.rank))
         return exit_code(end)
     except BaseException:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
         traceback.print_exc()

@@ -33,6 +33,10 @@ class WorkerLog:
         """The file, for appending."""
         return self.path.open("ab")
 
+    def last_line(self) -> str:
+        """The last line that this attempt printed."""
+        return self.tail().rpartition("\n")[2]
+
     def tail(self, note: str = "") -> str:
         """The end of what this attempt printed, and ``note`` as its last line; the note is kept in the file too."""
         try:

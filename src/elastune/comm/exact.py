@@ -7,70 +7,71 @@ as a ring all-reduce moves, but in ONE order of additions. Buckets leave while t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
 from elastune.comm.group import Group, Work
+from elastune.comm.reducer import SLACK, Bucket, Reducer, plan
 from elastune.core.slots import Fold, cut, subtrees, tree_sum
-
-FIRST_BUCKET_BYTES = 1 << 20
-BUCKET_BYTES = 16 << 20
 
 
 def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.add_(b)
 
 
-class _Bucket:
-    """Some of the summed tensors as one flat vector, padded to a multiple of the worker count."""
+class _Bucket(Bucket):
+    """Flat vectors are padded with zeros to a multiple of the worker count."""
 
-    def __init__(self, members: list[int], like: Sequence[torch.Tensor], num_slots: int, group: Group) -> None:
-        self.members = members
-        self._group = group
+    def __init__(
+        self, members: list[int], like: Sequence[torch.Tensor], num_slots: int, group: Group, *, hold: bool
+    ) -> None:
+        super().__init__(members, like, group, hold=hold)
         self._num_slots = num_slots
-        self._shapes = [like[i].shape for i in members]
-        self._sizes = [like[i].numel() for i in members]
-        self._dtype, self._device = like[members[0]].dtype, like[members[0]].device
-        runs = cut(num_slots, group.size)
-        self._run = runs[group.rank]
-        self._nodes = [node for run in runs for node in subtrees(run, num_slots)]
-        self._chunk = -(-sum(self._sizes) // group.size)
-        self._parts_of = [len(subtrees(run, num_slots)) for run in runs]
         self._pool: list[torch.Tensor] = []
-        self._staged = group.size > 1 and self._device != group.wire
-        if group.size > 1:
-            self._received = torch.empty(len(self._nodes), self._chunk, dtype=self._dtype, device=group.wire)
-            self._whole = torch.empty(self._chunk * group.size, dtype=self._dtype, device=group.wire)
-        self._result: torch.Tensor | None = None
-        self._sent: torch.Tensor | None = None
-        self._work: Work = None
+        self._in_use: list[torch.Tensor] = []  # what goes back to the pool when a step begins
+        self._buffer = torch.zeros(self._numel + SLACK if hold else 0, dtype=self._dtype, device=group.wire)
+        self.regroup(group)
+
+    def regroup(self, group: Group) -> None:
+        self._group = group
+        runs = cut(self._num_slots, group.size)
+        self._run = runs[group.rank]
+        self._nodes = [node for run in runs for node in subtrees(run, self._num_slots)]
+        self._parts_of = [len(subtrees(run, self._num_slots)) for run in runs]
+        self._chunk = -(-self._numel // group.size)
+        self._length = self._chunk * group.size
+        if self._length > self._numel + SLACK:
+            raise ValueError(f"{group.size} workers are too many to sum {self._numel} numbers exactly")
+        needed = len(self._nodes) * self._chunk if group.size > 1 else 0
+        if self._buffer.numel() < needed:
+            self._buffer = self._buffer.new_zeros(needed)
+        self._received = self._buffer[:needed]
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last step."""
-        if self._result is not None and self._group.size == 1:
-            self._pool.append(self._result)
-        self._result = None
+        self._pool.extend(self._in_use)
+        self._in_use = []
         self._fold: Fold[torch.Tensor] = Fold(self._run, self._num_slots, self._merge)
         self._next_slot = self._run.start
         self._leaf: torch.Tensor | None = None
         self._missing = set(self.members)
         self._views: dict[int, torch.Tensor] = {}
+        self._work: Work | None = None
+        self._sent: torch.Tensor | None = None
         self.launched = False
 
     def _blank(self) -> torch.Tensor:
-        if self._pool:
-            return self._pool.pop()
-        return torch.zeros(self._chunk * self._group.size, dtype=self._dtype, device=self._device)
+        blank = self._pool.pop() if self._pool else self._room(self._device)
+        self._in_use.append(blank)
+        return blank
 
     def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._in_use = [t for t in self._in_use if t is not b]
         self._pool.append(b)
         return a.add_(b)
 
     def put(self, index: int, value: torch.Tensor | None) -> bool:
-        """Member ``index`` of the current slot (None: zero). True once the slot is complete here."""
         if self._leaf is None:
             self._leaf = self._blank()
             self._views = self._cut(self._leaf)
@@ -81,12 +82,7 @@ class _Bucket:
             self._views[index].copy_(value)
         return not self._missing
 
-    def _cut(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
-        pieces = torch.split(flat[: sum(self._sizes)], self._sizes)
-        return {i: piece.view(shape) for i, piece, shape in zip(self.members, pieces, self._shapes, strict=True)}
-
     def end_slot(self, slot: int) -> None:
-        """Add the completed slot to the sum."""
         assert self._leaf is not None
         assert not self._missing
         self._skip_to(slot)
@@ -102,111 +98,50 @@ class _Bucket:
             self._next_slot = empty + 1
 
     def launch(self) -> None:
-        """All slots of this worker are in: send every chunk to the worker that adds it up."""
+        """Send every chunk to the worker that adds it up."""
         self._skip_to(self._run.stop)
         self.launched = True
         size = self._group.size
-        parts = [value for _, value in self._fold.parts]
         if size == 1:
-            self._result = parts[0]
             return
+        parts = [value[: self._length] for _, value in self._fold.parts]
         sent = parts[0] if len(parts) == 1 else torch.stack([p.view(size, -1) for p in parts], dim=1).view(-1)
         self._sent = sent.to(self._group.wire)
         self._work = self._group.all_to_all(
-            self._received.view(-1),
+            self._received,
             self._sent,
             [count * self._chunk for count in self._parts_of],
             [len(parts) * self._chunk] * size,
         )
-        self._pool.extend(parts[1:] if sent is parts[0] else parts)
-        self._keep = parts[0] if sent is parts[0] else None
 
     def combine(self) -> None:
         """Add this worker's chunk in tree order and start returning it to all."""
         if self._group.size == 1:
             return
-        if self._work is not None:
-            self._work.wait()
-        if self._keep is not None:
-            self._pool.append(self._keep)
-        rows = zip(self._nodes, self._received.unbind(0), strict=True)
+        assert self._work is not None
+        self._work.wait()
+        rows = zip(self._nodes, self._received.view(len(self._nodes), self._chunk).unbind(0), strict=True)
         total = tree_sum(list(rows), self._num_slots, _add)
-        self._work = self._group.all_gather(self._whole, total)
+        self._work = self._group.all_gather(self._sets[self._turn][: self._length], total)
 
-    def results(self) -> dict[int, torch.Tensor]:
-        """The sums, as views that live until the next ``begin``."""
+    def wait(self) -> None:
         if self._group.size > 1:
-            if self._work is not None:
-                self._work.wait()
-            self._result = self._whole.to(self._device) if self._staged else self._whole
-        assert self._result is not None
-        return self._cut(self._result)
+            assert self._work is not None
+            self._work.wait()
+
+    def give(self) -> dict[int, torch.Tensor]:
+        if self._group.size > 1:
+            return super().give()
+        ((_, total),) = self._fold.parts
+        return self._cut(total)
 
 
-class ExactReducer:
-    """Sums a list of tensors over the slots of all workers.
+class ExactReducer(Reducer[_Bucket]):
+    """Sums a list of tensors over the slots of all workers. See ``Reducer`` and ``Bucket``.
 
-    A step: ``begin``; for each slot of this worker ``put`` every tensor once, then ``end_slot``; at last ``finish``.
     Slots without samples are left out: they count as zero. ``like`` gives shapes, dtypes and devices; tensors should
     come in about the order in which ``put`` will bring them.
     """
 
-    def __init__(self, like: Sequence[torch.Tensor], num_slots: int, group: Group) -> None:
-        self._buckets = [_Bucket(members, like, num_slots, group) for members in _plan(like)]
-        self._bucket_of = {i: bucket for bucket in self._buckets for i in bucket.members}
-        self._count = len(like)
-        self._slot, self._last = 0, False
-        self.wait_s = 0.0
-
-    def begin_slot(self, slot: int, *, last: bool) -> None:
-        """The next ``put`` calls belong to ``slot``; ``last``: this worker's last slot of the step."""
-        self._slot, self._last = slot, last
-
-    def put(self, index: int, value: torch.Tensor | None) -> None:
-        """Tensor ``index`` of the current slot; it is copied. Starts the reduction of whatever became complete."""
-        bucket = self._bucket_of[index]
-        if bucket.put(index, value):
-            bucket.end_slot(self._slot)
-            if self._last:
-                self._launch_in_order(bucket)
-
-    def _launch_in_order(self, ready: _Bucket) -> None:
-        """Every worker must start its collectives in the same order, whatever order its gradients came in."""
-        self._ready.add(id(ready))
-        for bucket in self._buckets:
-            if not bucket.launched:
-                if id(bucket) not in self._ready:
-                    return
-                bucket.launch()
-
-    def begin(self) -> None:
-        """Start a step."""
-        self._ready: set[int] = set()
-        for bucket in self._buckets:
-            bucket.begin()
-
-    def finish(self) -> list[torch.Tensor]:
-        """The sums over all slots of all workers, on every worker. The views live until the next ``begin``."""
-        started = time.perf_counter()
-        for bucket in self._buckets:
-            if not bucket.launched:
-                bucket.launch()
-        for bucket in self._buckets:
-            bucket.combine()
-        sums = {i: view for bucket in self._buckets for i, view in bucket.results().items()}
-        self.wait_s = time.perf_counter() - started
-        return [sums[i] for i in range(self._count)]
-
-
-def _plan(like: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Members of each bucket: runs of equal dtype and device, the first small so that sending starts early."""
-    buckets: list[list[int]] = []
-    room = 0
-    for i, tensor in enumerate(like):
-        first = like[buckets[-1][0]] if buckets else None
-        if first is None or room <= 0 or (first.dtype, first.device) != (tensor.dtype, tensor.device):
-            room = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
-            buckets.append([])
-        buckets[-1].append(i)
-        room -= tensor.numel() * tensor.element_size()
-    return buckets
+    def __init__(self, like: Sequence[torch.Tensor], num_slots: int, group: Group, *, hold: bool = False) -> None:
+        super().__init__([_Bucket(members, like, num_slots, group, hold=hold) for members in plan(like)], group)

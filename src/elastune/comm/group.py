@@ -1,10 +1,11 @@
-"""The workers that reduce together, behind one small interface over ``torch.distributed``."""
+"""The workers that reduce together, behind one small interface over a raw process group."""
 
 from __future__ import annotations
 
 import socket
-import warnings
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,27 +16,69 @@ import torch.distributed as dist
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 
-Work = Any  # torch.distributed.Work, or None where nothing had to be started
+DRAIN_S = 10.0
+POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
+
+
+class GroupBroken(Exception):
+    """A collective failed here, or its group was abandoned; nothing more comes of this group."""
+
+
+class Work:
+    """A collective that was started."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        """Return once the result is here. Raises ``GroupBroken`` where it will not come."""
+        if self._work is None:
+            return
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._group._broke(error) from None
+        finally:
+            self._group._outstanding.pop(self, None)
+        if self._group.backend == "gloo":  # on a GPU the stream waits, and the buffers are still at work
+            self._work = None
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not: no buffer of it changes any more."""
+        return self._work is None or bool(self._work.is_completed())
 
 
 class Group:
     """``size`` workers, of which this one is ``rank``. ``wire`` is the device that collectives want tensors on.
 
-    A group of one needs no process group: its collectives return at once.
+    ``pg`` has the methods of a ``dist.ProcessGroup``; a group of one needs none: its collectives return at once.
+    ``cut`` severs this worker's connections, where the group has some of its own.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, backend: str = "", device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        pg: Any = None,
+        backend: str = "",
+        device: torch.device | None = None,
+        cut: Callable[[], None] = lambda: None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.backend = backend
         self.wire = device if backend == "nccl" and device is not None else torch.device("cpu")
+        self._pg = pg
+        self._cut = cut
+        self._why = ""
+        self._outstanding: dict[Work, None] = {}
+
+    # -- collectives: started, not awaited, unless they say so --------------------------------------------------------
 
     def all_to_all(self, out: torch.Tensor, data: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
-        """Send the next ``sizes[w]`` elements of ``data`` to each worker ``w``; receive alike into ``out``.
-
-        Started, not awaited, as the collectives below.
-        """
-        return dist.all_to_all_single(out, data, list(out_sizes), list(sizes), async_op=True)
+        """Send the next ``sizes[w]`` elements of ``data`` to each worker ``w``; receive alike into ``out``."""
+        return self._start(lambda pg: pg.alltoall_base(out, data, list(out_sizes), list(sizes)))
 
     def all_gather(self, out: torch.Tensor, chunk: torch.Tensor) -> Work:
         """Every worker's ``chunk`` (equal sizes), in rank order, into ``out``.
@@ -44,45 +87,112 @@ class Group:
         """
         if self.backend == "gloo":
             copies = chunk.expand(self.size, -1).contiguous().view(-1)
-            return dist.all_to_all_single(out, copies, async_op=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.13, the old name serves all versions
-            return dist.all_gather_into_tensor(out, chunk, async_op=True)
+            return self._start(lambda pg: pg.alltoall_base(out, copies, [], []))
+        return self._start(lambda pg: pg._allgather_base(out, chunk))
 
     def all_reduce(self, data: torch.Tensor) -> Work:
         """Sum ``data`` over workers in place (in the backend's own order)."""
-        return dist.all_reduce(data, async_op=True) if self.size > 1 else None
+        return self._start(lambda pg: pg.allreduce([data])) if self.size > 1 else Work(self, None)
 
     def broadcast(self, data: torch.Tensor, source: int = 0) -> None:
-        """Overwrite ``data`` with that of ``source``."""
+        """Overwrite ``data`` with that of ``source``; blocks."""
         if self.size > 1:
-            wire = data.to(self.wire)
-            dist.broadcast(wire, source)
+            wire = data.to(self.wire).contiguous()
+            options = dist.BroadcastOptions()
+            options.rootRank = source
+            self._start(lambda pg: pg.broadcast([wire], options)).wait()
             data.copy_(wire)
 
     def gather_floats(self, values: Sequence[float]) -> list[list[float]]:
-        """Every worker's ``values`` (their numbers may differ), in rank order, on every worker."""
+        """Every worker's ``values`` (their numbers may differ), in rank order, on every worker; blocks."""
         if self.size == 1:
             return [list(values)]
         counts = torch.zeros(self.size, dtype=torch.int64, device=self.wire)
         counts[self.rank] = len(values)
-        dist.all_reduce(counts)
+        self.all_reduce(counts).wait()
         sizes = [int(count) for count in counts]
         width = max(1, *sizes)
         table = torch.zeros(self.size, width, dtype=torch.float64, device=self.wire)
         table[self.rank, : len(values)] = torch.tensor(values, dtype=torch.float64)
         # Adding zeros changes no value (and keeps NaN and infinities), so a sum gathers what is unequally long.
-        dist.all_reduce(table)
+        self.all_reduce(table).wait()
         return [row[:size].tolist() for row, size in zip(table, sizes, strict=True)]
 
     def same_everywhere(self, digest: bytes) -> bool:
-        """Whether every worker holds the same ``digest`` (of equal length everywhere)."""
+        """Whether every worker holds the same ``digest`` (of equal length everywhere); blocks."""
         rows = self.gather_floats([float(byte) for byte in digest])
         return all(row == rows[0] for row in rows)
 
+    # -- from one worker to another -----------------------------------------------------------------------------------
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send ``tensor`` (contiguous, on ``wire``) to rank ``to``; blocks. Pairs with that rank's next ``receive``."""
+        self._start(lambda pg: pg.send([tensor], to, POINT_TO_POINT_TAG)).wait()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Overwrite ``tensor`` (contiguous, on ``wire``) with what rank ``source`` sends next; blocks."""
+        self._start(lambda pg: pg.recv([tensor], source, POINT_TO_POINT_TAG)).wait()
+
+    # -- the end of a group -------------------------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        """Whether every further collective will raise ``GroupBroken``."""
+        return bool(self._why)
+
+    def abandon(self, why: str = "the group was abandoned") -> None:
+        """Give the group up, from any thread: whatever blocks on it raises ``GroupBroken``, as does all that follows.
+
+        A group without connections of its own (a static run's) is only marked.
+        """
+        self._why = self._why or why
+        self._cut()
+
+    def drain(self) -> None:
+        """Wait until no collective of this group writes to any buffer any more; abandons it where one is under way.
+
+        Raises ``RuntimeError`` where that takes longer than ``DRAIN_S``.
+        """
+        if self._outstanding:
+            self.abandon()
+        deadline = time.monotonic() + DRAIN_S
+        while self._outstanding:
+            for work in [w for w in self._outstanding if w.is_completed()]:
+                del self._outstanding[work]
+            if self._outstanding:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"a collective of an abandoned group did not end within {DRAIN_S} s")
+                time.sleep(0.0005)
+
+    def _release(self) -> list[Any]:
+        """Everything that keeps the process group alive; this object is of no use any more."""
+        pg, works, self._pg, self._outstanding = self._pg, list(self._outstanding), None, {}
+        return [pg, *works]
+
+    def _start(self, start: Callable[[Any], Any]) -> Work:
+        if self._why:
+            raise GroupBroken(self._why)
+        try:
+            work = Work(self, start(self._pg))
+        except RuntimeError as error:
+            raise self._broke(error) from None
+        self._outstanding[work] = None
+        return work
+
+    def _broke(self, error: RuntimeError) -> GroupBroken:
+        self._why = self._why or " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
+        return GroupBroken(self._why)
+
+
+def drop(group: Group) -> None:
+    """Let go of ``group``, which nobody will use again. Its end may take seconds, so it happens on another thread."""
+    group.abandon()
+    held = group._release()  # no name here may outlive the thread: who lets go last, waits
+    threading.Thread(target=held.clear, name="drop group", daemon=True).start()
+
 
 def join(place: Place, timeout_s: float = 1800.0) -> Group:
-    """Meet the other workers at ``place.rendezvous``.
+    """Meet the other workers of a static run at ``place.rendezvous``.
 
     The process must end by ``os._exit``: a process group that is destroyed while Python holds its lock may wait for a
     thread that waits for the lock (seen with gloo: its finished collectives free tensors on a thread of their own).
@@ -99,7 +209,7 @@ def join(place: Place, timeout_s: float = 1800.0) -> Group:
         world_size=place.world,
         timeout=timedelta(seconds=timeout_s),
     )
-    return Group(place.rank, place.world, backend, device)
+    return Group(place.rank, place.world, dist.group.WORLD, backend, device)
 
 
 def _refuse_unknown_host(rendezvous: str) -> None:

@@ -50,6 +50,20 @@ class Means:
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """How a run's workers may change while it goes on: from ``low`` to ``high`` (None: as many as it began with).
+
+    A worker that is silent for ``heartbeat_s`` counts as lost. A run that loses workers ``most_losses`` times without
+    completing a step in between has failed: whatever kills them would go on killing.
+    """
+
+    low: int = 1
+    high: int | None = None
+    heartbeat_s: float = 5.0
+    most_losses: int = 8
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """Everything that decides a run. ``config`` and ``seed`` are its meaning, ``means`` its means.
 
@@ -69,11 +83,15 @@ class RunSpec:
     checkpoint_every_steps: int | None = None
     resume: bool = False
     measure_link: bool = False
+    elastic: Elastic = field(default_factory=Elastic)
 
 
 @dataclass(frozen=True)
 class Place:
     """Where one worker stands: its rank among ``world`` workers, its device, and how it meets the others.
+
+    With a ``coordinator`` ("host:port") the run is elastic: ``rank`` is then the worker's number in this run, never
+    used twice, and ``token`` lets it in; ranks in the strict sense come with each version of the membership.
 
     ``own_device``: no other worker uses this worker's device (NCCL needs that; gloo does not). ``rendezvous`` is a
     ``torch.distributed`` init method (``file://...``, ``tcp://host:port``, ``env://``); empty for a lone worker.
@@ -85,6 +103,8 @@ class Place:
     device: str = "cpu"
     own_device: bool = True
     rendezvous: str = ""
+    coordinator: str = ""
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

@@ -60,3 +60,9 @@ def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
     count = 1 if micro_batch is None else -(-len(samples) // micro_batch)
     for piece in cut(len(samples), count):
         yield samples[piece.start : piece.stop]
+
+
+def contributors(batch: int, num_slots: int, workers: int) -> int:
+    """How many of ``workers`` have at least one sample of a global batch of ``batch``."""
+    slots = cut(batch, num_slots)
+    return sum(any(slots[slot] for slot in run) for run in cut(num_slots, workers))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
-from elastune.cluster.base import Cluster
+from elastune.cluster.base import Cluster, ElasticHandle
 from elastune.cluster.devices import assign, devices
 from elastune.cluster.local import LocalCluster
+from elastune.cluster.notices import NoticeSource
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
+from elastune.drive.chaos import Injector
 from elastune.drive.context import machine_context
+from elastune.drive.ending import Ending
 from elastune.drive.folders import open_out
 from elastune.drive.signals import Interrupts
 from elastune.drive.watch import Watch
@@ -24,21 +27,31 @@ from elastune.train.checkpoint import complete
 from elastune.train.program import load, merge
 from elastune.train.work import work
 
+SHORTEST_HEARTBEAT_S = 0.1
 Observe = Callable[[Record], None]
 
 
 class JobFailed(Exception):
-    """A job ended without a result; ``failure`` says why."""
+    """A job ended without a result; ``failure`` says why. ``noticed``: its machine is being taken away."""
 
-    def __init__(self, failure: RunFailed) -> None:
+    def __init__(self, failure: RunFailed, noticed: bool = False) -> None:
         super().__init__(failure.detail)
         self.failure = failure
+        self.noticed = noticed
 
 
-def run_job(spec: RunSpec, *, cluster: Cluster | None = None, observe: Observe | None = None) -> RunFinished:
+def run_job(
+    spec: RunSpec,
+    *,
+    cluster: Cluster | None = None,
+    observe: Observe | None = None,
+    notices: Sequence[NoticeSource] = (),
+    injector: Injector | None = None,
+) -> RunFinished:
     """Run ``spec`` on ``cluster`` (default: worker processes here) and journal it in ``spec.out``.
 
-    The first Ctrl-C or SIGTERM asks for a checkpoint and an end at the next step; the second ends the workers. Raises
+    The first Ctrl-C or SIGTERM asks for a checkpoint and an end at the next step; the second ends the workers. SIGUSR1
+    and what ``notices`` tell of ask for the same, and the result says so. ``injector``: faults to survive. Raises
     ``JobFailed``; ``UserError`` for what can be known before a worker starts.
     """
     check_means(spec)
@@ -47,26 +60,29 @@ def run_job(spec: RunSpec, *, cluster: Cluster | None = None, observe: Observe |
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
+            if injector is not None:
+                injector.hear(record)
             if observe is not None:
                 observe(record)
 
         keep(_started(spec))
-        place = cluster or stack.enter_context(LocalCluster(capacity=spec.means.workers))
-        watch = Watch(place.start(spec))
-        stack.callback(
-            watch.handle.kill
-        )  # whatever happens here: a cluster that is not ours lives on, its run must not
-        heard = 0
+        place = cluster or stack.enter_context(LocalCluster(capacity=most_workers(spec)))
+        handle = place.start(spec)
+        # Whatever happens here: a cluster that is not ours lives on, its run must not.
+        stack.callback(handle.kill)
+        watch = Watch(handle)
+        ending = Ending(watch, interrupts, notices)
         while watch.outcome is None:
-            place.wait(0.5)
+            place.wait(0.5 if injector is None else injector.wait_s())
             for record in watch.pump():
                 keep(record)
-            if interrupts.count > heard:
-                heard = interrupts.count
-                watch.handle.stop() if heard == 1 else watch.end("ended by a second interrupt")
+            if injector is not None and isinstance(handle, ElasticHandle) and not watch.finished:
+                for fault in injector.act(handle):
+                    keep(fault)
+            ending.look()
         keep(watch.outcome)
     if isinstance(watch.outcome, RunFailed):
-        raise JobFailed(watch.outcome)
+        raise JobFailed(watch.outcome, noticed=ending.notice is not None)
     return watch.outcome
 
 
@@ -111,11 +127,16 @@ def check_means(spec: RunSpec) -> None:
     means = spec.means
     if means.workers < 1:
         raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
-    if means.num_slots < means.workers:
+    low, most = spec.elastic.low, most_workers(spec)
+    if not 1 <= low <= means.workers <= most:
+        rule = "a run must begin with workers within its bounds"
+        raise UserError(rule, f"{means.workers}, from {low} to {most}", "use --workers LOW:HIGH")
+    if spec.elastic.heartbeat_s < SHORTEST_HEARTBEAT_S:
+        rule = f"a heartbeat must be at least {SHORTEST_HEARTBEAT_S:g} s, or busy workers count as lost"
+        raise UserError(rule, f"{spec.elastic.heartbeat_s:g} s", "use --heartbeat 5s")
+    if means.num_slots < most:
         rule = "there must be a slot for every worker"
-        raise UserError(
-            rule, f"{means.num_slots} slots, {means.workers} workers", "use more --slots or fewer --workers"
-        )
+        raise UserError(rule, f"{means.num_slots} slots, {most} workers", "use more --slots or fewer --workers")
     if means.mode not in ("exact", "fast"):
         raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
     if means.precision not in ("fp32", "bf16"):
@@ -124,6 +145,11 @@ def check_means(spec: RunSpec) -> None:
         raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
     if means.threads < 1:
         raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
+
+
+def most_workers(spec: RunSpec) -> int:
+    """How many workers a run may have at a time."""
+    return spec.means.workers if spec.elastic.high is None else spec.elastic.high
 
 
 def _started(spec: RunSpec) -> RunStarted:

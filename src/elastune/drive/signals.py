@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that a loop can look at."""
+"""Ctrl-C, SIGTERM and SIGUSR1 as wishes that a loop can look at."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ class Interrupted(Exception):
 class Interrupts:
     """While entered, SIGINT and SIGTERM are counted instead of ending the process: 1 asks for a graceful end, 2 insist.
 
-    Outside of the main thread signals cannot be caught: the count then stays 0.
+    ``noticed``: SIGUSR1 came, by which batch systems announce that they will take the machine away (Slurm's
+    ``--signal=B:USR1@60``). Outside of the main thread signals cannot be caught: the count then stays 0.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.noticed = False
         self._before: dict[signal.Signals, Any] = {}
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self.count += 1
+        if number == signal.SIGUSR1:
+            self.noticed = True
+        else:
+            self.count += 1
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from elastune.cluster.base import Exited, Handle
+from dataclasses import replace
+from typing import Literal
+
+from elastune.cluster.base import Exited, Handle, how_it_ended
 from elastune.core.clock import Clock, SystemClock
 from elastune.journal.records import Record, RunFailed, RunFinished
 
@@ -38,6 +41,17 @@ class Watch:
         self._failures: list[RunFailed] = []
         self._ended_by_us: list[RunFailed] = []
         self._kill_at: float | None = None
+        self._stopped_for: Literal["requested", "notice"] = "requested"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has its result: its workers have only to exit."""
+        return self._finished is not None
+
+    def stop(self, why: Literal["requested", "notice"] = "requested") -> None:
+        """Ask for a checkpoint and an end; the outcome will say ``why``."""
+        self._stopped_for = why
+        self.handle.stop()
 
     def pump(self) -> list[Record]:
         """Handle what happened; returns the records to keep. Never blocks."""
@@ -69,9 +83,7 @@ class Watch:
 
     def _exited(self, event: Exited) -> None:
         if event.code != 0 and not any(f.rank == event.rank for f in self._failures):
-            how = f"was ended by signal {-event.code}" if event.code < 0 else f"exited with code {event.code}"
-            hint = " (out of memory?)" if event.code == -9 else ""
-            detail = f"worker {event.rank} {how}{hint}"
+            detail = f"worker {event.rank} {how_it_ended(event.code)}"
             lost = RunFailed("worker_lost", detail, event.rank, event.code, event.log)
             if event.code == -9 and self._kill_at == float("inf"):
                 self._ended_by_us.append(lost)
@@ -99,7 +111,8 @@ class Watch:
     def _judge(self) -> RunFinished | RunFailed:
         """The finished record if nothing failed; else the failure that came first and is no echo of another."""
         if self._finished is not None:
-            return self._finished
+            asked = self._finished.stopped == "requested"
+            return replace(self._finished, stopped=self._stopped_for) if asked else self._finished
         failures = self._failures or self._ended_by_us
         if not failures:
             return RunFailed("worker_lost", "all workers ended without a result", 0)

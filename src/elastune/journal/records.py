@@ -40,6 +40,7 @@ class Reported:
     samples: int
     seconds: float
     metrics: dict[str, float]
+    nth: int = 0  # of several reports at one position
     kind: Literal["reported"] = "reported"
 
 
@@ -75,7 +76,7 @@ class RunFinished:
     step_s: float | None = None
     wait_s: float | None = None
     grad_bytes: int = 0
-    stopped: Literal["complete", "max_steps", "requested"] = "complete"
+    stopped: Literal["complete", "max_steps", "requested", "notice"] = "complete"
     kind: Literal["run_finished"] = "run_finished"
 
 
@@ -89,6 +90,87 @@ class RunFailed:
     exit_code: int | None = None
     log: str = ""
     kind: Literal["run_failed"] = "run_failed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StepsTaken:
+    """Worker ``worker`` says: steps ``first_step`` to ``last_step`` (counted from 1) were completed under ``version``.
+
+    They used the places ``start`` to ``stop`` (exclusive) of the order of samples of ``epoch``, whose data set has
+    ``length`` samples; each step's reduction brought the number and the checksum of its samples from all workers, and
+    they were right. Every member of a version says this for itself, so a death loses no claim.
+    """
+
+    worker: int
+    version: int
+    workers: int
+    epoch: int
+    start: int
+    stop: int
+    length: int
+    first_step: int
+    last_step: int
+    kind: Literal["steps_taken"] = "steps_taken"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Regrouped:
+    """Rank 0 of a version says how it came about: ``pause_s`` is the gap between the last step before it and the first
+    step under it, less a median step; ``discarded`` steps had been begun and were done again."""
+
+    version: int
+    members: list[int]
+    planned: bool
+    step: int
+    pause_s: float
+    discarded: int
+    kind: Literal["regrouped"] = "regrouped"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Restarted:
+    """No worker was left that held the run's state: it went on from the checkpoint of ``step``, or from the start."""
+
+    step: int
+    kind: Literal["restarted"] = "restarted"
+
+
+@dataclass(frozen=True, config=_RULES)
+class MembershipEvent:
+    """An event of the membership machine, as ``elastic.machine`` reads it back: the whole history replays."""
+
+    event: dict[str, Any]
+    kind: Literal["membership_event"] = "membership_event"
+
+
+@dataclass(frozen=True, config=_RULES)
+class WorkerGone:
+    """A worker of an elastic run has ended, and the run went on. ``log`` is the tail of what it printed."""
+
+    worker: int
+    how: Literal["lost", "left"]
+    why: str
+    code: int | None = None
+    log: str = ""
+    kind: Literal["worker_gone"] = "worker_gone"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Straggling:
+    """A worker keeps the others waiting: one line for people."""
+
+    worker: int
+    line: str
+    kind: Literal["straggling"] = "straggling"
+
+
+@dataclass(frozen=True, config=_RULES)
+class FaultInjected:
+    """Chaos did this to ``worker`` (None: to the run as a whole)."""
+
+    fault: str
+    worker: int | None = None
+    kind: Literal["fault_injected"] = "fault_injected"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -221,6 +303,13 @@ Record = Annotated[
     | LinkMeasured
     | RunFinished
     | RunFailed
+    | StepsTaken
+    | Regrouped
+    | Restarted
+    | MembershipEvent
+    | WorkerGone
+    | Straggling
+    | FaultInjected
     | StudyStarted
     | TrialStarted
     | TrialReported

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from elastune.comm.group import Group
+from elastune.comm.reducer import Reducer
 from elastune.core.errors import UserError
 from elastune.core.shares import Share
+
+CONTROL = 4
 
 
 class Replica(ABC):
@@ -18,45 +22,156 @@ class Replica(ABC):
 
     A step is one or more shares; for each: ``begin``, the user's forward pass through ``model``, ``backward``. Between
     the shares of a step no parameter has a gradient, so that whatever the user does with gradients there (clip, step,
-    zero) does nothing; after the last share the gradients are those of the mean loss over the global batch.
+    zero) does nothing; after the last share the gradients are those of the mean loss over the global batch. The last
+    ``backward`` returns with the step complete, or raises ``GroupBroken`` with nothing applied; the step is then
+    completed by ``take_held`` or dropped by ``abandon``, and training goes on after ``regroup``.
 
-    ``stop`` (set by the session before a step) is 1.0 where this worker wants training to stop; ``stop_votes`` is the
-    sum over workers, known to all after the step. ``wait_s`` is the time the last step waited for the reduction.
+    ``control`` (set before a step) is summed over the workers that have samples; ``totals``, those sums, are known to
+    all after the step. ``drifts``: buffers move at each worker by itself. ``wait_s``: how long the last step waited for
+    the reduction.
     """
+
+    drifts: bool
+    _reducer: Reducer[Any] | None
 
     def __init__(self, module: nn.Module, group: Group) -> None:
         self.module = module
         self.model: nn.Module = module
         self.group = group
         self.params = [p for p in module.parameters() if p.requires_grad]
-        self.stop = 0.0
-        self.stop_votes = 0.0
+        self.control = [0.0] * CONTROL
+        self.totals = [0.0] * CONTROL
         self.wait_s = 0.0
-        self._held: list[torch.Tensor | None] | None = None
+        self._hidden: list[torch.Tensor | None] | None = None
+        self._buffers = list(module.buffers())
+        self._start = [b.detach().clone() for b in self._buffers]
+        # Gradients come about in reverse order of definition; what is known last rides in the last bucket.
+        self._order = list(reversed(range(len(self.params))))
+        self._place = {i: place for place, i in enumerate(self._order)}
+        self._tail = torch.zeros(len(self.params) + CONTROL, dtype=torch.float32, device=self.params[0].device)
+        self._seen: set[int] = set()
+        self._collecting = False
+        for i, p in enumerate(self.params):
+            p.register_post_accumulate_grad_hook(lambda p, i=i: self._collect(i, p))
 
-    @abstractmethod
     def begin(self, share: Share, *, starts_step: bool) -> None:
         """Prepare for the forward pass of ``share``."""
+        if starts_step:
+            self._hidden = None
+            if self._buffers:
+                torch._foreach_copy_(self._start, self._buffers)
+            if self._reducer is not None:
+                self._reducer.begin()
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, share: Share) -> None:
         """Add the gradient of ``loss``, the mean over the share's samples; after the step's last share, reduce."""
 
+    # -- when workers come and go -------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Drop the step that was begun last: no parameter has a gradient, buffers are as at its start."""
+        self.group.drain()
+        self._hidden = None
+        for p in self.params:
+            p.grad = None
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._start)
+
+    def regroup(self, group: Group) -> None:
+        """Reduce on ``group`` from the next step on."""
+        self.group.drain()
+        self.group = group
+        if self._reducer is not None:
+            self._reducer.regroup(group)
+
+    def held(self) -> list[torch.Tensor]:
+        """The complete result of the newest completed step: flat tensors on the group's wire device, whose shapes do
+        not depend on the number of workers. They live until the next step completes.
+        """
+        return self._elastic_reducer().held()
+
+    def held_like(self) -> list[torch.Tensor]:
+        """Room for what another worker holds."""
+        return self._elastic_reducer().held_like()
+
+    def take_held(self, results: Sequence[torch.Tensor]) -> None:
+        """Complete the step by what another worker holds of it, exactly as if the reduction had succeeded here.
+
+        For a worker that contributed all it had: its last ``backward`` raised ``GroupBroken``.
+        """
+        self.group.drain()
+        self._apply(self._elastic_reducer().take(results))
+
+    def _elastic_reducer(self) -> Reducer[Any]:
+        if self._reducer is None:
+            raise RuntimeError("this replica was not prepared for workers that come and go")
+        return self._reducer
+
+    # -- for subclasses: gradients to the reducer and back ------------------------------------------------------------
+
+    def _reduced_backward(self, loss: torch.Tensor, weight: float) -> None:
+        """A backward pass whose gradients go to the reducer as they come about, while it goes on."""
+        self._seen.clear()
+        self._collecting = True
+        try:
+            (loss * weight).backward()
+        finally:
+            self._collecting = False
+
+    def _collect(self, i: int, p: torch.Tensor) -> None:
+        if self._collecting:
+            if i in self._seen:
+                fix = "use checkpoint(..., use_reentrant=False)"
+                raise UserError("a parameter's whole gradient must come at once", "a second part of one", fix)
+            self._seen.add(i)
+            self._put(i, p)
+
+    def _put(self, i: int, p: torch.Tensor) -> None:
+        assert self._reducer is not None
+        self._reducer.put(self._place[i], None if p.grad is None else self._dense(p.grad))
+        p.grad = None
+
+    def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.to_dense() if gradient.is_sparse else gradient
+
+    def _put_rest(self, moved: Iterable[torch.Tensor], *, with_control: bool) -> None:
+        """What the backward pass did not bring: unused parameters, buffers, and the tail of flags and control."""
+        assert self._reducer is not None
+        for i in self._order:
+            if i not in self._seen:
+                if self.params[i].grad is not None:  # of an earlier pass
+                    self._seen.add(i)
+                self._put(i, self.params[i])
+        flags = [float(i in self._seen) for i in range(len(self.params))]
+        self._tail.copy_(torch.tensor(flags + (self.control if with_control else [0.0] * CONTROL)))
+        for place, value in enumerate([*moved, self._tail], len(self.params)):
+            self._reducer.put(place, value)
+
+    def _apply(self, sums: Sequence[torch.Tensor]) -> None:
+        """Give every parameter that any worker used its gradient."""
+        tail = sums[-1].tolist()
+        used, self.totals = tail[: len(self.params)], tail[len(self.params) :]
+        for i, p in enumerate(self.params):
+            p.grad = sums[self._place[i]] if used[i] > 0 else None
+        self._hidden = None
+        self._move_buffers(sums[len(self.params) : -1])
+
     @abstractmethod
-    def settle(self) -> None:
-        """Make buffers equal on all workers, where steps do not already; called before they are evaluated or saved."""
+    def _move_buffers(self, moved: Sequence[torch.Tensor]) -> None:
+        """Apply the sums of what ``_put_rest`` was given as ``moved``."""
 
     def _hide_gradients(self) -> None:
-        self._held = [p.grad for p in self.params]
+        self._hidden = [p.grad for p in self.params]
         for p in self.params:
             p.grad = None
 
     def _restore_gradients(self) -> None:
         """Bring back what an earlier share of the same sum left."""
-        if self._held is not None:
-            for p, grad in zip(self.params, self._held, strict=True):
+        if self._hidden is not None:
+            for p, grad in zip(self.params, self._hidden, strict=True):
                 p.grad = grad
-            self._held = None
+            self._hidden = None
 
     def _refuse_leftovers(self) -> None:
         if any(p.grad is not None for p in self.params):

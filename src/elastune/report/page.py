@@ -12,12 +12,16 @@ from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
 from elastune.report import frontier_figures, study_figures, tables
+from elastune.report.changes import Changes, changes_line, changes_table, gather_changes, gone_table
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
+from elastune.report.ledger import Ledger, ledger
+from elastune.report.ledger import lines as ledger_lines
 from elastune.report.tables import Table
 from elastune.report.text import count, duration, flat, number, plain
 
 JOURNAL = "journal.jsonl"
+MOST_STRAGGLERS = 10
 
 
 def write_report(out: Path) -> Path:
@@ -35,7 +39,7 @@ def write_run_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     run = gather_run(entries)
     if run is None:
         raise _nothing("run", out_dir)
-    return write(run_page(run), out_dir)
+    return write(run_page(run, gather_changes(entries), ledger(entries)), out_dir)
 
 
 def write_study_report(entries: Sequence[Entry], out_dir: Path) -> Path:
@@ -54,8 +58,9 @@ def write_frontier_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     return write(frontier_page(study), out_dir)
 
 
-def run_page(run: RunStory) -> Page:
-    """The page of one run."""
+def run_page(run: RunStory, changes: Changes | None = None, seen: Ledger | None = None) -> Page:
+    """The page of one run; ``changes`` of its workers, and its samples as ``seen``, where the journal tells of them."""
+    changes = changes or Changes()
     name = Path(plain(run.started.program)).name
     workers = run.started.means.get("workers", 1)
     on = count(workers, "worker") if isinstance(workers, int) else "its workers"
@@ -71,25 +76,42 @@ def run_page(run: RunStory) -> Page:
         steps = run.reports[-1].step if run.reports else 0
         answer = f"{name} on {on}: {count(steps, 'step')} reported so far."
         state = "unfinished: it runs on, or was ended from outside"
-    sections = [Section("The run", (tables.run_table(run),))]
+    sections = [Section("The run", (tables.run_table(run),)), *_changes_sections(changes, seen)]
     reports = tables.reports_table(run)
     if reports.rows:
         sections.append(Section(reports.title, (reports,), folded=True))
     if run.failed and run.failed.log:
         sections.append(Section("The worker's log", (Note(run.failed.log, log=True),)))
     sections.append(Section("How it was measured", _how(run.started.context)))
-    curves = study_figures.curves(run)
+    figures = (study_figures.curves(run), study_figures.workers(run, changes))
     started = run.started
     return Page(
         kind="run",
         answer=answer,
         state=state,
         ended=end is not None,
-        figures=(curves,) if curves else (),
+        figures=tuple(figure for figure in figures if figure),
         sections=tuple(sections),
         command=run_command(started.program, started.config, started.means, started.seed, started.epochs),
         command_note="These settings again:",
     )
+
+
+def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
+    """The story of the workers, if it is one."""
+    sections = []
+    told = [changes_line(changes), ", ".join(f"{n} x {plain(fault, 40)}" for fault, n in changes.faults)]
+    notes = [Note(text) for text in (told[0], told[1] and f"Faults injected: {told[1]}.") if text]
+    notes += [Note(plain(line, 400)) for line in changes.stragglers[:MOST_STRAGGLERS]]
+    if notes:
+        sections.append(Section("Changes of workers", tuple(notes)))
+    for table in (changes_table(changes), gone_table(changes)):
+        if table.rows:
+            sections.append(Section(table.title, (table,), folded=True))
+    if seen is not None and seen.epochs:
+        parts = tuple(Note(line) for line in ledger_lines(seen))
+        sections.append(Section("Ledger of samples", parts, folded=seen.exact))
+    return sections
 
 
 def study_page(study: StudyStory) -> Page:

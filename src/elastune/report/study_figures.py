@@ -10,6 +10,7 @@ import numpy as np
 
 from elastune.journal.records import Reported
 from elastune.report import palette
+from elastune.report.changes import Changes, worker_steps
 from elastune.report.figures import Axis, Figure, Level, Marker, Panel, Series
 from elastune.report.gather import RunStory, StudyStory, TrialStory, oriented_values
 from elastune.report.text import count, number, plain, settings_text
@@ -114,6 +115,17 @@ def curves(run: RunStory) -> Figure | None:
     rest = len(names) - MAX_CURVES
     caption = f"{count(rest, 'further metric')} in the table." if rest > 0 else ""
     return Figure("curves", "Learning curves", panels, caption)
+
+
+def workers(run: RunStory, changes: Changes) -> Figure | None:
+    """How many workers there were over the steps, if that changed."""
+    begun = run.started.means.get("workers")
+    if not changes.regroupings or not isinstance(begun, int):
+        return None
+    last = run.finished.steps if run.finished else run.reports[-1].step if run.reports else 0
+    x, y = worker_steps(begun, changes, last)
+    series = Series("workers", x, y, palette.SEQUENCE[0], marker=None, line="steps")
+    return Figure("workers", "Workers over the steps", (Panel("", Axis("steps"), Axis("workers"), (series,)),))
 
 
 def describe_trial(trial: TrialStory, study: StudyStory) -> str:

@@ -17,6 +17,8 @@ from elastune.report.text import duration, flat, number, plain, plus_minus, sett
 
 GAP = 2  # between columns on a terminal
 
+ENDINGS = {"complete": "complete", "max_steps": "at its step limit", "notice": "because its machine was taken away"}
+
 AXES_OF_ROW = ("lr", "batch_size")
 """Configuration that has columns of its own in a frontier's table."""
 
@@ -140,7 +142,7 @@ def run_table(run: RunStory) -> Table:
     if end:
         rows += [(f"final {plain(name, 40)}", number(value)) for name, value in end.metrics.items()]
         rows += [
-            ("ended", {"complete": "complete", "max_steps": "at its step limit"}.get(end.stopped, "on request")),
+            ("ended", ENDINGS.get(end.stopped, "on request")),
             ("training time", duration(end.seconds)),
             ("steps", str(end.steps)),
             ("samples", str(end.samples)),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.base import Cluster, Event, Exited, Handle, Message
+from elastune.cluster.base import NOBODY, Cluster, Event, Exited, Handle, Message
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Means, Program, RunSpec
 from elastune.journal.records import Reported
@@ -41,10 +41,10 @@ def events_until_end(cluster: Cluster, handle: Handle, limit_s: float = LIMIT_S)
 
 
 def events_until_messages(cluster: Cluster, handle: Handle, count: int, limit_s: float = LIMIT_S) -> list[Event]:
-    """Everything up to the ``count``-th message."""
+    """Everything up to the ``count``-th message of a worker."""
     deadline = time.monotonic() + limit_s
     events: list[Event] = []
-    while sum(isinstance(event, Message) for event in events) < count:
+    while sum(isinstance(event, Message) and event.rank != NOBODY for event in events) < count:
         assert handle.alive, f"all workers ended before {count} messages: {events}"
         assert time.monotonic() < deadline, f"no {count} messages, but {events}"
         cluster.wait(0.5)

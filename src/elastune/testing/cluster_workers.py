@@ -8,23 +8,30 @@ import time
 from collections.abc import Callable
 
 from elastune.core.run import Place, RunSpec
-from elastune.journal.records import Record, Reported
+from elastune.journal.records import Record, Reported, RunFinished
 
 Send = Callable[[Record], None]
 StopRequested = Callable[[], bool]
 
 
-def said(step: int, **metrics: float) -> Reported:
-    """A record to send."""
-    return Reported(epoch=0, step=step, samples=0, seconds=0.0, metrics=metrics)
+FINISHED = RunFinished(sha256="", workers=1, steps=0, samples=0, seconds=0.0, metrics={})
+"""What a worker says before it ends well."""
+
+
+def said(step: int, by: int = 0, **metrics: float) -> Reported:
+    """A record to send, unlike those of other workers."""
+    return Reported(epoch=0, step=step, samples=0, seconds=0.0, metrics=metrics, nth=by)
 
 
 def speak(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
     """Send ``config["count"]`` records, print, end with ``config["code"]``."""
     for step in range(int(str(spec.config.get("count", 1)))):
-        send(said(step, rank=place.rank, world=place.world, pid=os.getpid()))
+        send(said(step, place.rank, rank=place.rank, world=place.world, pid=os.getpid()))
     print(f"worker {place.rank} has spoken")
-    return int(str(spec.config.get("code", 0)))
+    code = int(str(spec.config.get("code", 0)))
+    if code == 0:
+        send(FINISHED)
+    return code
 
 
 def fail(spec: RunSpec, _place: Place, send: Send, _stop: StopRequested) -> int:
@@ -40,11 +47,11 @@ def leave(_spec: RunSpec, _place: Place, _send: Send, _stop: StopRequested) -> i
 
 def work_until_stopped(spec: RunSpec, place: Place, send: Send, stop_requested: StopRequested) -> int:
     """Say that it runs, wait to be stopped, say so, end with code 3 (or 4 after a minute)."""
-    send(said(0, rank=place.rank, pid=os.getpid()))
+    send(said(0, place.rank, rank=place.rank, pid=os.getpid()))
     deadline = time.monotonic() + 60
     while not stop_requested():
         if time.monotonic() > deadline:
             return 4
         time.sleep(0.002)
-    send(said(1, seed=spec.seed))
+    send(said(1, place.rank, seed=spec.seed))
     return 3

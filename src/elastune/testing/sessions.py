@@ -10,6 +10,7 @@ import torch
 
 from elastune.comm.group import Group
 from elastune.core.run import Means, Program, RunSpec
+from elastune.elastic.crew import Crew
 from elastune.journal.records import Record
 from elastune.train.session import Session
 
@@ -29,7 +30,7 @@ def lone_session(
     run = RunSpec(Program(out / "none.py"), out, **spec)
     return Session(
         run,
-        group or Group(),
+        Crew(group or Group()),
         torch.device("cpu"),
         config=config or {},
         send=send,

@@ -63,9 +63,18 @@ def training_steps(
         offset += size
 
 
-def training_indices(steps: Iterable[Step], length: int, seed: int, epoch: int, shuffle: bool) -> Iterator[list[int]]:
+def usable(length: int, batch_size: int, offset: int, drop_last: bool) -> int:
+    """How many of ``length`` samples an epoch uses that goes on at ``offset``."""
+    return length - (length - offset) % batch_size if drop_last else length
+
+
+def pass_order(length: int, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
+    """The indices of a training pass, in the order in which the epoch visits them."""
+    return epoch_order(length, seed, epoch) if shuffle else torch.arange(length)
+
+
+def training_indices(steps: Iterable[Step], order: torch.Tensor) -> Iterator[list[int]]:
     """The sample indices of every share of ``steps``, in order."""
-    order = epoch_order(length, seed, epoch) if shuffle else torch.arange(length)
     for step in steps:
         for share in step.shares:
             start = step.offset + share.samples.start

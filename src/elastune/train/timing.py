@@ -26,6 +26,15 @@ class StepTimes:
         """Seconds of training, with those before a resume."""
         return self.seconds_before + self._clock.now() - self._started
 
+    def go_on_from(self, seconds: float) -> None:
+        """Training took ``seconds`` up to now."""
+        self.seconds_before, self._started = seconds, self._clock.now()
+
+    @property
+    def now(self) -> float:
+        """The clock's time."""
+        return self._clock.now()
+
     def begin_step(self) -> None:
         """A step's first data are about to be fetched."""
         self._step_started = self._clock.now()

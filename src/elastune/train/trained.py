@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from elastune.comm.group import Group
 from elastune.core.errors import UserError
+from elastune.elastic.crew import Crew
 from elastune.mechanisms.base import Replica
 from elastune.train.state import fingerprint
 
@@ -23,15 +22,14 @@ class Trained:
     schedulers: tuple[Any, ...]
 
     def state(self) -> dict[str, Any]:
-        """All of it, with buffers settled."""
-        self.replica.settle()
+        """All of it, as this worker has it."""
         return {
             "model": self.replica.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedulers": [s.state_dict() for s in self.schedulers],
         }
 
-    def load(self, state: dict[str, Any], source: Path) -> None:
+    def load(self, state: dict[str, Any], source: str) -> None:
         """Take over ``state``, which came from ``source``. Raises ``UserError`` where it does not fit."""
         try:
             self.replica.module.load_state_dict(state["model"])
@@ -42,11 +40,12 @@ class Trained:
             fix = "resume with the program that wrote it"
             raise UserError("a checkpoint must fit the program", f"{source}: {error}", fix) from None
 
-    def fingerprint(self, group: Group) -> str:
+    def fingerprint(self, crew: Crew) -> str:
         """SHA-256 of weights, buffers and optimizer state. Raises ``RuntimeError`` where workers disagree."""
         state = self.state()
         digest = fingerprint({"model": state["model"], "optimizer": state["optimizer"]})
-        if not group.same_everywhere(bytes.fromhex(digest)):
+        rows = crew.gather([float(byte) for byte in bytes.fromhex(digest)])
+        if any(row != rows[0] for row in rows):
             raise RuntimeError("workers hold different weights: does the model or optimizer depend on the rank?")
         return digest
 

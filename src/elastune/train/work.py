@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
 import torch
 
-from elastune.comm.group import Group, join
+from elastune.comm.group import GroupBroken, join
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
-from elastune.core.run import Place, RunSpec
+from elastune.core.run import Config, Place, RunSpec
+from elastune.elastic.changing import ChangingCrew
+from elastune.elastic.crew import Crew, Leave, Rewind
+from elastune.elastic.holder import Packed
+from elastune.elastic.member import Member
 from elastune.journal.records import Reason, Record, RunFailed, RunFinished
-from elastune.train.program import load, merge
-from elastune.train.session import Session, StopTraining
+from elastune.train.program import LoadedProgram, load, merge
+from elastune.train.session import Session
 from elastune.train.state import fingerprint
+from elastune.train.stepper import Rehearsed, StopTraining
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -28,7 +34,8 @@ _ALIVE: list[Session] = []
 def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_requested: Callable[[], bool]) -> int:
     """Run ``spec`` as the worker at ``place``; every outcome is sent as a record. Returns the process's exit code.
 
-    Rank 0 sends reports and ``RunFinished``; whichever worker fails sends ``RunFailed``.
+    Of an elastic run every member sends its reports and ``RunFinished``, of any other rank 0; whichever worker fails
+    sends ``RunFailed``.
     """
 
     def failed(reason: Reason, error: BaseException) -> int:
@@ -45,14 +52,11 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
     try:
         device = _set_up(spec, place)
         program = load(spec.program)
-        config = merge(program.config, spec.config)
-        group = join(place)
-        session = Session(spec, group, device, config=config, send=send, stop_requested=stop_requested)
-        if group.size > 1:
-            _ALIVE.append(session)
-        with suppress(StopTraining):
-            program.train(session)
-        _finish(session, group, spec, send)
+        one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
+        if place.coordinator:
+            one.come_and_go(Member(place.coordinator, place.token, place.rank, pid=os.getpid(), host=_host()))
+        else:
+            one.stay(Crew(join(place)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
@@ -62,6 +66,109 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything; it is reported, not hidden
         return failed("out_of_memory" if "out of memory" in str(error).lower() else "exception", error)
     return 0
+
+
+class Worker:
+    """One worker's part in a run, from its first session to its last."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        device: torch.device,
+        program: LoadedProgram,
+        config: Config,
+        send: Callable[[Record], None],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._spec = spec
+        self._device = device
+        self._program = program
+        self._config = config
+        self._send = send
+        self._stop_requested = stop_requested
+
+    def stay(self, crew: Crew) -> None:
+        """Train with workers that stay as they are."""
+        session = self._session(crew)
+        if crew.size > 1:
+            _ALIVE.append(session)
+        with suppress(StopTraining):
+            self._program.train(session)
+        self._finish(session, crew)
+
+    def come_and_go(self, member: Member) -> None:
+        """Train with workers that change. Returns when the run is over, or this worker has left it."""
+        crew = ChangingCrew(member)
+        rehearsal, begins = member.joins, not member.joins
+        snapshot: Packed | None = None
+        while True:
+            session = self._session(crew, snapshot, rehearsal)
+            crew.holder = session.keeper
+            try:
+                if begins:
+                    crew.admit()
+                if crew.outside:
+                    crew.start()
+                with suppress(StopTraining):
+                    self._program.train(session)
+                self._finish(session, crew)
+                member.done()
+                while (version := member.await_bye(crew.version)) is not None:
+                    crew.serve(version)
+                return
+            except Rehearsed:
+                rehearsal = False
+            except Rewind:
+                begins = False
+                snapshot = None if crew.outside or crew.begins_again else session.keeper.newest
+            except Leave:
+                return
+            finally:
+                session.flush()
+
+    def _session(self, crew: Crew, snapshot: Packed | None = None, rehearsal: bool = False) -> Session:
+        return Session(
+            self._spec,
+            crew,
+            self._device,
+            config=self._config,
+            send=self._send,
+            stop_requested=self._stop_requested,
+            snapshot=snapshot,
+            rehearsal=rehearsal,
+        )
+
+    def _finish(self, session: Session, crew: Crew) -> None:
+        seconds, trained = session.seconds, session.trained
+        session.flush()
+        session.keeper.settle()
+        digest = trained.fingerprint(crew) if trained is not None else fingerprint({})
+        if self._spec.measure_link and crew.size > 1:
+            with suppress(GroupBroken):  # somebody was lost just now: the measurement is not worth a recovery
+                link = measure_link(crew.group)
+                if crew.rank == 0:
+                    self._send(link)
+        if crew.rank != 0 and not crew.elastic:
+            return
+        step_s, wait_s = session.times.medians()
+        self._send(
+            RunFinished(
+                sha256=digest,
+                workers=crew.size,
+                steps=session.step,
+                samples=session.samples,
+                seconds=seconds,
+                metrics=session.metrics,
+                step_s=step_s,
+                wait_s=wait_s,
+                grad_bytes=trained.gradient_bytes if trained is not None else 0,
+                stopped=session.stopped,  # type: ignore[arg-type]
+            )
+        )
+
+
+def _host() -> str:
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _set_up(spec: RunSpec, place: Place) -> torch.device:
@@ -75,29 +182,3 @@ def _set_up(spec: RunSpec, place: Place) -> torch.device:
             torch.backends.cudnn.benchmark = False
             torch.use_deterministic_algorithms(True, warn_only=True)
     return device
-
-
-def _finish(session: Session, group: Group, spec: RunSpec, send: Callable[[Record], None]) -> None:
-    seconds = session.seconds
-    trained = session.trained
-    digest = trained.fingerprint(group) if trained is not None else fingerprint({})
-    step_s, wait_s = session.times.medians()
-    if spec.measure_link and group.size > 1:
-        link = measure_link(group)
-        if group.rank == 0:
-            send(link)
-    if group.rank == 0:
-        send(
-            RunFinished(
-                sha256=digest,
-                workers=group.size,
-                steps=session.step,
-                samples=session.samples,
-                seconds=seconds,
-                metrics=session.metrics,
-                step_s=step_s,
-                wait_s=wait_s,
-                grad_bytes=trained.gradient_bytes if trained is not None else 0,
-                stopped=session.stopped,  # type: ignore[arg-type]
-            )
-        )

@@ -1,0 +1,149 @@
+"""An elastic run, from its controller's side: which news concern the driver, and what its coordinator asks for.
+
+It knows no processes: whoever launches workers does what it asks (``Host``) and tells it how they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from elastune.cluster.base import NOBODY, Event, Exited, Message, how_it_ended
+from elastune.core.errors import UserError
+from elastune.core.run import RunSpec
+from elastune.elastic.client import remove_contact, write_contact
+from elastune.elastic.coordinator import Coordinator
+from elastune.elastic.events import End, GiveUp, Start, StopRun
+from elastune.journal.records import Record, Reported, RunFailed, RunFinished, WorkerGone
+
+
+class Host(Protocol):
+    """What launches and ends the workers of one run."""
+
+    def start_workers(self, workers: Sequence[int]) -> None:
+        """Start workers with these numbers. How one ends that could not be started is told like any other end."""
+        ...
+
+    def kill_workers(self, workers: Sequence[int]) -> None:
+        """End these workers now."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the run to checkpoint and end."""
+        ...
+
+
+class ElasticRun:
+    """The coordinator of ``spec`` and the judgement of what its workers' words and ends mean.
+
+    ``over``: nothing is started any more; every worker that ends is the driver's concern.
+    """
+
+    def __init__(self, spec: RunSpec, host: Host, last_line: Callable[[int], str]) -> None:
+        workers, elastic = spec.means.workers, spec.elastic
+        self.high = max(workers, elastic.high or workers)
+        self.over = False
+        self._host = host
+        self._spec = spec
+        self._running = set(range(workers))
+        self._doomed: dict[int, str] = {}
+        self._finished: set[int] = set()
+        self._reported: set[tuple[int, int, int]] = set()
+        self._last = Exited(NOBODY, 0, "")
+        self._noticed = self._announced = False
+        self._free = -1
+        self.coordinator = Coordinator(
+            range(workers),
+            low=min(elastic.low, workers),
+            high=self.high,
+            heartbeat_s=elastic.heartbeat_s,
+            most_losses=elastic.most_losses,
+            last_line=last_line,
+        )
+
+    def announce(self) -> None:
+        """Let other commands find the run. Raises ``UserError`` where its folder cannot be written."""
+        try:
+            write_contact(self._spec.out, self.coordinator.address, self.coordinator.token)
+        except OSError as error:
+            rule = "the output folder must be writable"
+            raise UserError(rule, f"{self._spec.out}: {error.strerror}", "choose another folder") from error
+        self._announced = True
+
+    def heard(self, worker: int, record: Record) -> Event | None:
+        """What ``worker`` said, or None where another one has said the same: all members tell what concerns the run."""
+        match record:
+            case RunFailed() if worker in self._doomed:  # whatever it did on its way out
+                return None
+            case RunFailed():  # the program's own failure is no reason to start replacements
+                self.over = True
+            case RunFinished():
+                first = not self._finished
+                self._finished.add(worker)
+                if not first:
+                    return None
+                if self._noticed and record.stopped == "requested":
+                    record = replace(record, stopped="notice")
+            case Reported(epoch=epoch, step=step, nth=nth):
+                if (epoch, step, nth) in self._reported:
+                    return None
+                self._reported.add((epoch, step, nth))
+        return Message(worker, record)
+
+    def ended(self, end: Exited, *, by_itself: bool, why: str = "") -> Event:
+        """How a worker's end is to be told. ``by_itself``: its entry point came to an end; else it just vanished."""
+        worker, how = end.rank, why or f"worker {end.rank} {how_it_ended(end.code)}"
+        self._running.discard(worker)
+        self._last = end
+        self.coordinator.lost(worker, how)
+        if self.over or (self._finished and worker not in self._doomed):
+            self.over = self.over or not self._running
+            return end
+        if worker in self._doomed:
+            told = f"{self._doomed[worker]} (exit code {end.code})"
+            return Message(worker, WorkerGone(worker, "lost", told, end.code, end.log))
+        if not by_itself:
+            return Message(worker, WorkerGone(worker, "lost", how, end.code, end.log))
+        if end.code == 0 and self._running:  # ended well and before the others: that is how a worker leaves
+            return Message(worker, WorkerGone(worker, "left", "it left the run", end.code))
+        self.over = True
+        return end
+
+    def heed(self) -> list[Event]:
+        """Do what the coordinator asks for; what it has to tell."""
+        events: list[Event] = []
+        for instruction in self.coordinator.take():
+            match instruction:
+                case Start(workers=workers) if not (self.over or self._finished):
+                    self._running.update(workers)
+                    self._host.start_workers(workers)
+                case End(worker=worker, why=why):
+                    self._doomed[worker] = why
+                    self._host.kill_workers([worker])
+                case GiveUp(why=why):
+                    events.append(self._give_up(why))
+                case StopRun():
+                    self._noticed = True
+                    self._host.stop()
+        return [*events, *(Message(NOBODY, record) for record in self.coordinator.take_records())]
+
+    def room(self, free: int) -> None:
+        """Tell the coordinator how many workers could be started: of ``free`` in the cluster, what the run may have."""
+        free = max(0, min(free, self.high - len(self._running)))
+        if free != self._free and not self.over:
+            self._free = free
+            self.coordinator.capacity(free)
+
+    def close(self) -> None:
+        """End the coordinator. Idempotent."""
+        self.over = True
+        if self._announced:
+            remove_contact(self._spec.out)
+        self.coordinator.close()
+
+    def _give_up(self, why: str) -> Event:
+        self.over = True
+        self._host.kill_workers(sorted(self._running))
+        last = self._last
+        return Message(last.rank, RunFailed("worker_lost", why, max(0, last.rank), last.code, last.log))

@@ -1,0 +1,59 @@
+"""Sums over workers in whatever order the backend adds: one all-reduce a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from elastune.comm.group import Group, Work
+from elastune.comm.reducer import Bucket, Reducer, plan
+
+
+class _Bucket(Bucket):
+    def __init__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> None:
+        super().__init__(members, like, group, hold=hold)
+        own = [self._room(self._device)] if self._staged else self._sets  # what lies elsewhere is gathered there first
+        self._flats = [flat[: self._numel] for flat in own]
+        self._views = [self._cut(flat) for flat in self._flats]
+        self._work: Work | None = None
+
+    def begin(self) -> None:
+        self._missing = set(self.members)
+        self.launched = False
+
+    def regroup(self, group: Group) -> None:
+        self._group = group
+
+    def put(self, index: int, value: torch.Tensor | None) -> bool:
+        view = self._views[self._turn % len(self._views)][index]
+        self._missing.remove(index)
+        if value is None:
+            view.zero_()
+        else:
+            view.copy_(value)
+        return not self._missing
+
+    def end_slot(self, slot: int) -> None:
+        assert not self._missing
+
+    def launch(self) -> None:
+        self.launched = True
+        data = self._sets[self._turn][: self._numel]
+        if self._staged:
+            data.copy_(self._flats[0])
+        self._work = self._group.all_reduce(data)
+
+    def combine(self) -> None:
+        """An all-reduce goes all the way by itself."""
+
+    def wait(self) -> None:
+        assert self._work is not None
+        self._work.wait()
+
+
+class FlatReducer(Reducer[_Bucket]):
+    """Sums what each worker ``put``, once a step. See ``Reducer`` and ``Bucket``."""
+
+    def __init__(self, like: Sequence[torch.Tensor], group: Group, *, hold: bool = False) -> None:
+        super().__init__([_Bucket(members, like, group, hold=hold) for members in plan(like)], group)

@@ -1,0 +1,202 @@
+"""Sums of many tensors over workers, in buckets that leave while the backward pass still runs."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import torch
+
+from elastune.comm.group import Group
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 16 << 20
+SLACK = 1024  # elements: buffers have room for the padding that any sensible number of workers asks for
+
+
+class Bucket(ABC):
+    """Some of the summed tensors as one flat vector.
+
+    ``hold``: the sums of a completed step stay as they are until the next one completes, whatever happens to what is
+    given out and whatever a step that fails has received by then.
+    """
+
+    def __init__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> None:
+        self.members = members
+        self.launched = False
+        self._group = group
+        self._shapes = [like[i].shape for i in members]
+        self._sizes = [like[i].numel() for i in members]
+        self._numel = sum(self._sizes)
+        self._dtype, self._device = like[members[0]].dtype, like[members[0]].device
+        self._missing: set[int] = set()
+        self._sets = [self._room(group.wire) for _ in range(2 if hold else 1)]
+        self._turn = 0
+        self._given = torch.zeros(self._numel, dtype=self._dtype, device=self._device) if hold else None
+
+    def _room(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(self._numel + SLACK, dtype=self._dtype, device=device)
+
+    @property
+    def _staged(self) -> bool:
+        return self._device != self._group.wire
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Forget the last step."""
+
+    @abstractmethod
+    def regroup(self, group: Group) -> None:
+        """Reduce on ``group`` from the next step on."""
+
+    @abstractmethod
+    def put(self, index: int, value: torch.Tensor | None) -> bool:
+        """Member ``index`` of the current slot (None: zero). True once the slot is complete here."""
+
+    @abstractmethod
+    def end_slot(self, slot: int) -> None:
+        """Every member of ``slot`` is in."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """All of this worker is in: start to reduce."""
+
+    @abstractmethod
+    def combine(self) -> None:
+        """Wait for the first half of the reduction and start the second, where it has two."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until the sums are in the set of this turn."""
+
+    def give(self) -> dict[int, torch.Tensor]:
+        """The sums by member, as views that live until the next step."""
+        sums = self._sets[self._turn][: self._numel]
+        if self._staged:
+            sums = sums.to(self._device)
+        elif self._given is not None:
+            sums = self._given.copy_(sums)
+        return self._cut(sums)
+
+    def complete(self) -> None:
+        """What this turn's set holds is the newest result: the next step goes to the other."""
+        self._turn = (self._turn + 1) % len(self._sets)
+
+    def held(self) -> torch.Tensor:
+        """The newest result."""
+        return self._sets[self._turn - 1][: self._numel]
+
+    def take(self, result: torch.Tensor) -> None:
+        """``result`` is what this step's reduction would have given."""
+        self._sets[self._turn][: self._numel].copy_(result)
+
+    def _cut(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
+        pieces = torch.split(flat[: self._numel], self._sizes)
+        return {i: piece.view(shape) for i, piece, shape in zip(self.members, pieces, self._shapes, strict=True)}
+
+
+B = TypeVar("B", bound=Bucket)
+
+
+class Reducer(Generic[B]):
+    """Sums a list of tensors over workers.
+
+    A step: ``begin``; for each slot of this worker ``begin_slot`` and ``put`` every tensor once; at last ``finish``.
+    A step whose ``put`` or ``finish`` raised ``GroupBroken`` is completed by ``take``, or begun again by ``begin``.
+    """
+
+    def __init__(self, buckets: list[B], group: Group) -> None:
+        self.group = group
+        self._buckets = buckets
+        self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
+        self._slot, self._last = 0, True
+        self._ready: set[int] = set()
+        self.wait_s = 0.0
+
+    def begin(self) -> None:
+        """Start a step. No collective of an earlier one may be under way (``Group.drain``)."""
+        self._ready = set()
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def begin_slot(self, slot: int, *, last: bool) -> None:
+        """The next ``put`` calls belong to ``slot``; ``last``: this worker's last slot of the step."""
+        self._slot, self._last = slot, last
+
+    def put(self, index: int, value: torch.Tensor | None) -> None:
+        """Tensor ``index`` of the current slot; it is copied. Starts the reduction of whatever became complete."""
+        bucket = self._bucket_of[index]
+        if bucket.put(index, value):
+            bucket.end_slot(self._slot)
+            if self._last:
+                self._launch_in_order(bucket)
+
+    def _launch_in_order(self, ready: B) -> None:
+        """Every worker must start its collectives in the same order, whatever order its gradients came in."""
+        self._ready.add(id(ready))
+        for bucket in self._buckets:
+            if not bucket.launched:
+                if id(bucket) not in self._ready:
+                    return
+                bucket.launch()
+
+    def finish(self) -> list[torch.Tensor]:
+        """The sums over all workers, on every worker. The views live until the next step."""
+        started = time.perf_counter()
+        for bucket in self._buckets:
+            if not bucket.launched:
+                bucket.launch()
+        for bucket in self._buckets:
+            bucket.combine()
+        sums: dict[int, torch.Tensor] = {}
+        for bucket in self._buckets:
+            bucket.wait()
+            sums |= bucket.give()
+        self.wait_s = time.perf_counter() - started
+        return self._completed(sums)
+
+    def held(self) -> list[torch.Tensor]:
+        """The sums of the newest completed step, flat and on the wire's device, whatever the number of workers.
+
+        They live until the next step completes, in a reducer that holds and has reduced among several workers.
+        """
+        if self.group.size == 1:
+            raise RuntimeError("a lone worker holds nothing for others")
+        return [bucket.held() for bucket in self._buckets]
+
+    def held_like(self) -> list[torch.Tensor]:
+        """Room for what another worker holds."""
+        return [torch.empty_like(bucket.held()) for bucket in self._buckets]
+
+    def take(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Finish the step with what another worker holds of it, as if its reduction had succeeded here."""
+        for bucket, result in zip(self._buckets, results, strict=True):
+            bucket.take(result)
+        return self._completed({i: view for bucket in self._buckets for i, view in bucket.give().items()})
+
+    def _completed(self, sums: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        for bucket in self._buckets:
+            bucket.complete()
+        return [sums[i] for i in range(len(sums))]
+
+    def regroup(self, group: Group) -> None:
+        """Reduce on ``group`` from the next step on."""
+        self.group = group
+        for bucket in self._buckets:
+            bucket.regroup(group)
+
+
+def plan(like: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Members of each bucket: runs of equal dtype and device, the first small so that sending starts early."""
+    buckets: list[list[int]] = []
+    room = 0
+    for i, tensor in enumerate(like):
+        first = like[buckets[-1][0]] if buckets else None
+        if first is None or room <= 0 or (first.dtype, first.device) != (tensor.dtype, tensor.device):
+            room = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
+            buckets.append([])
+        buckets[-1].append(i)
+        room -= tensor.numel() * tensor.element_size()
+    return buckets

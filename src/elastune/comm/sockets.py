@@ -1,0 +1,77 @@
+"""This process's TCP connections, found by their addresses: for libraries that do not give theirs away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+Address = tuple[str, int]
+
+
+class Found(NamedTuple):
+    """A socket of this process: its number may be another's by now, its inode not."""
+
+    fd: int
+    inode: int
+
+
+def listeners() -> dict[Found, Address]:
+    """The TCP sockets that listen, and where."""
+    found = {}
+    for it in _sockets():
+        with _borrowed(it) as sock:
+            if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found[it] = _address(sock.getsockname())
+    return found
+
+
+def connections(own: Address, others: Collection[Address]) -> list[Found]:
+    """The connections that came in at ``own``, or go out to one of ``others``."""
+    found = []
+    for it in _sockets():
+        with _borrowed(it) as sock, contextlib.suppress(OSError):  # not connected, or not any more
+            if sock is not None and (_address(sock.getpeername()) in others or _address(sock.getsockname()) == own):
+                found.append(it)
+    return found
+
+
+def sever(found: Collection[Found]) -> None:
+    """End these connections in both directions at once; who reads or writes them sees an error."""
+    for it in found:
+        with _borrowed(it) as sock, contextlib.suppress(OSError):
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> Iterator[Found]:
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # closed in the meantime
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                yield Found(int(name), status.st_ino)
+
+
+@contextmanager
+def _borrowed(it: Found) -> Iterator[socket.socket | None]:
+    """The socket itself, which stays its owner's; None where the number is not its own any more, or it is not TCP."""
+    sock = None
+    try:
+        if os.fstat(it.fd).st_ino == it.inode:
+            sock = socket.socket(fileno=it.fd)
+    except OSError:
+        pass
+    try:
+        tcp = sock is not None and sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6)
+        yield sock if tcp else None
+    finally:
+        if sock is not None:
+            sock.detach()
+
+
+def _address(name: tuple[str, int] | tuple[str, int, int, int]) -> Address:
+    return name[0], name[1]

@@ -1,0 +1,1 @@
+"""Who is in, and when a change counts: membership, its coordinator, and the hand-over of state."""

@@ -1,0 +1,348 @@
+"""A crew whose workers come, go and die."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import cast
+
+from elastune.comm.gloo import form
+from elastune.comm.group import Group, GroupBroken, drop
+from elastune.elastic import handover
+from elastune.elastic.crew import Crew, Leave, Rewind, Rows
+from elastune.elastic.holder import Holder
+from elastune.elastic.member import Member, RunOver
+from elastune.elastic.messages import Doing
+from elastune.elastic.settle import Settlement, Standing, settle
+from elastune.elastic.store import MemberStore
+from elastune.elastic.version import Version
+
+LONG_S = 86_400.0  # nothing ends by waiting: lost workers are noticed by the coordinator
+POLL_S = 0.001
+
+
+class ChangingCrew(Crew):
+    """Follows the versions that a coordinator proclaims. Used by the main thread alone.
+
+    ``live`` is False while this worker builds what it will train: as a joiner that has not been admitted, or on its way
+    back to where it was rewound to. Its gathers then return its own values only.
+    """
+
+    elastic = True
+
+    holder: Holder  # of the session at hand
+    begins_again = False  # the run begins at its newest checkpoint, or at the start, once more
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(Group())
+        self.live = False
+        self._member = member
+        self._store = MemberStore(member)
+        self._interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        self._now: Version | None = None
+        self._first: Version | None = None
+        self._agreed: Version | None = None
+        self._voted: Version | None = None
+        self._completed = 0
+        self._rewinds = 0
+        self._held_rows: Rows | None = None
+        self._lost = False
+        self._was_served = False
+        self._changes: dict[str, float] = {}
+        member.on_break = self._break
+
+    # -- becoming a member --------------------------------------------------------------------------------------------
+
+    @property
+    def worker(self) -> int:
+        return self._member.worker
+
+    @property
+    def version(self) -> int:
+        return 0 if self._now is None else self._now.number
+
+    @property
+    def rank(self) -> int:
+        return self._member.worker if self._now is None else self.group.rank
+
+    @property
+    def size(self) -> int:
+        return self._member.worker + 1 if self._now is None else self.group.size
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return () if self._now is None else self._now.members
+
+    @property
+    def planned(self) -> bool:
+        return self._now is not None and self._now.planned
+
+    @property
+    def outside(self) -> bool:
+        """Whether this worker is to ``start``: it holds no state, and nobody has any for it."""
+        return self._now is None and self._first is not None
+
+    def start(self) -> None:
+        """Enter the version that begins with this worker."""
+        assert self._first is not None
+        version, self._first = self._first, None
+        self._completed, self._rewinds, self.live = 0, 0, True
+        self._enter(version)
+
+    def admit(self) -> None:
+        """As a joiner: say that all is built, wait to be taken in, take over the members' state.
+
+        Raises ``Rewind`` where there are no members left to take it from: all begin again.
+        """
+        if self._now is not None:
+            return
+        self._member.ready()
+        seen = 0
+        while True:
+            version = self._await(seen)
+            seen = version.number
+            if self.worker not in version.members:
+                continue
+            if version.fresh:
+                self._first, self.begins_again = version, version.number > 1
+                raise Rewind
+            try:
+                self._form(version, joins=True)
+            except GroupBroken as error:
+                self._member.broken(version.number, str(error))
+            else:
+                self._member.running(version.number, self.holder.step)
+                if self._is_confirmed(version):
+                    return
+            self._let_go()
+            self._now = None
+
+    def _is_confirmed(self, version: Version) -> bool:
+        try:
+            return self._member.await_confirmed(version.number)
+        except RunOver:
+            raise Leave from None
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        return self.live and self._now is not None and self._member.superseded(self._now.number)
+
+    def gather(self, values: Sequence[float]) -> Rows:
+        """As ``Crew.gather``; done again with the survivors where a worker was lost."""
+        if not self.live:
+            return [list(values)]
+        self.say("gathering", self.holder.step, 8 * len(values))
+        while True:
+            try:
+                rows = self.group.gather_floats(values)
+            except GroupBroken as error:
+                if self.recover(error):
+                    assert self._held_rows is not None
+                    rows = self._held_rows
+                    break
+                continue
+            self._completed += 1
+            break
+        self._held_rows = rows
+        self.say("computing", self.holder.step)
+        return rows
+
+    def begin_step(self) -> float:
+        self._voted = None if self._now is None else self._member.pending(self._now.number)
+        return float(self._voted is not None)
+
+    def end_step(self, heard: float, contributors: int) -> None:
+        self._completed += 1
+        self._held_rows = None
+        if heard >= contributors:
+            # A worker without samples of this batch had no vote and may hear of the version only now.
+            self._agreed = self._voted or self._await_pending()
+
+    def _await_pending(self) -> Version | None:
+        while not self.broken:
+            if (version := self._member.pending(self.version)) is not None:
+                return version
+            time.sleep(POLL_S)
+        return None
+
+    # -- change -------------------------------------------------------------------------------------------------------
+
+    @property
+    def changes_here(self) -> bool:
+        return self._agreed is not None and not self.broken
+
+    def boundary(self) -> dict[str, float] | None:
+        if self._agreed is not None and not self.broken:
+            version, self._agreed = self._agreed, None
+            if self.worker not in version.members:
+                self._member.left()
+                raise Leave
+            self._enter(version)
+        elif self.broken:
+            self.recover(GroupBroken("the version is over"))
+        changes, self._changes = self._changes, {}
+        return changes or None
+
+    def recover(self, error: GroupBroken) -> bool:
+        """Meet the survivors in the next version. Raises ``Rewind`` where what broke cannot be done again."""
+        assert self._now is not None
+        self.group.abandon()
+        self._member.broken(self._now.number, str(error))
+        return self._enter(self._await_after(self._now))
+
+    def restart(self, error: GroupBroken) -> None:
+        self._lost = True
+        self.recover(error)
+
+    def resize(self, workers: int) -> None:
+        if self.rank == 0 and self.live:
+            self._member.resize(workers, "session.resize")
+
+    def serve(self, version: Version) -> None:
+        if self.worker in version.members:
+            self._enter(version)
+
+    def _await_after(self, version: Version) -> Version:
+        self.say("forming", self.holder.step)
+        return self._await(version.number)
+
+    def _await(self, after: int) -> Version:
+        try:
+            return self._member.await_version(after, LONG_S)
+        except RunOver:
+            raise Leave from None
+
+    def _enter(self, version: Version) -> bool:
+        """Form the group of ``version`` or of a later one, and settle. True if that brought a result that was missing."""
+        served = False
+        while True:
+            try:
+                settlement = self._form(version, joins=False)
+                break
+            except GroupBroken as error:
+                served = served or self._was_served
+                self._member.broken(version.number, str(error))
+                version = self._await_after(version)
+        served = served or self._was_served
+        self._member.running(version.number, settlement.step)
+        if settlement.rewind_to is not None:
+            self._completed = 0
+            self._held_rows = None
+            self._rewinds = settlement.rewinds
+            self.live = self.begins_again = settlement.rewind_to < 0
+            raise Rewind
+        return served
+
+    def _form(self, version: Version, joins: bool) -> Settlement:
+        """One attempt at ``version``: its group, the table of standings, and what follows from it."""
+        self.say("forming", self.holder.step)
+        self._was_served = False
+        before = self._now
+        if self.worker not in version.members:
+            raise Leave
+        if before is not None and not version.planned:
+            self._lost = self._lost or not set(before.members) - set(before.joiners) <= set(version.members)
+        self._let_go()
+        self._now, self._agreed = version, None
+        self._changes.update(version.changes)
+        group = form(
+            self._store,
+            str(version.number),
+            version.rank_of(self.worker),
+            len(version.members),
+            interface=self._interface,
+            timeout_s=LONG_S,
+            superseded=lambda: self._member.superseded(version.number),
+        )
+        self.group = group
+        if self._member.superseded(version.number):  # it came between: nobody has abandoned this group yet
+            group.abandon()
+        standing = self._standing(joins)
+        rows = group.gather_floats([float(x) for x in astuple(standing)])
+        settlement = settle([_standing_of(row) for row in rows])
+        self.say("handing over", self.holder.step)
+        self._exchange(group, settlement)
+        self.holder.regroup(group)
+        self._lost = False
+        return settlement
+
+    def _standing(self, joins: bool) -> Standing:
+        holder = self.holder
+        return Standing(
+            completed=self._completed,
+            step=holder.step,
+            dirty=holder.dirty and not joins,
+            lost=self._lost,
+            snapshot=holder.snapshot_step,
+            rewinds=self._rewinds,
+            joins=joins,
+        )
+
+    def _exchange(self, group: Group, settlement: Settlement) -> None:
+        me = group.rank
+        if settlement.rewind_to is not None:
+            if me == settlement.rewind_source:
+                for rank in settlement.rewind_lacking:
+                    handover.send_packed(group, rank, self.holder.snapshot())
+            elif me in settlement.rewind_lacking and settlement.rewind_source is not None:
+                self.holder.keep_snapshot(handover.receive_packed(group, settlement.rewind_source))
+        elif me in settlement.lagging and settlement.held_source is not None:
+            self._take_result(group, settlement.held_source)
+        elif me == settlement.held_source:
+            for rank in settlement.lagging:
+                self._give_result(group, rank)
+        for joiner, source in settlement.state_source.items():
+            if me == source:
+                handover.send_floats(group, joiner, [float(self._completed), float(self._rewinds)])
+                handover.send_packed(group, joiner, self.holder.pack())
+            elif me == joiner:
+                completed, rewinds = handover.receive_floats(group, source)
+                self._completed, self._rewinds = int(completed), int(rewinds)
+                self.holder.unpack(handover.receive_packed(group, source))
+
+    def _give_result(self, group: Group, rank: int) -> None:
+        if self._held_rows is None:
+            for tensor in self.holder.held():
+                group.send(tensor, rank)
+            return
+        handover.send_floats(group, rank, [float(len(row)) for row in self._held_rows])
+        for row in self._held_rows:
+            handover.send_floats(group, rank, row)
+
+    def _take_result(self, group: Group, source: int) -> None:
+        """What the worker at ``source`` has completed; both are at the same operation, so both know its kind."""
+        if self.in_step:
+            result = self.holder.held_like()
+            for tensor in result:
+                group.receive(tensor, source)
+            self.holder.take_held(result)
+            self._held_rows = None
+        else:
+            count = len(handover.receive_floats(group, source))
+            self._held_rows = [handover.receive_floats(group, source) for _ in range(count)]
+        self._completed += 1
+        self._was_served = True
+
+    def _break(self, version: Version) -> None:
+        """In the member's thread: ``version`` takes effect at once, so what the main thread waits for must not last."""
+        if self._now is None or version.number > self._now.number:
+            self.group.abandon()
+
+    def _let_go(self) -> None:
+        group, self.group = self.group, Group()
+        if group.size > 1:
+            group.abandon()
+            group.drain()
+            drop(group)
+
+    def say(self, doing: str, step: int, size_bytes: int = 0) -> None:
+        self._member.doing(cast(Doing, doing), step, size_bytes)
+
+
+def _standing_of(row: list[float]) -> Standing:
+    completed, step, dirty, lost, snapshot, rewinds, joins = row
+    return Standing(int(completed), int(step), bool(dirty), bool(lost), int(snapshot), int(rewinds), bool(joins))

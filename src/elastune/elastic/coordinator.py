@@ -1,0 +1,395 @@
+"""The coordinator of a run: a thread in its controller that hears the workers and does what the machine decides.
+
+It alone speaks to the machine, one event after the other. What only the controller can do (start and end processes) it
+hands over with ``take``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elastune.elastic import machine, messages
+from elastune.elastic.board import Board
+from elastune.elastic.frames import ProtocolError
+from elastune.elastic.hub import Bell, Closed, Connection, Greeted, Heard, Hub
+from elastune.elastic.messages import Answer, Beat, Hello, Message
+from elastune.elastic.stragglers import Pace, Sight, straggler
+from elastune.elastic.version import Version
+from elastune.journal.records import MembershipEvent, Record, Straggling
+
+BROKEN_GRACE_S = 0.02
+LONGEST_BEAT_S = 0.5
+BEATS = 5  # of a worker, before it counts as silent
+CLOSE_LIMIT_S = 5.0
+BEAT = messages.encode(Beat())
+
+ForController = machine.Start | machine.End | machine.GiveUp | machine.StopRun
+
+
+@dataclass
+class Peer:
+    """A connected worker, and what was last heard of it, at ``heard_at``."""
+
+    connection: Connection
+    host: str
+    heard_at: float
+    beat: Beat
+    beat_at: float
+
+
+class Coordinator:
+    """Serves one run from now until ``close``. Any thread may call what has no underscore; numbers that no event may
+    have (a negative one, NaN) raise ``ValueError``.
+
+    ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
+    unless the workers are elsewhere. ``last_line(worker)``: the last line of its log. Raises ``OSError`` where it
+    cannot listen.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[int],
+        *,
+        low: int,
+        high: int,
+        heartbeat_s: float,
+        most_losses: int = 8,
+        host: str = "127.0.0.1",
+        last_line: Callable[[int], str] = lambda worker: "",
+    ) -> None:
+        self.token = secrets.token_hex(16)
+        self._bell = Bell()
+        self._hub = Hub(host, self.token, self._bell)
+        self.address = f"{host}:{self._hub.port}"
+        self._state = machine.begin(workers, low, high, most_losses)
+        self._heartbeat_s = heartbeat_s
+        self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
+        self._last_line = last_line
+        self._known = set(workers)
+        self._gone: set[int] = set()
+        self._peers: dict[int, Peer] = {}
+        self._newest: Version | None = None
+        self._board = Board()
+        self._pace = Pace()
+        self._told: set[tuple[int, int]] = set()
+        self._over = False
+        self._closing = False
+        self._calls: deque[Callable[[], None]] = deque()
+        self._broken: deque[tuple[float, machine.Broken]] = deque()
+        self._due = self._next_beat = self._next_silence = time.monotonic()
+        self._for_controller: list[ForController] = []
+        self._records: list[Record] = []
+        self._out = threading.Lock()
+        self._out_bell = Bell()
+        self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
+        self._thread.start()
+
+    # -- for the controller -------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Readable while there is something to ``take`` or a record to take."""
+        return self._out_bell.fileno()
+
+    @property
+    def members(self) -> list[int]:
+        """The workers that train together now, by rank."""
+        current = self._state.current or self._state.proposed
+        return list(current.members) if current is not None else []
+
+    @property
+    def step(self) -> int:
+        """Completed steps, as far as the workers' beats have told."""
+        return max((peer.beat.step for peer in list(self._peers.values())), default=0)
+
+    def take(self) -> list[ForController]:
+        """What the controller has to do, in order, and is told once."""
+        with self._out:
+            taken, self._for_controller = self._for_controller, []
+            if not self._records:
+                self._out_bell.quiet()
+            return taken
+
+    def take_records(self) -> list[Record]:
+        """What happened, in order: every event of the machine, and who kept others waiting."""
+        with self._out:
+            taken, self._records = self._records, []
+            if not self._for_controller:
+                self._out_bell.quiet()
+            return taken
+
+    def lost(self, worker: int, why: str) -> None:
+        """``worker``'s process has ended or could not be started. Of a worker that is gone already: nothing."""
+        self._call(lambda: self._lose(worker, why))
+
+    def capacity(self, free: int) -> None:
+        """``free`` more workers could be started now."""
+        self._tell(machine.CapacityChanged(free))
+
+    def resize(self, workers: int, why: str = "") -> None:
+        """Somebody wants ``workers`` workers."""
+        self._tell(machine.ResizeAsked(workers))
+
+    def change(self, changes: dict[str, float]) -> None:
+        """Let ``changes`` take effect for all at one step boundary."""
+        self._tell(machine.ChangeAsked(dict(changes)))
+
+    def notice(self, worker: int, seconds: float, why: str) -> None:
+        """``worker`` will be taken away in ``seconds``."""
+        self._tell(machine.Noticed(worker, _within(seconds, why)))
+
+    def close(self) -> None:
+        """Hear no more, close every connection. Idempotent."""
+        self._closing = True
+        self._bell.ring()
+        self._thread.join(CLOSE_LIMIT_S)
+        self._out_bell.close()
+
+    def _tell(self, event: machine.Event) -> None:
+        self._call(lambda: self._feed(event))
+
+    def _call(self, action: Callable[[], None]) -> None:
+        self._calls.append(action)
+        self._bell.ring()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                self._round()
+        except Exception as bug:  # noqa: BLE001 - nobody else would tell that the run has lost its coordinator
+            traceback.print_exc(file=sys.stderr)
+            self._hand_over(machine.GiveUp(f"the coordinator failed: {bug!r}"))
+        finally:
+            self._hub.close()
+            self._bell.close()
+
+    def _round(self) -> None:
+        self._due = min([self._next_beat, self._next_silence, *(at for at, _ in list(self._broken)[:1])])
+        # What the controller says of a worker comes after what the worker itself had said before that.
+        calls = [self._calls.popleft() for _ in range(len(self._calls))]
+        for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
+            match event:
+                case Greeted(connection, hello):
+                    self._greet(connection, hello)
+                case Heard(connection, message):
+                    self._hear(connection, message)
+                case Closed(connection, why):
+                    self._part(connection, why)
+        for call in calls:
+            call()
+        now = time.monotonic()
+        while self._broken and self._broken[0][0] <= now:
+            self._feed(self._broken.popleft()[1])
+        self._find_silent(now)
+        if now >= self._next_beat:
+            self._next_beat = now + self._beat_s
+            # Who has more to read than that will see that this side lives.
+            self._hub.send([p.connection for p in self._peers.values() if not p.connection.output], BEAT)
+            self._find_straggler(now)
+
+    def _find_silent(self, now: float) -> None:
+        if (late := now - self._due) > self._heartbeat_s / 2:
+            # This process itself did not run: what the workers said meanwhile may not be here yet.
+            for peer in self._peers.values():
+                peer.heard_at = min(now, peer.heard_at + late)
+        if now < self._next_silence:
+            return
+        silent = [worker for worker, peer in self._peers.items() if now - peer.heard_at >= self._heartbeat_s]
+        for worker in silent:
+            self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
+        # Nobody can be silent for long enough before this: what is heard later only moves it.
+        self._next_silence = self._heartbeat_s + min((peer.heard_at for peer in self._peers.values()), default=now)
+
+    def _find_straggler(self, now: float) -> None:
+        current = self._state.current
+        if current is None or self._over:
+            return
+        members = [(rank, worker, self._peers.get(worker)) for rank, worker in enumerate(current.members)]
+        sights = [
+            Sight(worker, rank, peer.host, peer.beat, now - peer.beat_at) for rank, worker, peer in members if peer
+        ]
+        found = straggler(sights, self._pace.patience_s, self._last_line_of)
+        if found is not None and (found.worker, found.step) not in self._told:
+            self._told.add((found.worker, found.step))
+            self._keep(Straggling(found.worker, found.line))
+
+    def _last_line_of(self, worker: int) -> str:
+        try:
+            return self._last_line(worker)
+        except OSError:
+            return ""
+
+    # -- what workers and clients say ---------------------------------------------------------------------------------
+
+    def _greet(self, connection: Connection, hello: Hello) -> None:
+        worker = hello.worker
+        if worker is None:
+            return
+        if worker not in self._known or worker in self._gone or worker in self._peers or self._over:
+            self._hub.end(connection)
+            return
+        now = time.monotonic()
+        self._peers[worker] = Peer(connection, hello.host, now, Beat(), now)
+        self._say([connection], messages.Welcome(joins=self._newest is not None, beat_s=self._beat_s))
+        if self._newest is not None:
+            self._say([connection], messages.Proclaim(self._newest))
+        for key, value in self._board.items():
+            self._say([connection], messages.Publish(key, value))
+        self._feed(machine.Connected(worker))
+
+    def _hear(self, connection: Connection, message: Message) -> None:
+        worker = connection.worker
+        if worker is None:
+            self._answer(connection, message)
+            return
+        peer = self._peers[worker]
+        peer.heard_at = time.monotonic()
+        if worker in self._gone:  # released, or about to be ended
+            return
+        match message:
+            case Beat():
+                peer.beat, peer.beat_at = message, peer.heard_at
+                self._pace.heard(peer.heard_at, message.step)
+            case messages.Publish():
+                self._publish(peer, message)
+            case messages.Broken(version, why):
+                # A death that explains it is to be heard first: its end of connection is on its way.
+                self._broken.append((peer.heard_at + BROKEN_GRACE_S, machine.Broken(worker, version, why)))
+            case _:
+                event = _event(worker, message)
+                if event is None:
+                    self._cut_off(worker, f"it sent {message.kind!r}, which no worker sends")
+                else:
+                    self._feed(event)
+
+    def _publish(self, peer: Peer, message: messages.Publish) -> None:
+        assert peer.connection.worker is not None
+        try:
+            if not self._board.put(message.key, message.value):
+                return
+        except ProtocolError as error:
+            self._cut_off(peer.connection.worker, str(error))
+            return
+        self._say([other.connection for other in self._peers.values() if other is not peer], message)
+
+    def _answer(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, messages.Resize):
+            asked = message.workers
+            self._feed(machine.ResizeAsked(asked))
+            state, members = self._state, self.members
+            bounds = (
+                "" if asked == state.target else f" ({asked} asked for; from {state.low} to {state.high} are allowed)"
+            )
+            detail = f"from {len(members)} to {state.target} workers{bounds}"
+            self._say([connection], Answer(not self._over, "the run is over" if self._over else detail, members))
+        self._hub.end(connection)
+
+    def _part(self, connection: Connection, why: str) -> None:
+        if connection.worker is not None and connection.worker in self._peers:
+            del self._peers[connection.worker]
+            self._lose(connection.worker, why)
+
+    def _cut_off(self, worker: int, why: str) -> None:
+        self._lose(worker, f"it broke the protocol: {why}")
+
+    # -- the machine --------------------------------------------------------------------------------------------------
+
+    def _lose(self, worker: int, why: str) -> None:
+        if peer := self._peers.pop(worker, None):
+            self._hub.end(peer.connection)
+        if worker in self._known and worker not in self._gone:
+            self._gone.add(worker)
+            self._feed(machine.Lost(worker, why))
+
+    def _feed(self, event: machine.Event) -> None:
+        if self._over:
+            return
+        if isinstance(event, machine.Left):
+            self._gone.add(event.worker)
+        self._keep(MembershipEvent(machine.encode_event(event)))
+        try:
+            self._state, instructions = machine.step(self._state, event)
+        except machine.ProtocolViolation as violation:
+            instructions = (machine.GiveUp(str(violation)),)
+        for instruction in instructions:
+            self._obey(instruction)
+
+    def _obey(self, instruction: machine.Instruction) -> None:
+        everybody = [peer.connection for peer in self._peers.values()]
+        match instruction:
+            case machine.Proclaim(version):
+                self._newest = version
+                self._board.begin(version.number)
+                self._say(everybody, messages.Proclaim(version))
+            case machine.Confirm(worker, version):
+                self._say(
+                    [self._peers[worker].connection] if worker in self._peers else [], messages.Confirmed(version)
+                )
+            case machine.Release(worker):
+                self._gone.add(worker)
+                self._say_to(worker, messages.Bye())
+            case machine.Dismiss():
+                self._over = True
+                self._say(everybody, messages.Bye())
+            case machine.Start(workers):
+                self._known.update(workers)
+                self._hand_over(instruction)
+            case machine.End(worker):
+                self._gone.add(worker)
+                self._say_to(worker, messages.Bye())  # who cannot be reached by the controller ends itself
+                self._hand_over(instruction)
+            case machine.GiveUp():
+                self._over = True
+                self._hand_over(instruction)
+            case machine.StopRun():
+                self._hand_over(instruction)
+
+    def _say_to(self, worker: int, message: Message) -> None:
+        if worker in self._peers:
+            self._say([self._peers[worker].connection], message)
+
+    def _say(self, connections: Sequence[Connection], message: Message) -> None:
+        self._hub.send(connections, messages.encode(message))
+
+    def _hand_over(self, instruction: ForController) -> None:
+        with self._out:
+            self._for_controller.append(instruction)
+            self._out_bell.ring()
+
+    def _keep(self, record: Record) -> None:
+        with self._out:
+            self._records.append(record)
+            self._out_bell.ring()
+
+
+def _event(worker: int, message: Message) -> machine.Event | None:
+    """What ``message`` means to the machine; None where it means nothing."""
+    match message:
+        case messages.Ready():
+            return machine.Ready(worker)
+        case messages.Running(version, step):
+            return machine.Running(worker, version, step)
+        case messages.Noticed(seconds, why):
+            return machine.Noticed(worker, _within(seconds, why))
+        case messages.Left():
+            return machine.Left(worker)
+        case messages.Done():
+            return machine.Done(worker)
+        case messages.Resize(workers):
+            return machine.ResizeAsked(workers)
+        case messages.Change(changes):
+            return machine.ChangeAsked(changes)
+        case _:
+            return None
+
+
+def _within(seconds: float, why: str) -> str:
+    return f"{why} (within {seconds:g} s)"

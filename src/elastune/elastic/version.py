@@ -1,0 +1,31 @@
+"""One agreed composition of a run."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Version:
+    """The ``number``-th composition of a run: its ``members`` (worker numbers) in the order of their ranks.
+
+    A planned version takes effect at one step boundary, which its members agree on in the reduction of a step; until
+    then the one before it goes on. Any other takes effect at once: the one before it is broken, and a step that it had
+    not completed is discarded. ``joiners`` are members that hold no state yet; only planned versions have them.
+    ``changes`` (such as ``{"batch_size": 512}``) take effect with the version. ``fresh``: nobody holds state, all
+    members begin at the newest checkpoint, or at the beginning where there is none.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    planned: bool = False
+    joiners: tuple[int, ...] = ()
+    changes: dict[str, float] = field(default_factory=dict)
+    fresh: bool = False
+
+    def rank_of(self, worker: int) -> int:
+        """The rank of ``worker``. Raises ``ValueError`` where it is no member."""
+        return self.members.index(worker)

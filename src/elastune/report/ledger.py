@@ -1,0 +1,194 @@
+"""The ledger of samples: what workers claim to have trained on, held against what an epoch should have used.
+
+A claim says that steps used places of the epoch's order of samples. The members of a version claim the same steps, each
+for itself and in pieces of its own. Where a claim begins or ends there is a *mark*: a step boundary and a place. Marks
+of all workers must agree; between two of them the steps and the places are the same, whoever says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from elastune.journal.entry import Entry
+from elastune.journal.records import RunFinished, RunStarted, StepsTaken
+
+Places = tuple[int, int]
+"""From the first to the last place, the last one exclusive."""
+
+
+@dataclass(frozen=True)
+class EpochSeen:
+    """One epoch (counted from 0) that should use ``length`` samples. ``ended``: training has gone past it.
+
+    ``missed``: places that no step used, of those up to where training has come; ``repeated``: places that several did.
+    """
+
+    epoch: int
+    length: int
+    once: int
+    missed: tuple[Places, ...] = ()
+    repeated: tuple[Places, ...] = ()
+    ended: bool = True
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The epochs that steps were taken of; ``steps`` is how many. ``disputes``: claims that contradict each other."""
+
+    epochs: tuple[EpochSeen, ...] = ()
+    steps: int = 0
+    disputes: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether every sample was used exactly once, up to where training has come."""
+        return not self.disputes and not any(seen.missed or seen.repeated for seen in self.epochs)
+
+
+def ledger(entries: Iterable[Entry]) -> Ledger:
+    """What the journal of a run says of its samples.
+
+    A run that was resumed from step k, and a version that begins with step k + 1, take back what was claimed of the
+    steps behind it: that training is lost, and was done again.
+    """
+    records = [entry.record for entry in entries]
+    claims = _valid(records)
+    ends = [record for record in records if isinstance(record, RunFinished)]
+    complete = bool(ends) and ends[-1].stopped == "complete"
+    by_epoch: dict[int, list[StepsTaken]] = defaultdict(list)
+    for claim in claims:
+        by_epoch[claim.epoch].append(claim)
+    last = max(by_epoch, default=0)
+    seen, disputes = [], []
+    taken: list[tuple[int, int]] = []
+    for epoch, own in sorted(by_epoch.items()):
+        pieces, contradictions = _pieces(own)
+        disputes += [f"epoch {epoch + 1}: {words}" for words in contradictions]
+        taken += pieces
+        length = max(own, key=lambda claim: (claim.last_step, claim.version)).length
+        seen.append(_count(epoch, length, list(pieces.values()), complete or epoch < last))
+    steps = sum(after - before for before, after in taken)
+    for (_, before), (after, _) in pairwise([(0, 0), *sorted(taken)]):
+        if before != after:
+            disputes.append(f"steps {min(before, after) + 1} to {max(before, after)} are claimed by nobody, or twice")
+    return Ledger(tuple(seen), steps, tuple(disputes))
+
+
+def lines(found: Ledger) -> tuple[str, ...]:
+    """``epoch 1: 50,000/50,000 seen once``, a line an epoch, and a total."""
+    told = [_line(seen) for seen in found.epochs]
+    samples = sum(seen.once for seen in found.epochs)
+    verdict = "each seen once" if found.exact else "NOT each seen once"
+    return (*told, *found.disputes, f"ledger: {samples:,} samples in {found.steps:,} steps, {verdict}")
+
+
+def _line(seen: EpochSeen) -> str:
+    so_far = "" if seen.ended or seen.once == seen.length else " so far"
+    text = f"epoch {seen.epoch + 1}: {seen.once:,}/{seen.length:,} seen once{so_far}"
+    for what, places in (("missed", seen.missed), ("seen several times", seen.repeated)):
+        if places:
+            count = sum(stop - start for start, stop in places)
+            named = ", ".join(f"{start}..{stop - 1}" for start, stop in places[:5])
+            text += f", {count:,} {what} (places {named}{', ...' if len(places) > 5 else ''})"
+    return text
+
+
+def _valid(records: Iterable[object]) -> list[StepsTaken]:
+    """The claims that stand, in order."""
+    done: list[StepsTaken] = []
+    attempt: list[StepsTaken] = []
+    for record in records:
+        if isinstance(record, RunStarted):
+            done = _taken_back([*done, *_settled(attempt)], record.resumed_step or 0)
+            attempt = []
+        elif isinstance(record, StepsTaken):
+            attempt.append(record)
+    attempt = _settled(attempt)
+    # A resumed run may have nothing new to say; what it has says where its checkpoint was in the order of samples.
+    return [*done, *attempt]
+
+
+def _settled(attempt: Sequence[StepsTaken]) -> list[StepsTaken]:
+    """Of one controller's claims those that no later version has taken back."""
+    standing: list[StepsTaken] = []
+    begun: int | None = None
+    for version in sorted({claim.version for claim in attempt}, reverse=True):
+        own = [claim for claim in attempt if claim.version == version]
+        if begun is not None:
+            own = _taken_back(own, begun - 1, attempt)
+        standing += own
+        first = min(claim.first_step for claim in own) if own else begun
+        begun = first if begun is None or first is None else min(begun, first)
+    return standing
+
+
+def _taken_back(claims: Sequence[StepsTaken], step: int, marks_of: Sequence[StepsTaken] = ()) -> list[StepsTaken]:
+    """``claims`` without what they say of the steps after ``step``; one that goes beyond is cut at the mark there."""
+    known = {(claim.epoch, claim.first_step - 1): claim.start for claim in (*marks_of, *claims)}
+    known |= {(claim.epoch, claim.last_step): claim.stop for claim in (*marks_of, *claims)}
+    kept = []
+    for claim in claims:
+        if claim.last_step <= step:
+            kept.append(claim)
+        elif claim.first_step <= step:
+            size, count = claim.stop - claim.start, claim.last_step - claim.first_step + 1
+            evenly = claim.start + size // count * (step - claim.first_step + 1)
+            stop = known.get((claim.epoch, step), evenly)
+            kept.append(replace(claim, stop=stop, last_step=step))
+    return kept
+
+
+def _pieces(claims: Sequence[StepsTaken]) -> tuple[dict[tuple[int, int], Places], list[str]]:
+    """Claims cut at all marks: (boundary before, boundary after) -> places; and what contradicts itself, in words."""
+    marks: dict[int, int] = {}
+    disputes: dict[str, None] = {}
+    for claim in claims:
+        for boundary, place in ((claim.first_step - 1, claim.start), (claim.last_step, claim.stop)):
+            if marks.setdefault(boundary, place) != place:
+                words = f"after step {boundary} one worker is at place {marks[boundary]}, another one at {place}"
+                disputes[words] = None
+    pieces: dict[tuple[int, int], Places] = {}
+    for claim in claims:
+        within = sorted(b for b in marks if claim.first_step - 1 <= b <= claim.last_step)
+        places = [claim.start, *(marks[b] for b in within[1:-1]), claim.stop]
+        if places != sorted(places):
+            disputes[f"worker {claim.worker} claims places of steps {claim.first_step} to {claim.last_step} twice"] = (
+                None
+            )
+            places = sorted(places)
+        for steps, piece in zip(pairwise(within), pairwise(places), strict=True):
+            pieces.setdefault(steps, piece)
+    return pieces, list(disputes)
+
+
+def _count(epoch: int, length: int, pieces: Sequence[Places], ended: bool) -> EpochSeen:
+    """How often each place up to ``length`` (of an unfinished epoch: up to the last one used) is in ``pieces``."""
+    changes: dict[int, int] = defaultdict(int)
+    for start, stop in pieces:
+        changes[start] += 1
+        changes[stop] -= 1
+    reach = length if ended else max((stop for _, stop in pieces), default=0)
+    depth, once = 0, 0
+    missed: list[Places] = []
+    repeated: list[Places] = []
+    for start, stop in pairwise(sorted({0, reach, length, *changes})):
+        depth += changes[start]
+        if depth and start >= length:
+            _extend(repeated, start, stop)  # there are no such places: they stand for samples of somewhere else
+        elif depth == 1:
+            once += stop - start
+        elif depth == 0 and stop <= reach:
+            _extend(missed, start, stop)
+        elif depth > 1:
+            _extend(repeated, start, stop)
+    return EpochSeen(epoch, length, once, tuple(missed), tuple(repeated), ended)
+
+
+def _extend(ranges: list[Places], start: int, stop: int) -> None:
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], stop)
+    else:
+        ranges.append((start, stop))

@@ -1,0 +1,102 @@
+"""Faults at a named worker, step and place, for programs that tests run: ``inject(session)`` and ``reach(...)``.
+
+The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the all-gather of
+its step 5. Kinds: kill, stop (SIGSTOP), break (the reduction completes, but this worker believes that it failed).
+Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
+forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state).
+Any other place is one that the program itself passes by ``reach``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from elastune.comm.group import Group, GroupBroken
+from elastune.elastic import changing, handover
+from elastune.train.session import Session
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``kind`` happens to ``worker`` at ``place`` of ``step``."""
+
+    kind: str
+    worker: int
+    step: int
+    place: str
+
+
+def parse(text: str) -> Fault:
+    """Of "kill 1 5 gather"."""
+    kind, worker, step, place = text.split()
+    return Fault(kind, int(worker), int(step), place)
+
+
+class Injector:
+    """The faults of one session's worker. Each happens once a process."""
+
+    def __init__(self, session: Session, faults: list[Fault]) -> None:
+        self._session = session
+        self._worker = session.keeper.crew.worker
+        self._faults = [fault for fault in faults if fault.worker == self._worker]
+
+    def reach(self, place: str, step: int | None = None) -> None:
+        """This worker has come to ``place``."""
+        step = self._session.step if step is None else step
+        for fault in [f for f in self._faults if (f.place, f.step) == (place, step)]:
+            self._faults.remove(fault)
+            print(f"fault: {fault}", flush=True)
+            if fault.kind == "break":
+                raise GroupBroken("an injected fault")
+            os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+
+
+_INJECTORS: list[Injector] = []
+
+
+def inject(session: Session) -> Callable[[str], None]:
+    """Arm the faults in ``session.config["faults"]`` that are this worker's; call it after ``session.prepare``.
+
+    Returns ``reach`` for the program's own places.
+    """
+    texts = session.config.get("faults") or []
+    assert isinstance(texts, list)
+    injector = Injector(session, [parse(str(text)) for text in texts])
+    _wrap_library(injector)
+    trained = session.trained
+    assert trained is not None
+    backward = trained.replica.backward
+
+    def reduced(loss: Any, share: Any) -> None:
+        backward(loss, share)
+        if share.ends_step:
+            injector.reach("reduced")
+
+    trained.replica.backward = reduced  # type: ignore[method-assign]
+    return injector.reach
+
+
+def _wrap_library(injector: Injector) -> None:
+    first = not _INJECTORS
+    _INJECTORS[:] = [injector]  # of the newest session: a rewound worker has several
+    if not first:
+        return
+
+    def before(owner: Any, name: str, place: str, step_of: Callable[..., int | None] = lambda *_: None) -> None:
+        inner = getattr(owner, name)
+
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            _INJECTORS[0].reach(place, step_of(*args))
+            return inner(*args, **kwargs)
+
+        setattr(owner, name, outer)
+
+    before(Group, "all_to_all", "scatter")
+    before(Group, "all_gather", "gather")
+    before(changing, "form", "forming", lambda store, name, *_: int(name))
+    before(handover, "send_packed", "giving")
+    before(handover, "receive_packed", "taking")

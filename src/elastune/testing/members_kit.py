@@ -1,0 +1,115 @@
+"""For tests of membership: coordinators that are closed again, peers that may misbehave, waits that end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from elastune.elastic.coordinator import Coordinator
+from elastune.elastic.frames import Lines
+from elastune.elastic.member import Member
+from elastune.elastic.messages import Hello, Message, decode, encode
+from elastune.journal.records import MembershipEvent
+
+LIMIT_S = 60.0
+T = TypeVar("T")
+
+
+def eventually(found: Callable[[], T], what: str = "") -> T:
+    """``found``'s first value that is true. Fails after ``LIMIT_S``."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        if value := found():
+            return value
+        time.sleep(0.002)
+    raise AssertionError(f"not within {LIMIT_S} s: {what}")
+
+
+@contextlib.contextmanager
+def coordinating(workers: int = 3, **changed: Any) -> Iterator[Coordinator]:
+    """A coordinator of workers 0.. that is closed again."""
+    coordinator = Coordinator(range(workers), **{"low": 1, "high": 8, "heartbeat_s": 5.0, **changed})
+    try:
+        yield coordinator
+    finally:
+        coordinator.close()
+
+
+@contextlib.contextmanager
+def members(coordinator: Coordinator, *workers: int) -> Iterator[list[Member]]:
+    """These workers, connected from this process."""
+    found: list[Member] = []
+    try:
+        for worker in workers:
+            found.append(Member(coordinator.address, coordinator.token, worker, pid=1, host="here"))
+            found[-1].on_orphaned = lambda why: None
+        yield found
+    finally:
+        for member in found:
+            member.close()
+
+
+def begun(found: list[Member]) -> int:
+    """Let the first version begin; its number."""
+    for member in found:
+        member.ready()
+    number = found[0].await_version(0, LIMIT_S).number
+    for member in found:
+        assert member.await_version(0, LIMIT_S).number == number
+        member.running(number, 0)
+    return number
+
+
+class Events:
+    """The machine's events of a coordinator, as its records tell them."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self.all: list[dict[str, Any]] = []
+
+    def text(self) -> str:
+        self.all += [r.event for r in self._coordinator.take_records() if isinstance(r, MembershipEvent)]
+        return "\n".join(map(str, self.all))
+
+
+class Raw:
+    """A peer that says what it likes."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        host, port = coordinator.address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=LIMIT_S)
+        self._lines = Lines()
+        self._heard: list[bytes] = []
+
+    def say(self, *messages: Message) -> None:
+        self.socket.sendall(b"".join(map(encode, messages)))
+
+    def hello(self, coordinator: Coordinator, worker: int | None) -> None:
+        self.say(Hello(coordinator.token, worker))
+
+    def hear(self) -> Message | None:
+        """The next message; None at the end of the connection."""
+        while not self._heard:
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionError:
+                data = b""
+            if not data:
+                return None
+            self._heard += self._lines.feed(data)
+        return decode(self._heard.pop(0))
+
+    def ended(self) -> bool:
+        """Whether the other side closes the connection; reads all that comes before. Fails after ``LIMIT_S``."""
+        while self.hear() is not None:
+            pass
+        return True
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()

@@ -1,0 +1,70 @@
+"""What this worker says of the samples that were used: the ledger's raw material."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from elastune.core.run import Position
+from elastune.journal.records import Record, StepsTaken
+
+PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
+
+
+def checksum(indices: torch.Tensor) -> int:
+    """A small number that tells apart what samples were meant."""
+    return int(indices.sum()) % PRIME
+
+
+@dataclass(frozen=True)
+class Control:
+    """What each worker adds to a step's reduction beside gradients; read back as sums over workers."""
+
+    stop: float = 0.0
+    heard: float = 0.0
+    samples: float = 0.0
+    checksum: float = 0.0
+
+    def to_list(self) -> list[float]:
+        """In the order of the fields."""
+        return [self.stop, self.heard, self.samples, self.checksum]
+
+
+class Claims:
+    """Joins the steps taken under one version to records."""
+
+    def __init__(self, worker: int, send: Callable[[Record], None]) -> None:
+        self._worker = worker
+        self._send = send
+        self._open: StepsTaken | None = None
+
+    def step(self, at: Position, size: int, length: int, version: int, workers: int) -> None:
+        """The step from ``at`` on used ``size`` samples of an epoch that will use ``length``."""
+        known, number = self._open, at.step + 1
+        if (
+            known is not None
+            and (known.version, known.epoch, known.length) == (version, at.epoch, length)
+            and (known.stop, known.last_step) == (at.offset, at.step)
+        ):
+            self._open = replace(known, stop=at.offset + size, last_step=number)
+            return
+        self.flush()
+        self._open = StepsTaken(
+            worker=self._worker,
+            version=version,
+            workers=workers,
+            epoch=at.epoch,
+            start=at.offset,
+            stop=at.offset + size,
+            length=length,
+            first_step=number,
+            last_step=number,
+        )
+
+    def flush(self) -> None:
+        """Send what was not sent yet."""
+        known, self._open = self._open, None
+        if known is not None:
+            self._send(known)

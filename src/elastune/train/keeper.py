@@ -1,0 +1,169 @@
+"""Everything that a run's state goes through: checkpoints, snapshots in memory, the hand-over to another worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastune.comm.group import Group
+from elastune.core.errors import UserError
+from elastune.core.run import Config, RunSpec
+from elastune.elastic.crew import Crew
+from elastune.elastic.holder import Packed
+from elastune.journal.records import Checkpointed, Record, Restarted
+from elastune.mechanisms.base import flatten, unflatten
+from elastune.train import checkpoint as checkpoints
+from elastune.train.progress import Progress
+from elastune.train.state import Tensors, from_tree, to_tree
+from elastune.train.trained import Trained
+
+
+class Keeper:
+    """One worker's state, for its crew (``elastic.holder.Holder``) and for its run's folder."""
+
+    def __init__(
+        self, spec: RunSpec, config: Config, crew: Crew, progress: Progress, send: Callable[[Record], None]
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        self.crew = crew
+        self._progress = progress
+        self._send = send
+        self._snapshot: Packed | None = None
+        self.trained: Trained | None = None
+        self.uncounted = 0  # 1 between a step's reduction and the end of the user's lines about it
+        self.mid_step = False  # a step was begun and is not completed
+
+    # -- as the crew's holder -----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        return self._progress.position.step + self.uncounted
+
+    @property
+    def dirty(self) -> bool:
+        return self._progress.dirty
+
+    @property
+    def snapshot_step(self) -> int:
+        if self._snapshot is None:
+            return -1
+        return int(json.loads(self._snapshot[0])["progress"]["position"]["step"])
+
+    def regroup(self, group: Group) -> None:
+        if self.trained is None:
+            return
+        if self.mid_step:
+            self.trained.replica.abandon()
+            self.mid_step = False
+        self.trained.replica.regroup(group)
+
+    def held(self) -> list[torch.Tensor]:
+        assert self.trained is not None
+        return self.trained.replica.held()
+
+    def held_like(self) -> list[torch.Tensor]:
+        assert self.trained is not None
+        return self.trained.replica.held_like()
+
+    def take_held(self, result: list[torch.Tensor]) -> None:
+        assert self.trained is not None
+        self.trained.replica.take_held(result)
+        self.mid_step, self.uncounted = False, 1
+
+    def pack(self) -> Packed:
+        assert self.trained is not None
+        tensors: Tensors = {}
+        tree = to_tree(self.trained.state(), tensors)
+        header = {"state": tree, "names": list(tensors), "progress": self._progress.to_json()}
+        return json.dumps(header).encode(), [t.detach() for t in tensors.values()]
+
+    def unpack(self, packed: Packed) -> None:
+        """Of another worker; the tensors are this one's from now on."""
+        self._take(packed[0], packed[1])
+
+    def rewind(self, packed: Packed) -> None:
+        """Be where a snapshot of this worker was taken; it may be needed again."""
+        self._take(packed[0], [t.clone() for t in packed[1]])
+        self._snapshot = packed
+
+    def _take(self, header: bytes, tensors: list[torch.Tensor]) -> None:
+        assert self.trained is not None
+        told = json.loads(header)
+        named = dict(zip(told["names"], tensors, strict=True))
+        self.trained.load(from_tree(told["state"], named), "the state of another worker")
+        self._progress.take(told["progress"])
+
+    def snapshot(self) -> Packed:
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def keep_snapshot(self, packed: Packed) -> None:
+        self._snapshot = packed
+
+    # -- in memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Packed | None:
+        """The snapshot, if there is one."""
+        return self._snapshot
+
+    def remember(self) -> None:
+        """Take a snapshot, if there is anybody whose loss could send this worker back to it."""
+        if self.crew.elastic and self.crew.size > 1 and self.trained is not None:
+            header, tensors = self.pack()
+            self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
+
+    # -- on disk ------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Make buffers that workers move each by itself equal everywhere: floats become means, others rank 0's."""
+        if self.trained is None or not self.trained.replica.drifts or self.crew.size == 1:
+            return
+        buffers = list(self.trained.replica.module.buffers())
+        if not buffers:
+            return
+        rows = torch.tensor(self.crew.gather(flatten(buffers).tolist()), dtype=torch.float64)
+        whole = [t for b in buffers for t in [not b.is_floating_point()] * b.numel()]
+        unflatten(torch.where(torch.tensor(whole), rows[0], rows.mean(0)), buffers)
+
+    def save(self) -> None:
+        """Write a checkpoint. Every member must call this, between steps."""
+        if self.trained is None or not self.crew.live:
+            return
+        self.settle()
+        progress = self._progress
+        if self.crew.rank == 0:
+            kept = checkpoints.Checkpoint(
+                progress.position, self._meaning(), self.trained.state(), progress.times.seconds, progress.metrics
+            )
+            path = checkpoints.save(self._spec.out / "checkpoints", kept)
+            self._send(Checkpointed(progress.position.step, str(path)))
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, where there is one."""
+        found = checkpoints.complete(self._spec.out / "checkpoints")
+        if found and self.trained is not None:
+            self._load(found[-1], self.trained)
+        if self.crew.begins_again and self.crew.rank == 0:
+            self._send(Restarted(self._progress.position.step))
+
+    def _load(self, path: Path, trained: Trained) -> None:
+        kept = checkpoints.load(path)
+        wanted = self._meaning()
+        other = [name for name in wanted if kept.meaning.get(name) != wanted[name]]
+        if other:
+            rule = f"a run resumes with the {', '.join(other)} it was begun with"
+            raise UserError(rule, [wanted[name] for name in other], f"use {[kept.meaning.get(n) for n in other]}")
+        trained.load(kept.state, str(path))
+        self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
+        self._progress.times.seconds_before = kept.seconds
+
+    def _meaning(self) -> dict[str, Any]:
+        spec, means = self._spec, self._spec.means
+        slots = {"num_slots": means.num_slots} if means.mode == "exact" else {}
+        return {"seed": spec.seed, "config": self._config, "mode": means.mode, "precision": means.precision, **slots}

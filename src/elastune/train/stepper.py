@@ -1,0 +1,312 @@
+"""The training pass: steps, their shares, and what happens at the boundaries between steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from elastune.comm.group import GroupBroken
+from elastune.core.errors import Diverged, UserError
+from elastune.core.run import RunSpec
+from elastune.core.seeds import derive
+from elastune.core.shares import Share, contributors
+from elastune.elastic.crew import Crew
+from elastune.journal.records import Record, Regrouped
+from elastune.train.claims import PRIME, Claims, Control, checksum
+from elastune.train.data import Loading, Step, fetch, pass_order, to_device, training_indices, training_steps, usable
+from elastune.train.keeper import Keeper
+from elastune.train.progress import Progress
+from elastune.train.rng import seed_everything
+from elastune.train.schedules import learning_rates
+from elastune.train.trained import Trained
+
+CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
+REHEARSED = 2
+Outcome = Literal["over", "stopped", "again"]
+
+
+class StopTraining(BaseException):
+    """Training was asked to stop and has been saved; not an ``Exception``, so that user code does not swallow it."""
+
+
+class Rehearsed(BaseException):
+    """A joiner has done a few passes that do not count: everything is warm, and the real beginning can come."""
+
+
+class Stepper:
+    """Runs the shares of this worker, step by step, under whatever version of the crew there is."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        crew: Crew,
+        progress: Progress,
+        keeper: Keeper,
+        device: torch.device,
+        send: Callable[[Record], None],
+        stop_requested: Callable[[], bool],
+        rehearsal: bool,
+    ) -> None:
+        self._spec = spec
+        self._crew = crew
+        self._progress = progress
+        self._keeper = keeper
+        self._device = device
+        self._send = send
+        self._stop_requested = stop_requested
+        self._rehearsal = rehearsal
+        self.claims = Claims(crew.worker, send if crew.elastic or crew.rank == 0 else lambda record: None)
+        self.mid_step = False  # this worker has more batches to run before the step is completed
+        self.left_inside = False
+        self.several_closures = False
+        self._share: Share | None = None
+        self._used = False
+        self._step: Step | None = None
+        self._expected = Control()
+        self._length = 0
+        self._stop_votes = 0.0
+        self._saved = 0  # the step of the newest checkpoint that was due by its number
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def training_pass(
+        self, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool, loading: Loading
+    ) -> Iterator[Any]:
+        """The batches of what is left of the epoch."""
+        crew, progress, trained = self._crew, self._progress, self._trained()
+        if progress.tail:  # all of it was trained before this worker was rewound
+            progress.tail, crew.live = False, True
+            return
+        crew.admit()
+        order = pass_order(len(dataset), self._spec.seed, progress.position.epoch, shuffle)
+        outcome: Outcome = "again"
+        while outcome == "again":
+            size = batch_size if progress.batch_size is None else progress.batch_size
+            outcome = yield from self._under_one_version(dataset, order, size, drop_last, loading, trained)
+        if outcome == "over":
+            progress.position = replace(progress.position, epoch=progress.position.epoch + 1, offset=0)
+            self.claims.flush()
+            self._keeper.settle()
+            progress.tail = True
+            self._keeper.remember()
+            progress.tail = False
+
+    def _under_one_version(
+        self, dataset: Any, order: torch.Tensor, size: int, drop_last: bool, loading: Loading, trained: Trained
+    ) -> Iterator[Any]:
+        crew, at, means = self._crew, self._progress.position, self._spec.means
+        place = (min(means.num_slots, means.workers), 0) if self._rehearsal else (crew.size, crew.rank)
+        plan = list(training_steps(len(order), size, at.offset, means, *place, drop_last))
+        data = fetch(dataset, training_indices(plan, order), loading, self._spec.seed, at.epoch)
+        if self._rehearsal:
+            yield from self._rehearse(plan, data, trained)
+        self._length = usable(len(order), size, at.offset, drop_last)
+        version = crew.version
+        for step in plan:
+            if not self._go_on(trained):
+                return "stopped"
+            if crew.version != version or self._progress.batch_size not in (None, size):
+                return "again"
+            self._expected = Control(
+                samples=step.size, checksum=checksum(order[step.offset : step.offset + step.size]) % PRIME
+            )
+            self._step = step
+            completed = yield from self._one_step(step, data, order, trained)
+            if not completed:
+                crew.discarded += 1
+                return "again"
+            self._count(step)
+        return "over"
+
+    def _one_step(self, step: Step, data: Iterator[Any], order: torch.Tensor, trained: Trained) -> Iterator[Any]:
+        """Yields the step's batches. True if the step is completed, False if it is to be done again."""
+        crew, progress = self._crew, self._progress
+        progress.times.begin_step()
+        self._set_control(step, order, trained)
+        crew.say("computing", progress.position.step)
+        for i, share in enumerate(step.shares):
+            if crew.broken:
+                crew.recover(GroupBroken("the version is over"))
+                return False
+            batch = to_device(next(data), self._device)
+            # Data are fetched before seeding: augmentation in this process must not show in the slot's own stream.
+            seed_everything(derive(self._spec.seed, "slot", progress.position.step, share.slot, share.samples.start))
+            rates = learning_rates(trained.optimizer)
+            self._keeper.mid_step = True
+            trained.replica.begin(share, starts_step=i == 0)
+            self._share, self._used = share, False
+            self.mid_step = not share.ends_step
+            try:
+                yield batch
+            except GeneratorExit:  # the user left the loop
+                self.left_inside, self.mid_step = self.mid_step or not self._used, False
+                if not self.left_inside:
+                    self._count(step)
+                raise
+            self._check_used(rates if not share.ends_step else None, trained)
+        if self.mid_step:  # the reduction was given up
+            return False
+        progress.times.end_step(trained.replica.wait_s)
+        return True
+
+    def _rehearse(self, plan: list[Step], data: Iterator[Any], trained: Trained) -> Iterator[Any]:
+        """Passes whose gradients are thrown away."""
+        for _, share in zip(range(REHEARSED), plan[0].shares if plan else (), strict=False):
+            batch = to_device(next(data), self._device)
+            share = replace(share, ends_step=False, weight=max(share.weight, 1e-9))
+            trained.replica.begin(share, starts_step=True)
+            self._share, self._used, self.mid_step = share, False, True
+            yield batch
+            trained.replica.abandon()
+        raise Rehearsed
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """See ``Session.backward``."""
+        if self._share is None:
+            where = "outside of a training batch, or twice in one"
+            raise UserError("session.backward belongs once into each training batch", where, "add losses up first")
+        if loss.numel() != 1:
+            raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
+        step = self._progress.position.step
+        looks = self._device.type == "cpu" or step % CHECK_LOSS_EVERY == 0
+        if looks and not math.isfinite(value := float(loss.detach())):
+            raise Diverged(f"loss is {value} at step {step + 1}")
+        share, self._used = self._share, True
+        if not self.several_closures:
+            self._share = None
+        replica = self._trained().replica
+        self._crew.in_step = share.ends_step
+        if share.ends_step:
+            self._crew.say("reducing", step, self._trained().gradient_bytes)
+        try:
+            replica.backward(loss, share)
+        except GroupBroken as error:
+            self.mid_step = not self._crew.recover(error)
+            if self.mid_step:
+                return
+        finally:
+            self._crew.in_step = False
+        if share.ends_step and not self._rehearsal:
+            self._completed(replica.totals)
+
+    def _completed(self, totals: list[float]) -> None:
+        """The step's reduction is here in full, or another worker's of the same step."""
+        assert self._step is not None
+        self._keeper.mid_step, self._keeper.uncounted = False, 1
+        found = Control(*totals)
+        expected = self._expected
+        if (found.samples, int(found.checksum) % PRIME) != (expected.samples, expected.checksum):
+            raise RuntimeError(f"a step of {expected.samples:g} samples summed up {found.samples:g}, or other ones")
+        crew, progress = self._crew, self._progress
+        crew.end_step(found.heard, contributors(self._step.size, self._spec.means.num_slots, crew.size))
+        crew.say("computing", progress.position.step + 1)
+        self._stop_votes = found.stop
+        self._tell_of_regrouping(progress.times.now)
+
+    def _tell_of_regrouping(self, now: float) -> None:
+        """The first step under a version ends its coming about."""
+        crew, before = self._crew, self._crew.last_step
+        crew.last_step = crew.version, now
+        if before is None or before[0] == crew.version:
+            return
+        if crew.rank == 0:
+            median_s, _ = self._progress.times.medians()
+            self._send(
+                Regrouped(
+                    version=crew.version,
+                    members=list(crew.members),
+                    planned=crew.planned,
+                    step=self._progress.position.step + 1,
+                    pause_s=max(0.0, now - before[1] - (median_s or 0.0)),
+                    discarded=crew.discarded,
+                )
+            )
+        crew.discarded = 0
+
+    # -- between steps ------------------------------------------------------------------------------------------------
+
+    def _go_on(self, trained: Trained) -> bool:
+        """At a step boundary: stop, save or change what is due; False once ``max_steps`` are done."""
+        crew, progress = self._crew, self._progress
+        crew.live, progress.dirty = True, False
+        done, every = progress.position.step, self._spec.checkpoint_every_steps
+        if self._stop_votes > 0:
+            self.stop()
+        if self._spec.max_steps is not None and done >= self._spec.max_steps:
+            progress.stopped = "max_steps"
+            self.claims.flush()
+            if every != 0:
+                self._keeper.save()
+            return False
+        version = crew.version
+        if crew.changes_here:
+            self._keeper.settle()
+        changes = crew.boundary()
+        if changes:
+            self._change(changes, trained)
+        if crew.version != version:
+            return True  # come here once more, as a member of the new version
+        if every and done and done % every == 0 and self._saved != done:
+            self._saved = done
+            self.claims.flush()
+            self._keeper.save()
+        return True
+
+    def _change(self, changes: dict[str, float], trained: Trained) -> None:
+        """Parameters that all members change here."""
+        if "batch_size" in changes:
+            self._progress.batch_size = int(changes["batch_size"])
+        if "lr" in changes:
+            for parameters in trained.optimizer.param_groups:
+                parameters["lr"] = changes["lr"]
+
+    def _set_control(self, step: Step, order: torch.Tensor, trained: Trained) -> None:
+        own = [share for share in step.shares if share.weight]
+        indices = [order[step.offset + s.samples.start : step.offset + s.samples.stop] for s in own]
+        trained.replica.control = Control(
+            stop=float(self._stop_requested()),
+            heard=self._crew.begin_step(),
+            samples=sum(len(part) for part in indices),
+            checksum=sum(checksum(part) for part in indices) % PRIME,
+        ).to_list()
+
+    def _count(self, step: Step) -> None:
+        """The user's lines about a completed step have run."""
+        at = self._progress.position
+        self.claims.step(at, step.size, self._length, self._crew.version, self._crew.size)
+        self._progress.position = replace(
+            at, offset=step.offset + step.size, step=at.step + 1, samples=at.samples + step.size
+        )
+        self._progress.reports = 0
+        self._keeper.uncounted = 0
+
+    def _check_used(self, rates: list[float] | None, trained: Trained) -> None:
+        """The user's loop body must have done its part, and inside of a step no more than that."""
+        self._share = None
+        if not self._used:
+            raise UserError("each training batch needs session.backward", "none", "replace loss.backward() by it")
+        if rates is not None and learning_rates(trained.optimizer) != rates:
+            fix = "give the scheduler to session.prepare(model, optimizer, scheduler)"
+            raise UserError("learning rates may change between steps only", "a change inside of one", fix)
+
+    def stop_if_asked(self) -> None:
+        """Where no reduction carried the workers' votes, ask for them."""
+        votes = self._crew.gather([float(self._stop_requested())])
+        if any(vote > 0 for (vote,) in votes):
+            self.stop()
+
+    def stop(self) -> NoReturn:
+        """Save and end."""
+        self._progress.stopped = "requested"
+        self.claims.flush()
+        self._keeper.save()
+        raise StopTraining
+
+    def _trained(self) -> Trained:
+        if self._keeper.trained is None:
+            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
+        return self._keeper.trained

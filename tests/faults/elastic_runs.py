@@ -1,0 +1,97 @@
+"""Runs of the small elastic program, with things done to their workers; what they come to is compared by hash."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elastune.cluster.local import LocalCluster
+from elastune.cluster.local_run import LocalHandle
+from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.drive.watch import Watch
+from elastune.journal.entry import Entry
+from elastune.journal.records import Record, Regrouped, Reported, RunFailed, RunFinished, WorkerGone
+from elastune.report.ledger import Ledger, ledger
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
+LIMIT_S = 120.0
+Act = Callable[[LocalHandle, list[Record]], None]
+
+
+@dataclass
+class Ran:
+    """What a run came to."""
+
+    outcome: RunFinished | RunFailed
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def sha256(self) -> str:
+        assert isinstance(self.outcome, RunFinished), self.outcome
+        return self.outcome.sha256
+
+    @property
+    def ledger(self) -> Ledger:
+        return ledger(Entry(float(i), record) for i, record in enumerate(self.records))
+
+    @property
+    def lost(self) -> list[int]:
+        return [r.worker for r in self.records if isinstance(r, WorkerGone) and r.how == "lost"]
+
+    @property
+    def regrouped(self) -> list[Regrouped]:
+        return [r for r in self.records if isinstance(r, Regrouped)]
+
+    @property
+    def reports(self) -> list[dict[str, float]]:
+        return [r.metrics for r in self.records if isinstance(r, Reported)]
+
+
+class Runs:
+    """Starts runs in folders of their own on one cluster."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._count = itertools.count()
+
+    def __call__(
+        self,
+        workers: int,
+        *,
+        act: Act = lambda handle, records: None,
+        mode: Any = "exact",
+        elastic: Elastic | None = None,
+        out: Path | None = None,
+        spec: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> Ran:
+        """Run the program to its end; ``act`` is called whenever there may be news."""
+        run = RunSpec(
+            PROGRAM,
+            out or self._folder / str(next(self._count)),
+            config,
+            seed=3,
+            means=Means(workers=workers, mode=mode),
+            elastic=elastic or Elastic(low=1, high=4, heartbeat_s=2.0),
+            **(spec or {}),
+        )
+        handle = self._cluster.start(run)
+        watch = Watch(handle, timeout_s=LIMIT_S)
+        records: list[Record] = []
+        try:
+            while watch.outcome is None:
+                self._cluster.wait(0.05)
+                records += watch.pump()
+                act(handle, records)
+        finally:
+            handle.kill()
+            deadline = time.monotonic() + 20
+            while handle.alive and time.monotonic() < deadline:
+                self._cluster.wait(0.05)
+                handle.poll()
+        return Ran(watch.outcome, [*records, watch.outcome])

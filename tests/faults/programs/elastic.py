@@ -1,0 +1,80 @@
+"""A small network with everything that a lost worker could upset: dropout, BatchNorm, momentum, schedules, evaluation
+that steers a schedule, reports inside and outside of the batch loop."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune.testing.faults import inject
+from elastune.train.datasets import digits
+
+config = {
+    "batch_size": 64,
+    "epochs": 3,
+    "samples": 1000,
+    "pause_s": 0.0,
+    "faults": [],
+    "resize": [],
+    "optimizer": "adamw",
+    "plain": False,
+    "wide": 64,
+}
+
+
+def train(session) -> None:
+    config = session.config
+    plain = config["plain"]
+    model = nn.Sequential(
+        nn.Linear(64, config["wide"]),
+        nn.Identity() if plain else nn.BatchNorm1d(config["wide"]),
+        nn.ReLU(),
+        nn.Identity() if plain else nn.Dropout(0.3),
+        nn.Linear(config["wide"], 10),
+    )
+    if config["optimizer"] == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    each_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.7)
+    model, optimizer, each_step, plateau = session.prepare(model, optimizer, each_step, plateau)
+    reach = inject(session)
+    images, labels = digits().train[: config["samples"]]
+    samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
+    unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
+    wishes = {step: workers for step, workers in (wish.split() for wish in config["resize"])}
+    for _ in session.epochs(config["epochs"]):
+        model.train()
+        for x, y in session.batches(samples, batch_size=config["batch_size"]):
+            loss = F.cross_entropy(model(x), y)
+            reach("before")
+            session.backward(loss)
+            reach("after")
+            if session.ends_step:
+                time.sleep(config["pause_s"])
+                if str(session.step) in wishes:
+                    session.resize(int(wishes[str(session.step)]))
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            each_step.step()
+            if session.ends_step and session.step % 5 == 4:
+                reach("inner")
+                session.report(inner=session.step)
+        reach("tail")
+        model.eval()
+        losses, hits = [], []
+        with torch.no_grad():
+            for x, y in session.batches(unseen, batch_size=32, train=False):
+                reach("evaluation")
+                losses.append(F.cross_entropy(model(x), y))
+                hits += (model(x).argmax(1) == y).tolist()
+        reach("summing")
+        loss = session.sum(losses)
+        plateau.step(torch.tensor(loss, dtype=torch.float64))
+        session.report(loss=loss, accuracy=session.mean(hits))

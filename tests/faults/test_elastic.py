@@ -1,0 +1,174 @@
+"""Workers die, freeze, come and go at named steps and places; weights and the ledger must not show it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Elastic
+from elastune.journal.records import Record, RunFinished
+from tests.faults.elastic_runs import Ran, Runs
+
+SAMPLES = 1000
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """What every history must come to."""
+    ran = Runs(cluster, tmp_path_factory.mktemp("undisturbed"))(1)
+    assert ran.ledger.exact
+    return ran
+
+
+@pytest.fixture
+def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
+    return Runs(cluster, tmp_path)
+
+
+def same(ran: Ran, undisturbed: Ran) -> None:
+    """The verdict."""
+    assert ran.sha256 == undisturbed.sha256
+    assert ran.ledger.exact, ran.ledger
+    assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3
+    # In-loop reports are made by whoever is there; what an evaluation found must be the same to the last bit.
+    losses = [r["loss"] for r in ran.reports if "loss" in r]
+    assert losses == [r["loss"] for r in undisturbed.reports if "loss" in r]
+
+
+def test_nothing_happens(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(3)
+    same(ran, undisturbed)
+    assert not ran.lost
+
+
+@pytest.mark.parametrize("place", ["before", "scatter", "gather", "reduced", "after", "inner"])
+@pytest.mark.parametrize("worker", [0, 2])
+def test_killed_in_a_step(runs: Runs, undisturbed: Ran, worker: int, place: str) -> None:
+    """Rank 0 too; before, in both halves of, right after the reduction, and before a report inside of the loop."""
+    ran = runs(3, faults=[f"kill {worker} 9 {place}"])
+    same(ran, undisturbed)
+    assert ran.lost == [worker]
+
+
+@pytest.mark.parametrize("place", ["tail", "evaluation", "summing"])
+def test_killed_with_results_of_an_evaluation(runs: Runs, undisturbed: Ran, place: str) -> None:
+    """Its part of the evaluation is lost: the survivors evaluate again."""
+    ran = runs(3, faults=[f"kill 1 16 {place}"])
+    same(ran, undisturbed)
+    assert ran.lost == [1]
+
+
+def test_several_at_once(runs: Runs, undisturbed: Ran) -> None:
+    same(runs(4, faults=["kill 0 7 before", "kill 2 7 scatter", "kill 3 7 after"]), undisturbed)
+
+
+def test_all_but_one_one_after_the_other(runs: Runs, undisturbed: Ran) -> None:
+    same(runs(4, faults=["kill 3 5 gather", "kill 0 6 scatter", "kill 1 20 before"]), undisturbed)
+
+
+def test_killed_while_survivors_form(runs: Runs, undisturbed: Ran) -> None:
+    """Worker 2 dies; worker 0 dies in forming the group without it."""
+    ran = runs(4, faults=["kill 2 9 gather", "kill 0 2 forming"])
+    same(ran, undisturbed)
+    assert sorted(ran.lost) == [0, 2]
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_completed_here_and_failed_there(runs: Runs, undisturbed: Ran, worker: int) -> None:
+    """One worker takes its reduction for broken though others have completed it: they have the result for it."""
+    ran = runs(3, faults=[f"break {worker} 9 reduced"])
+    same(ran, undisturbed)
+    assert not ran.lost
+
+
+def test_completed_by_some_when_one_dies(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(3, faults=["kill 0 9 after", "break 1 9 reduced"])
+    same(ran, undisturbed)
+
+
+def test_frozen(runs: Runs, undisturbed: Ran) -> None:
+    """SIGSTOP: the heartbeat tells, the others go on, the frozen one is ended."""
+    ran = runs(3, faults=["stop 1 9 scatter"], elastic=Elastic(high=4, heartbeat_s=1.0))
+    same(ran, undisturbed)
+    assert ran.lost == [1]
+
+
+def grow(to: int, at: int = 3) -> Callable[..., None]:
+    """Ask for more workers once training goes on."""
+    asked: list[int] = []
+
+    def act(handle, records: list[Record]) -> None:
+        if not asked and handle.members:
+            asked.append(to)
+            handle.resize(to)
+
+    return act
+
+
+def test_grows_and_no_member_restarts(runs: Runs, undisturbed: Ran) -> None:
+    pids: list[dict[int, int]] = []
+
+    def act(handle, records: list[Record]) -> None:
+        pids.append(dict(handle.pids))
+        asking(handle, records)
+
+    asking = grow(3)
+    ran = runs(1, act=act, pause_s=0.06)
+    same(ran, undisturbed)
+    assert max(len(r.members) for r in ran.regrouped) == 3, ran.regrouped
+    assert {p[0] for p in pids if 0 in p} == {pids[-1].get(0, pids[0][0])}
+
+
+def test_the_program_resizes_itself(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(2, resize=["3 4", "30 1"], pause_s=0.06)
+    same(ran, undisturbed)
+    assert {len(r.members) for r in ran.regrouped} >= {4, 1}, ran.regrouped
+
+
+def test_joiner_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(2, act=grow(3), pause_s=0.06, faults=["kill 2 0 taking"])
+    same(ran, undisturbed)
+    assert 2 in ran.lost
+
+
+def test_giver_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
+    """The joiner's source dies: others have the state."""
+    ran = runs(3, act=grow(4), pause_s=0.06, faults=[f"kill 0 {step} giving" for step in range(48)])
+    same(ran, undisturbed)
+    assert 0 in ran.lost
+
+
+def test_a_worker_told_to_go_leaves(runs: Runs, undisturbed: Ran) -> None:
+    """SIGTERM: it leaves at a step boundary, and another one comes."""
+    told: list[int] = []
+
+    def act(handle, records: list[Record]) -> None:
+        if not told and len(handle.members) == 2 and any("inner" in getattr(r, "metrics", {}) for r in records):
+            told.append(handle.pids[1])
+            os.kill(told[0], signal.SIGTERM)
+
+    ran = runs(2, act=act, pause_s=0.06)
+    same(ran, undisturbed)
+    assert told
+    assert not ran.lost
+
+
+def test_fast_mode_survives_too(runs: Runs, cluster: LocalCluster, tmp_path: Path) -> None:
+    """Equal to float tolerance, so the verdict is the ledger and where the loss comes out."""
+    plain = runs(1, mode="fast", plain=True)
+    for faults in (["kill 0 9 before"], ["kill 1 9 after"], ["break 1 9 reduced"], ["kill 2 16 evaluation"]):
+        ran = runs(3, mode="fast", plain=True, faults=faults)
+        assert ran.ledger.exact
+        assert isinstance(ran.outcome, RunFinished)
+        assert isinstance(plain.outcome, RunFinished)
+        assert ran.outcome.metrics["loss"] == pytest.approx(plain.outcome.metrics["loss"], rel=1e-3)
+
+
+def test_all_die_and_the_run_goes_on_from_its_checkpoint(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(2, faults=["kill 0 20 before", "kill 1 20 before"])
+    same(ran, undisturbed)
