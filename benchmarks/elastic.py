@@ -22,7 +22,7 @@ from typing import Any
 
 from driving import Run, Stalled, running
 from elastic_peers import peers
-from pauses import irregular, summary, survivors_pause_s, usual_gaps
+from pauses import irregular, reached, step_end, summary, survivors_pause_s, usual_gaps
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Means, Program, RunSpec
@@ -75,21 +75,25 @@ def measure(run: Run, event: str, workers: int) -> list[dict[str, Any]]:
     since = time.monotonic()
     if event == "none":
         run.until_steps(SETTLED_STEPS)
-        return [row(run, event, since, since + (time.monotonic() - since) / 2)]
-    target = cause(run, event, workers)
-    until = run.until_world(target, since, AFTER_STEPS)
-    windows = [(event, since, until)]
-    if event not in ("grow", "shrink"):  # a replacement comes
-        until = run.until_world(workers, until, AFTER_STEPS)
-        windows.append((f"replaced_after_{event}", windows[0][2], until))
+        return [row(run, event, since, since + (time.monotonic() - since) / 2, workers)]
+    target, lost = cause(run, event, workers), event not in ("grow", "shrink")
+    until = run.until_world(target, since, 0 if lost else AFTER_STEPS)
+    windows = [(event, since, until, target)]
+    if lost:  # a replacement comes, soon
+        back = run.until_world(workers, until, AFTER_STEPS)
+        windows.append((f"replaced_after_{event}", until, back, workers))
         target = workers
-    run.until_world(target, until, SETTLED_STEPS)
-    return [row(run, *window) for window in windows]
+    run.until_world(target, windows[-1][2], SETTLED_STEPS)
+    return [row(run, name, begin, step_end(run.ticks, end), world) for name, begin, end, world in windows]
 
 
-def row(run: Run, event: str, since: float, until: float) -> dict[str, Any]:
-    pause = survivors_pause_s(run.ticks, since, until)
-    return {"event": event, "pause_ms": (pause or 0.0) * 1e3, "until_effect_ms": (until - since) * 1e3}
+def row(run: Run, event: str, since: float, until: float, world: int) -> dict[str, Any]:
+    """``switch_ms`` is the part of the pause that is not the company of a worker that starts: from the last step
+    without it on."""
+    changed = reached(run.ticks, since, lambda tick: tick.world == world)
+    pauses = {"pause_ms": since, "switch_ms": since if changed is None else max(since, changed - 0.001)}
+    figures = {name: (survivors_pause_s(run.ticks, begin, until) or 0.0) * 1e3 for name, begin in pauses.items()}
+    return {"event": event, **figures, "until_effect_ms": ((changed or until) - since) * 1e3}
 
 
 def pauses_cell(workers: int, size: str, mode: str, repeats: int, events: tuple[str, ...]) -> dict[str, Any]:
@@ -117,7 +121,7 @@ def pauses_cell(workers: int, size: str, mode: str, repeats: int, events: tuple[
             told |= facts(run, workers)
     for name in dict.fromkeys(line["event"] for line in rows):
         own = [line for line in rows if line["event"] == name]
-        figures = {figure: summary([line[figure] for line in own]) for figure in ("pause_ms", "until_effect_ms")}
+        figures = {figure: summary([line[figure] for line in own]) for figure in own[0] if figure != "event"}
         told.setdefault("events", {})[name] = figures
         if name in GOALS:
             figures["goal_ms"] = GOALS[name][size == "large"]
@@ -168,11 +172,9 @@ def overhead_cell(workers: int, mode: str, rounds: int, steps: int) -> dict[str,
 
 
 def say(cell: dict[str, Any], line: dict[str, Any]) -> None:
-    print(
-        f"elastune  {cell['workers']} workers  {cell['size']:6} {cell['mode']:5} {line['event']:26} "
-        f"pause {line['pause_ms']:7.1f} ms  until effect {line['until_effect_ms']:7.0f} ms",
-        flush=True,
-    )
+    figures = "  ".join(f"{name} {value:7.1f}" for name, value in line.items() if name != "event")
+    who = f"elastune  {cell['workers']} workers  {cell['size']:6} {cell['mode']:5}"
+    print(f"{who} {line['event']:26} {figures}", flush=True)
 
 
 def conclude(cells: list[dict[str, Any]]) -> None:

@@ -36,7 +36,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 BATCH = 64  # of all workers together
 CHECKPOINT_EVERY = 50
 SETTLED_STEPS = 40  # between two events
-LIMIT_S = 120.0  # for any event to show its effect
+LIMIT_S = 300.0  # for any event to show its effect
 TORCHFT = "torchft-nightly"  # 0.2.0, the newest release, crashes survivors under DDP on gloo
 
 
@@ -52,7 +52,8 @@ class Timeouts:
 
 
 DEFAULTS = Timeouts("defaults", 5000, 60000, 100, 60.0)
-TUNED = Timeouts("tuned", 500, 500, 20, 5.0)
+# A shorter wait for stragglers than a slow step makes healthy replicas fall out and heal at every step.
+TUNED = Timeouts("tuned", 500, 5000, 20, 5.0)
 
 
 class Stalled(Exception):
@@ -87,7 +88,7 @@ class Processes:
             if (found := condition()) is not None and found is not False:
                 return found
             time.sleep(0.01)
-        tails = [f"{log.name}: {log.read_text()[-3000:]}" for log in self.folder.glob("*.log")]
+        tails = [f"{log.name}: {log.read_text()[-300:]}" for log in self.folder.glob("*.log")]
         raise Stalled(f"{what} did not come within {LIMIT_S:g} s; {' | '.join(tails)}")
 
     def until_world(self, world: int, since: float, what: str, steps: int = SETTLED_STEPS) -> float:

@@ -105,6 +105,13 @@ def reached(ticks: Ticks, since: float, condition: Callable[[Tick], bool], then_
     return min(found, default=None)
 
 
+def step_end(ticks: Ticks, time_s: float) -> float:
+    """When the last worker noted the step that was noted by one at ``time_s``."""
+    noted = next(tick for line in ticks.of.values() for tick in line if tick.time_s == time_s)
+    same = [t.time_s for line in ticks.of.values() for t in line if (t.step, t.world) == (noted.step, noted.world)]
+    return max(t for t in same if t < time_s + 1.0)  # the same step can be done again, much later
+
+
 def irregular(ticks: Ticks) -> dict[str, int]:
     """How many steps the survivors' own lines skip or repeat: 0 and 0, if no step was lost or done twice."""
     steps = [b.step - a.step for line in ticks.of.values() for a, b in pairwise(line)]
@@ -115,7 +122,7 @@ def summary(values: Sequence[float], digits: int = 1) -> dict[str, Any]:
     """Median, quartiles and extremes."""
     if not values:
         return {"count": 0}
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
     return {
         "median": round(statistics.median(values), digits),
         "quartiles": [round(low, digits), round(high, digits)],

@@ -23,6 +23,7 @@ from elastune.testing.cluster_kit import (
     spec_of,
 )
 
+
 def records_of(events: list[Event], kind: type[Record]) -> list[Any]:
     return [event.record for event in events if isinstance(event, Message) and isinstance(event.record, kind)]
 

@@ -57,6 +57,8 @@ class Worker(NamedTuple):
     snapshot: tuple[Any, ...] | None = None
     lost: bool = False
     rewinds: int = 0
+    finished: bool = False  # it has said so; a rewind may have sent it back since
+    member: bool = False  # it holds state for good
     cut: bool = False  # counts as lost, but lives: frozen or cut off
     up: tuple[Any, ...] = ()
     late: tuple[int, ...] = ()  # versions that it found broken, not passed on yet
@@ -174,6 +176,11 @@ class Model:
             for w in state.workers:
                 if w.mode in ALIVE and not w.cut and ("bye",) not in w.down:
                     raise Wrong(f"the run is over, and nobody tells {w}")
+            members = {worker.number for worker in self.memberships[state.machine].members}
+            ends = [w for i, w in enumerate(state.workers) if i in members and w.mode in ALIVE and not w.cut]
+            logs = {w.log for w in ends if w.at == len(self.program)}
+            if state.over == "dismissed" and (len(logs) > 1 or not all(w.finished for w in ends)):
+                raise Wrong(f"the run ends with {ends}")
             yield "all end", State(state.machine, tuple(GONE for _ in state.workers), over="over")
 
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
@@ -283,7 +290,7 @@ class Model:
 
     def _check_fresh(self, state: State, version: Version) -> None:
         for i, w in enumerate(state.workers):
-            if w.mode in ("idle", "reducing", "agreed", "done") and w.log and not w.cut:
+            if i not in version.members and w.member and w.log and w.mode in ALIVE and not w.cut:
                 raise Wrong(f"worker {i} holds {len(w.log)} steps, but {version} begins anew")
 
     # -- a worker -----------------------------------------------------------------------------------------------------
@@ -296,15 +303,15 @@ class Model:
         if message[0] == "confirmed":
             if w.mode != "unconfirmed" or self.versions[w.version].number != message[1]:
                 raise Wrong(f"worker {i} was confirmed while {w.mode} in {w.version}")
-            return self._settle_down(put_all(state, i, w), i)
+            return self._settle_down(put_all(state, i, w._replace(member=True)), i)
         version = self.versions[message[1]]
         w = w._replace(heard=message[1])
-        stateless = w.mode in ("waiting", "unconfirmed") or (w.version and i in self.versions[w.version].joiners
-                                                             and w.mode in ("forming", "receiving", "broken"))
-        if stateless:
+        if not w.member:
             if i not in version.members:
-                return put_all(state, i, Worker("waiting", heard=message[1], up=w.up, late=w.late, down=w.down))
-            w = Worker("waiting", heard=message[1], up=w.up, late=w.late, down=w.down)
+                return put_all(state, i, Worker("waiting", up=w.up, late=w.late, down=w.down))
+            if not version.fresh and i not in version.joiners:
+                raise Wrong(f"worker {i} holds no state for {version}")
+            w = Worker("waiting", heard=message[1], member=version.fresh, up=w.up, late=w.late, down=w.down)
             return self._arrive(put_all(state, i, w), i, message[1])
         if w.mode == "agreed" and version.planned:
             return self._cross(put_all(state, i, w), i)
@@ -381,7 +388,8 @@ class Model:
             if self.program[w.at] == "s":
                 after = after._replace(log=(*w.log, given.log[-1]), part=None)
         elif rank in decided.state_source:
-            after = given._replace(mode=w.mode, heard=w.heard, coming=w.coming, up=w.up, late=w.late, down=w.down)
+            after = given._replace(heard=w.heard, coming=w.coming, up=w.up, late=w.late, down=w.down)
+            after = after._replace(member=False, finished=False, cut=w.cut)
         else:
             after = w
         if len(after.log) != decided.step:
@@ -395,7 +403,7 @@ class Model:
         w = state.workers[i]
         if w.at < len(self.program):
             return put(state, i, mode="idle")
-        return put(state, i, mode="done", up=(*w.up, "done"))
+        return put(state, i, mode="done", up=w.up if w.finished else (*w.up, "done"), finished=True)
 
     def _go_on(self, state: State, i: int, w: Worker) -> tuple[str, State]:
         """Evaluate, or give this worker's part to the next operation."""

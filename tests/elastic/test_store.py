@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,39 +20,51 @@ from elastune.elastic.store import MemberStore
 from elastune.testing.members_kit import LIMIT_S, begun, coordinating, eventually, members
 
 VERSIONS = 50
-WORKER = f"""
-import resource, sys
+# One process imports torch and forks the workers: imports would take most of the time.
+WORKERS = f"""
+import os, sys, time
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
 from elastune.elastic.member import Member
 from elastune.elastic.store import MemberStore
 
-address, token, worker = sys.argv[1:]
-member = Member(address, token, int(worker))
-store = MemberStore(member)
-options = ProcessGroupGloo._Options()
-options._devices = [ProcessGroupGloo.create_device(interface="lo")]
-options._threads = 1
-member.ready()
-number = 0
-for turn in range({VERSIONS}):
-    version = member.await_version(number, 60) if turn == 0 else None
-    while version is None:
-        version = member.pending(number)
-    number = version.number
-    size = len(version.members)
-    group = ProcessGroupGloo(PrefixStore(str(number), store), version.rank_of(member.worker), size, options)
-    total = torch.full((4,), float(member.worker + 1))
-    group.allreduce([total]).wait()
-    assert total.tolist() == [6.0] * 4, total
-    kept = len(member._board.items())
-    assert kept <= 2 * size, kept
-    group.shutdown()
-    del group
-    member.running(number, turn)
-member.done()
-assert member.await_bye(number) is None
-print("well")
+def work(worker):
+    member = Member(*sys.argv[1:], worker)
+    store = MemberStore(member)
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+    options._threads = 1
+    member.ready()
+    version = member.await_version(0, 60)
+    for turn in range({VERSIONS}):
+        number, size = version.number, len(version.members)
+        group = ProcessGroupGloo(PrefixStore(str(number), store), version.rank_of(worker), size, options)
+        total = torch.full((4,), float(worker + 1))
+        group.allreduce([total]).wait()
+        assert total.tolist() == [6.0] * 4, total
+        kept = len(member._board.items())
+        assert kept <= 2 * size, kept
+        group.shutdown()
+        del group
+        member.running(number, turn)
+        if turn < {VERSIONS - 1}:
+            while (version := member.pending(number)) is None:
+                assert not member.superseded(number)
+                time.sleep(0.002)
+    member.done()
+    assert member.await_bye(number) is None
+
+children = []
+for worker in range(3):
+    if (child := os.fork()) == 0:
+        try:
+            work(worker)
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children], flush=True)
 """
 
 
@@ -60,31 +75,25 @@ def coordinator() -> Iterator[Coordinator]:
 
 
 def test_process_groups_form_through_it_again_and_again(coordinator: Coordinator) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, coordinator.address, coordinator.token, str(worker)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for worker in range(3)
-    ]
+    command = [sys.executable, "-c", WORKERS, coordinator.address, coordinator.token]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
-        for turn in range(1, VERSIONS):
+        for number in range(1, VERSIONS):
 
-            def settled(turn: int = turn) -> bool:
+            def settled(number: int = number) -> bool:
                 current = coordinator._state.current
-                return current is not None and current.number == turn
+                return (current is not None and current.number == number) or process.poll() is not None
 
-            eventually(lambda: settled() or any(p.poll() is not None for p in processes))
-            coordinator.change({"batch_size": float(turn)})
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
-        assert outputs == ["well\n"] * 3, "\n".join(outputs)
+            eventually(settled)
+            coordinator.change({"batch_size": float(number)})
+        assert process.communicate(timeout=60)[0] == "[0, 0, 0]\n"
         assert len(coordinator._board.items()) <= 2 * 3
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_a_wait_ends_once_the_version_is_superseded(coordinator: Coordinator) -> None:

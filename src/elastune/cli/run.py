@@ -150,6 +150,8 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None) -> int:
     if failure is None or (as_json and failure.reason != "user_error"):
         print_result(result, as_json=as_json)
     if failure is not None:
+        if chaos is not None and not as_json:
+            print("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
         why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"

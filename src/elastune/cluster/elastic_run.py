@@ -14,8 +14,8 @@ from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 from elastune.elastic.client import remove_contact, write_contact
 from elastune.elastic.coordinator import Coordinator
-from elastune.elastic.events import End, GiveUp, Start, StopRun
-from elastune.journal.records import Record, Reported, RunFailed, RunFinished, WorkerGone
+from elastune.elastic.events import End, GiveUp, Lost, Start, StopRun, decode_event
+from elastune.journal.records import MembershipEvent, Record, Reported, RunFailed, RunFinished, WorkerGone
 
 
 class Host(Protocol):
@@ -48,6 +48,7 @@ class ElasticRun:
         self._spec = spec
         self._running = set(range(workers))
         self._doomed: dict[int, str] = {}
+        self._lost: set[int] = set()
         self._finished: set[int] = set()
         self._reported: set[tuple[int, int, int]] = set()
         self._last = Exited(NOBODY, 0, "")
@@ -91,8 +92,8 @@ class ElasticRun:
                 self._reported.add((epoch, step, nth))
         return Message(worker, record)
 
-    def ended(self, end: Exited, *, by_itself: bool, why: str = "") -> Event:
-        """How a worker's end is to be told. ``by_itself``: its entry point came to an end; else it just vanished."""
+    def ended(self, end: Exited, returned: int | None, why: str = "") -> Event:
+        """How a worker's end is to be told. ``returned``: the code its entry point ended with; None: it vanished."""
         worker, how = end.rank, why or f"worker {end.rank} {how_it_ended(end.code)}"
         self._running.discard(worker)
         self._last = end
@@ -101,18 +102,20 @@ class ElasticRun:
             self.over = self.over or not self._running
             return end
         if worker in self._doomed:
-            told = f"{self._doomed[worker]} (exit code {end.code})"
-            return Message(worker, WorkerGone(worker, "lost", told, end.code, end.log))
-        if not by_itself:
-            return Message(worker, WorkerGone(worker, "lost", how, end.code, end.log))
-        if end.code == 0 and self._running:  # ended well and before the others: that is how a worker leaves
-            return Message(worker, WorkerGone(worker, "left", "it left the run", end.code))
-        self.over = True
-        return end
+            how = f"{self._doomed[worker]} (exit code {end.code})"
+        elif returned == 0 and self._running:  # ended well and before the others: that is how a worker leaves
+            return Message(worker, WorkerGone(worker, "left", "it left the run", returned))
+        elif returned is not None:
+            self.over = True
+            return end
+        left = worker in self._doomed and worker not in self._lost
+        return Message(worker, WorkerGone(worker, "left" if left else "lost", how, end.code, end.log))
 
     def heed(self) -> list[Event]:
         """Do what the coordinator asks for; what it has to tell."""
-        events: list[Event] = []
+        records = self.coordinator.take_records()
+        self._lost.update(r.event["worker"] for r in records if isinstance(r, MembershipEvent) and _is_loss(r))
+        events: list[Event] = [Message(NOBODY, record) for record in records]
         for instruction in self.coordinator.take():
             match instruction:
                 case Start(workers=workers) if not (self.over or self._finished):
@@ -126,7 +129,7 @@ class ElasticRun:
                 case StopRun():
                     self._noticed = True
                     self._host.stop()
-        return [*events, *(Message(NOBODY, record) for record in self.coordinator.take_records())]
+        return events
 
     def room(self, free: int) -> None:
         """Tell the coordinator how many workers could be started: of ``free`` in the cluster, what the run may have."""
@@ -147,3 +150,7 @@ class ElasticRun:
         self._host.kill_workers(sorted(self._running))
         last = self._last
         return Message(last.rank, RunFailed("worker_lost", why, max(0, last.rank), last.code, last.log))
+
+
+def _is_loss(record: MembershipEvent) -> bool:
+    return isinstance(decode_event(record.event), Lost)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from elastune.cluster.base import ElasticHandle, Event, Exited
 from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.wire import FAREWELL, STOP, Order
+from elastune.cluster.wire import STOP, Order, decode_farewell
 from elastune.cluster.worker_log import WorkerLog
 from elastune.core.errors import UserError
 from elastune.core.run import Place
@@ -35,7 +35,7 @@ class LocalWorker:
         self.pid: int | None = None
         self.ended = False
         self.fault = ""
-        self.said_farewell = False
+        self.returned: int | None = None
         self._lines = Lines()
 
     def read(self) -> bool:
@@ -51,8 +51,8 @@ class LocalWorker:
                 return False
             try:
                 for line in self._lines.feed(data):
-                    if line == FAREWELL.strip():
-                        self.said_farewell = True
+                    if (code := decode_farewell(line)) is not None:
+                        self.returned = code
                     else:
                         self.run.heard(self, decode(line))
             except ProtocolError as error:
@@ -154,7 +154,7 @@ class LocalHandle(ElasticHandle):
             except (OSError, UserError) as error:
                 if worker not in self.workers:
                     why = f"worker {worker} could not be started: {error}"
-                    self._events.append(self.elastic.ended(Exited(worker, NOT_STARTED, ""), by_itself=False, why=why))
+                    self._events.append(self.elastic.ended(Exited(worker, NOT_STARTED, ""), None, why))
         if self._stopping:
             self.stop()
 
@@ -174,7 +174,8 @@ class LocalHandle(ElasticHandle):
     def ended(self, worker: LocalWorker, code: int, why: str) -> None:
         """A worker's process has ended, or could not be started: ``why``."""
         end = Exited(worker.place.rank, code, worker.log.tail(why))
-        self._events.append(self.elastic.ended(end, by_itself=worker.said_farewell or bool(worker.fault), why=why))
+        returned = code if worker.fault else worker.returned
+        self._events.append(self.elastic.ended(end, returned, why))
         self._close_if_over()
 
     def heed(self) -> None:

@@ -1,8 +1,8 @@
 """What a controller and its workers say to each other: JSON, one object a line, over a Unix socket.
 
 Controller to worker: one ``Order``, then perhaps ``STOP``. Worker to controller: the records of its run
-(``journal.records``), and ``FAREWELL`` when its entry point has ended by itself: a process that ends without it was
-killed, has crashed or has called ``os._exit``. The end of the stream is a message too: the other side has gone.
+(``journal.records``), and a ``farewell`` with its exit code when its entry point has ended: a process that ends without
+one was killed, has crashed or has called ``os._exit``. The end of the stream is a message too: the other side has gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 
 STOP = b'{"stop":true}\n'
-FAREWELL = b'{"farewell":true}\n'
+_FAREWELL = b'{"farewell":'
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,17 @@ def decode_order(line: bytes) -> Order:
     known = {"program": program, "out": Path(spec["out"]), "means": Means(**spec["means"])}
     known["elastic"] = Elastic(**spec["elastic"])
     return Order(**{**fields, "spec": RunSpec(**{**spec, **known}), "place": Place(**fields["place"])})
+
+
+def encode_farewell(code: int) -> bytes:
+    """The last line of a worker that ends by itself."""
+    return b"%s%d}\n" % (_FAREWELL, code)
+
+
+def decode_farewell(line: bytes) -> int | None:
+    """The exit code in ``line``; None where it is something else."""
+    number = line.removeprefix(_FAREWELL).removesuffix(b"}")
+    return int(number) if line.startswith(_FAREWELL) and number.lstrip(b"-").isdigit() and len(number) < 12 else None
 
 
 def _path_as_text(value: object) -> str:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, cast
 
-from elastune.cluster.wire import FAREWELL, STOP, Order, decode_order
+from elastune.cluster.wire import STOP, Order, decode_order, encode_farewell
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.frames import LINE_LIMIT_BYTES, Lines
 from elastune.journal.records import Record, RunFailed, encode
@@ -69,10 +69,10 @@ class Controller:
         except ConnectionError:
             end_group()
 
-    def farewell(self) -> None:
-        """Say that this worker's entry point has ended by itself: its process ends next, and not by an accident."""
+    def farewell(self, code: int) -> None:
+        """Say that this worker's entry point has ended with ``code``: its process ends next, and not by an accident."""
         with contextlib.suppress(OSError), self._sending:
-            self._connection.sendall(FAREWELL)
+            self._connection.sendall(encode_farewell(code))
 
     def _read(self) -> bytes:
         try:
@@ -120,7 +120,7 @@ def run(connection: socket.socket) -> NoReturn:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     controller = Controller(connection)
     code = _obey_order(controller)
-    controller.farewell()
+    controller.farewell(code)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

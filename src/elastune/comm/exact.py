@@ -30,8 +30,13 @@ class _Bucket(Bucket):
         self._num_slots = num_slots
         self._pool: list[torch.Tensor] = []
         self._in_use: list[torch.Tensor] = []  # what goes back to the pool when a step begins
-        self._buffer = torch.zeros(self._numel + SLACK if hold else 0, dtype=self._dtype, device=group.wire)
+        self._buffer = self._room(group.wire) if hold else torch.zeros(0, dtype=self._dtype, device=group.wire)
         self.regroup(group)
+
+    def renew(self) -> None:
+        super().renew()
+        self._buffer = torch.zeros_like(self._buffer)
+        self._received = self._buffer[: self._received.numel()]
 
     def regroup(self, group: Group) -> None:
         self._group = group

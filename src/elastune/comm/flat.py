@@ -13,20 +13,21 @@ from elastune.comm.reducer import Bucket, Reducer, plan
 class _Bucket(Bucket):
     def __init__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> None:
         super().__init__(members, like, group, hold=hold)
-        own = [self._room(self._device)] if self._staged else self._sets  # what lies elsewhere is gathered there first
-        self._flats = [flat[: self._numel] for flat in own]
-        self._views = [self._cut(flat) for flat in self._flats]
+        # What lies on another device than the wire's is gathered there first.
+        self._gathered = self._room(self._device) if self._staged else None
+        self._views: dict[int, torch.Tensor] = {}
         self._work: Work | None = None
 
     def begin(self) -> None:
         self._missing = set(self.members)
         self.launched = False
+        self._views = self._cut(self._sets[self._turn] if self._gathered is None else self._gathered)
 
     def regroup(self, group: Group) -> None:
         self._group = group
 
     def put(self, index: int, value: torch.Tensor | None) -> bool:
-        view = self._views[self._turn % len(self._views)][index]
+        view = self._views[index]
         self._missing.remove(index)
         if value is None:
             view.zero_()
@@ -40,8 +41,8 @@ class _Bucket(Bucket):
     def launch(self) -> None:
         self.launched = True
         data = self._sets[self._turn][: self._numel]
-        if self._staged:
-            data.copy_(self._flats[0])
+        if self._gathered is not None:
+            data.copy_(self._gathered[: self._numel])
         self._work = self._group.all_reduce(data)
 
     def combine(self) -> None:

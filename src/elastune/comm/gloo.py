@@ -16,11 +16,11 @@ from typing import Any
 import torch.distributed as dist
 
 from elastune.comm.group import Group, GroupBroken, drop
-from elastune.comm.sockets import Address, Found, connections, listeners, sever
+from elastune.comm.sockets import Address, Connections, Found, connections, listeners, sever
 
 THREADS = 2
 LOOK_S = 0.005
-STORE_WAIT_S = 0.2
+STORE_WAIT_S = 0.5
 
 _DEVICES = threading.Lock()
 
@@ -105,8 +105,7 @@ class _Forming:
         options._threads = THREADS
         options._timeout = timedelta(seconds=self._timeout_s)
         pg = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
-        found = self._connections()
-        return Group(self._rank, self._size, pg, "gloo", cut=lambda: sever(found))
+        return Group(self._rank, self._size, pg, "gloo", connections=Connections(self._connections()))
 
     def _meet(self, own: Address) -> list[Address]:
         """Tell the others where this worker listens, and hear the same of them."""

@@ -13,10 +13,13 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
+from elastune.comm.sockets import Connections
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 
 DRAIN_S = 10.0
+STUCK_S = 0.02  # after its connections are closed, what does not end within this never will
+LOOK = timedelta(milliseconds=20)
 POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
 
 
@@ -36,24 +39,65 @@ class Work:
         if self._work is None:
             return
         try:
-            self._work.wait()
+            self._wait()
         except RuntimeError as error:
             raise self._group._broke(error) from None
-        finally:
-            self._group._outstanding.pop(self, None)
         if self._group.backend == "gloo":  # on a GPU the stream waits, and the buffers are still at work
             self._work = None
+
+    def _wait(self) -> None:
+        if self._group._connections is None:
+            self._work.wait()
+            return
+        # Gloo forgets to wake what was in the middle of a message when its connection died (Pair::signalException
+        # leaves out the operations that are being transmitted), so the wait must not be gloo's alone.
+        while True:
+            try:
+                self._work.wait(LOOK)
+                return
+            except RuntimeError as error:
+                if self._work.is_completed():
+                    raise
+                if self._group._abandoned:
+                    raise RuntimeError(self._group._why) from error
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not: no buffer of it changes any more."""
         return self._work is None or bool(self._work.is_completed())
 
 
+class _Transfer:
+    """A ``dist.Work`` between two workers, in the shape of a collective's: one whose wait may time out harmlessly."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._ended = threading.Event()
+        self._error: RuntimeError | None = None
+        threading.Thread(target=self._run, name="transfer", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._work = None
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if not self._ended.wait(None if timeout is None else timeout.total_seconds()):
+            raise RuntimeError("not yet")
+        if self._error is not None:
+            raise self._error
+
+
 class Group:
     """``size`` workers, of which this one is ``rank``. ``wire`` is the device that collectives want tensors on.
 
     ``pg`` has the methods of a ``dist.ProcessGroup``; a group of one needs none: its collectives return at once.
-    ``cut`` severs this worker's connections, where the group has some of its own.
+    ``connections``: its own, where it is not a static run's.
     """
 
     def __init__(
@@ -63,15 +107,17 @@ class Group:
         pg: Any = None,
         backend: str = "",
         device: torch.device | None = None,
-        cut: Callable[[], None] = lambda: None,
+        connections: Connections | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.backend = backend
         self.wire = device if backend == "nccl" and device is not None else torch.device("cpu")
         self._pg = pg
-        self._cut = cut
+        self._connections = connections
         self._why = ""
+        self._abandoned = False
+        self._spoilt = False
         self._outstanding: dict[Work, None] = {}
 
     # -- collectives: started, not awaited, unless they say so --------------------------------------------------------
@@ -127,11 +173,11 @@ class Group:
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send ``tensor`` (contiguous, on ``wire``) to rank ``to``; blocks. Pairs with that rank's next ``receive``."""
-        self._start(lambda pg: pg.send([tensor], to, POINT_TO_POINT_TAG)).wait()
+        self._start(lambda pg: _Transfer(pg.send([tensor], to, POINT_TO_POINT_TAG))).wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Overwrite ``tensor`` (contiguous, on ``wire``) with what rank ``source`` sends next; blocks."""
-        self._start(lambda pg: pg.recv([tensor], source, POINT_TO_POINT_TAG)).wait()
+        self._start(lambda pg: _Transfer(pg.recv([tensor], source, POINT_TO_POINT_TAG))).wait()
 
     # -- the end of a group -------------------------------------------------------------------------------------------
 
@@ -146,23 +192,41 @@ class Group:
         A group without connections of its own (a static run's) is only marked.
         """
         self._why = self._why or why
-        self._cut()
+        self._abandoned = True
+        if self._connections is not None:
+            self._connections.sever()
 
-    def drain(self) -> None:
-        """Wait until no collective of this group writes to any buffer any more; abandons it where one is under way.
+    def drain(self) -> bool:
+        """Wait until no collective of this group reads or writes any more; abandons it where one is under way.
 
-        Raises ``RuntimeError`` where that takes longer than ``DRAIN_S``.
+        False where the library holds on to one for ever: then the buffers of all that had not ended must never be used
+        again. Raises ``RuntimeError`` where nothing ends within ``DRAIN_S``.
         """
-        if self._outstanding:
+        if self._still_out():
             self.abandon()
-        deadline = time.monotonic() + DRAIN_S
-        while self._outstanding:
-            for work in [w for w in self._outstanding if w.is_completed()]:
-                del self._outstanding[work]
-            if self._outstanding:
-                if time.monotonic() > deadline:
+            self._wait_for(self._all_closed, DRAIN_S)
+            if not self._wait_for(lambda: not self._still_out(), STUCK_S if self._connections else DRAIN_S):
+                if self._connections is None or not self._all_closed():
                     raise RuntimeError(f"a collective of an abandoned group did not end within {DRAIN_S} s")
-                time.sleep(0.0005)
+                self._spoilt = True
+        return not self._spoilt
+
+    def _all_closed(self) -> bool:
+        return self._connections is None or self._connections.all_closed()
+
+    def _still_out(self) -> bool:
+        for work in [w for w in self._outstanding if w.is_completed()]:
+            del self._outstanding[work]
+        return bool(self._outstanding)
+
+    @staticmethod
+    def _wait_for(true: Callable[[], bool], limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        return True
 
     def _release(self) -> list[Any]:
         """Everything that keeps the process group alive; this object is of no use any more."""
@@ -176,6 +240,7 @@ class Group:
             work = Work(self, start(self._pg))
         except RuntimeError as error:
             raise self._broke(error) from None
+        self._still_out()
         self._outstanding[work] = None
         return work
 

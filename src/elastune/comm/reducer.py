@@ -51,6 +51,10 @@ class Bucket(ABC):
     def regroup(self, group: Group) -> None:
         """Reduce on ``group`` from the next step on."""
 
+    def renew(self) -> None:
+        """What this step has received may still change: put other memory in its place."""
+        self._sets[self._turn] = self._room(self._group.wire)
+
     @abstractmethod
     def put(self, index: int, value: torch.Tensor | None) -> bool:
         """Member ``index`` of the current slot (None: zero). True once the slot is complete here."""
@@ -113,10 +117,11 @@ class Reducer(Generic[B]):
         self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
         self._slot, self._last = 0, True
         self._ready: set[int] = set()
+        self._renewed: Group | None = None
         self.wait_s = 0.0
 
     def begin(self) -> None:
-        """Start a step. No collective of an earlier one may be under way (``Group.drain``)."""
+        """Start a step. No collective of an earlier one may be under way (``drain``)."""
         self._ready = set()
         for bucket in self._buckets:
             bucket.begin()
@@ -172,6 +177,7 @@ class Reducer(Generic[B]):
 
     def take(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Finish the step with what another worker holds of it, as if its reduction had succeeded here."""
+        self.drain()
         for bucket, result in zip(self._buckets, results, strict=True):
             bucket.take(result)
         return self._completed({i: view for bucket in self._buckets for i, view in bucket.give().items()})
@@ -181,8 +187,16 @@ class Reducer(Generic[B]):
             bucket.complete()
         return [sums[i] for i in range(len(sums))]
 
+    def drain(self) -> None:
+        """See that nothing of a step that broke changes any buffer any more."""
+        if not self.group.drain() and self._renewed is not self.group:
+            self._renewed = self.group
+            for bucket in self._buckets:
+                bucket.renew()
+
     def regroup(self, group: Group) -> None:
         """Reduce on ``group`` from the next step on."""
+        self.drain()
         self.group = group
         for bucket in self._buckets:
             bucket.regroup(group)

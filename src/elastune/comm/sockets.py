@@ -40,12 +40,34 @@ def connections(own: Address, others: Collection[Address]) -> list[Found]:
     return found
 
 
+class Connections:
+    """Connections that a library has opened and will close."""
+
+    def __init__(self, found: Collection[Found]) -> None:
+        self.found = found
+
+    def sever(self) -> None:
+        """End them; from any thread, at any time."""
+        sever(self.found)
+
+    def all_closed(self) -> bool:
+        """Whether the library has closed them all: it will neither read nor write any more."""
+        return not any(_is(it) for it in self.found)
+
+
 def sever(found: Collection[Found]) -> None:
     """End these connections in both directions at once; who reads or writes them sees an error."""
     for it in found:
         with _borrowed(it) as sock, contextlib.suppress(OSError):
             if sock is not None:
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def _is(it: Found) -> bool:
+    try:
+        return os.fstat(it.fd).st_ino == it.inode
+    except OSError:
+        return False
 
 
 def _sockets() -> Iterator[Found]:
@@ -60,11 +82,9 @@ def _sockets() -> Iterator[Found]:
 def _borrowed(it: Found) -> Iterator[socket.socket | None]:
     """The socket itself, which stays its owner's; None where the number is not its own any more, or it is not TCP."""
     sock = None
-    try:
-        if os.fstat(it.fd).st_ino == it.inode:
+    with contextlib.suppress(OSError):
+        if _is(it):
             sock = socket.socket(fileno=it.fd)
-    except OSError:
-        pass
     try:
         tcp = sock is not None and sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6)
         yield sock if tcp else None

@@ -178,11 +178,10 @@ class Injector:
         if not victims:
             return None
         worker = self._dice.choice(sorted(victims))
+        self._struck.add(worker)
         if kind == "notice":
             self._signal(pids[worker], signal.SIGTERM)
-            return FaultInjected(kind, worker)
-        self._struck.add(worker)
-        if kind == "kill":
+        elif kind == "kill":
             handle.kill_worker(worker)
         else:
             self._signal(pids[worker], signal.SIGSTOP)

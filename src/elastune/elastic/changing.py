@@ -155,9 +155,11 @@ class ChangingCrew(Crew):
         self._voted = None if self._now is None else self._member.pending(self._now.number)
         return float(self._voted is not None)
 
-    def end_step(self, heard: float, contributors: int) -> None:
-        self._completed += 1
+    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
         self._held_rows = None
+        if served:  # counted when it came; what was agreed in it was of a version that is over
+            return
+        self._completed += 1
         if heard >= contributors:
             # A worker without samples of this batch had no vote and may hear of the version only now.
             self._agreed = self._voted or self._await_pending()

@@ -13,14 +13,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from elastune.elastic import machine, messages
 from elastune.elastic.board import Board
 from elastune.elastic.frames import ProtocolError
 from elastune.elastic.hub import Bell, Closed, Connection, Greeted, Heard, Hub
 from elastune.elastic.messages import Answer, Beat, Hello, Message
-from elastune.elastic.stragglers import Pace, Sight, straggler
+from elastune.elastic.peers import Peers
 from elastune.elastic.version import Version
 from elastune.journal.records import MembershipEvent, Record, Straggling
 
@@ -31,17 +30,6 @@ CLOSE_LIMIT_S = 5.0
 BEAT = messages.encode(Beat())
 
 ForController = machine.Start | machine.End | machine.GiveUp | machine.StopRun
-
-
-@dataclass
-class Peer:
-    """A connected worker, and what was last heard of it, at ``heard_at``."""
-
-    connection: Connection
-    host: str
-    heard_at: float
-    beat: Beat
-    beat_at: float
 
 
 class Coordinator:
@@ -74,16 +62,14 @@ class Coordinator:
         self._last_line = last_line
         self._known = set(workers)
         self._gone: set[int] = set()
-        self._peers: dict[int, Peer] = {}
+        self._peers = Peers(heartbeat_s)
         self._newest: Version | None = None
         self._board = Board()
-        self._pace = Pace()
-        self._told: set[tuple[int, int]] = set()
         self._over = False
         self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
         self._broken: deque[tuple[float, machine.Broken]] = deque()
-        self._due = self._next_beat = self._next_silence = time.monotonic()
+        self._due = self._next_beat = time.monotonic()
         self._for_controller: list[ForController] = []
         self._records: list[Record] = []
         self._out = threading.Lock()
@@ -106,7 +92,7 @@ class Coordinator:
     @property
     def step(self) -> int:
         """Completed steps, as far as the workers' beats have told."""
-        return max((peer.beat.step for peer in list(self._peers.values())), default=0)
+        return self._peers.step
 
     def take(self) -> list[ForController]:
         """What the controller has to do, in order, and is told once."""
@@ -172,7 +158,7 @@ class Coordinator:
             self._bell.close()
 
     def _round(self) -> None:
-        self._due = min([self._next_beat, self._next_silence, *(at for at, _ in list(self._broken)[:1])])
+        self._due = min([self._next_beat, self._peers.next_silence, *(at for at, _ in list(self._broken)[:1])])
         # What the controller says of a worker comes after what the worker itself had said before that.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
@@ -188,37 +174,19 @@ class Coordinator:
         now = time.monotonic()
         while self._broken and self._broken[0][0] <= now:
             self._feed(self._broken.popleft()[1])
-        self._find_silent(now)
+        for worker in self._peers.silent(now, self._due):
+            self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
             # Who has more to read than that will see that this side lives.
-            self._hub.send([p.connection for p in self._peers.values() if not p.connection.output], BEAT)
+            self._hub.send([c for c in self._peers.connections() if not c.output], BEAT)
             self._find_straggler(now)
 
-    def _find_silent(self, now: float) -> None:
-        if (late := now - self._due) > self._heartbeat_s / 2:
-            # This process itself did not run: what the workers said meanwhile may not be here yet.
-            for peer in self._peers.values():
-                peer.heard_at = min(now, peer.heard_at + late)
-        if now < self._next_silence:
-            return
-        silent = [worker for worker, peer in self._peers.items() if now - peer.heard_at >= self._heartbeat_s]
-        for worker in silent:
-            self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
-        # Nobody can be silent for long enough before this: what is heard later only moves it.
-        self._next_silence = self._heartbeat_s + min((peer.heard_at for peer in self._peers.values()), default=now)
-
     def _find_straggler(self, now: float) -> None:
-        current = self._state.current
-        if current is None or self._over:
+        if self._state.current is None or self._over:
             return
-        members = [(rank, worker, self._peers.get(worker)) for rank, worker in enumerate(current.members)]
-        sights = [
-            Sight(worker, rank, peer.host, peer.beat, now - peer.beat_at) for rank, worker, peer in members if peer
-        ]
-        found = straggler(sights, self._pace.patience_s, self._last_line_of)
-        if found is not None and (found.worker, found.step) not in self._told:
-            self._told.add((found.worker, found.step))
+        found = self._peers.straggler(self._state.current.members, now, self._last_line_of)
+        if found is not None:
             self._keep(Straggling(found.worker, found.line))
 
     def _last_line_of(self, worker: int) -> str:
@@ -236,8 +204,7 @@ class Coordinator:
         if worker not in self._known or worker in self._gone or worker in self._peers or self._over:
             self._hub.end(connection)
             return
-        now = time.monotonic()
-        self._peers[worker] = Peer(connection, hello.host, now, Beat(), now)
+        self._peers.add(worker, connection, hello.host, time.monotonic())
         self._say([connection], messages.Welcome(joins=self._newest is not None, beat_s=self._beat_s))
         if self._newest is not None:
             self._say([connection], messages.Proclaim(self._newest))
@@ -250,19 +217,18 @@ class Coordinator:
         if worker is None:
             self._answer(connection, message)
             return
-        peer = self._peers[worker]
-        peer.heard_at = time.monotonic()
+        now = time.monotonic()
+        self._peers.heard(worker, now)
         if worker in self._gone:  # released, or about to be ended
             return
         match message:
             case Beat():
-                peer.beat, peer.beat_at = message, peer.heard_at
-                self._pace.heard(peer.heard_at, message.step)
+                self._peers.beaten(worker, message, now)
             case messages.Publish():
-                self._publish(peer, message)
+                self._publish(worker, message)
             case messages.Broken(version, why):
                 # A death that explains it is to be heard first: its end of connection is on its way.
-                self._broken.append((peer.heard_at + BROKEN_GRACE_S, machine.Broken(worker, version, why)))
+                self._broken.append((now + BROKEN_GRACE_S, machine.Broken(worker, version, why)))
             case _:
                 event = _event(worker, message)
                 if event is None:
@@ -270,15 +236,14 @@ class Coordinator:
                 else:
                     self._feed(event)
 
-    def _publish(self, peer: Peer, message: messages.Publish) -> None:
-        assert peer.connection.worker is not None
+    def _publish(self, worker: int, message: messages.Publish) -> None:
         try:
-            if not self._board.put(message.key, message.value):
-                return
+            kept = self._board.put(message.key, message.value)
         except ProtocolError as error:
-            self._cut_off(peer.connection.worker, str(error))
+            self._cut_off(worker, str(error))
             return
-        self._say([other.connection for other in self._peers.values() if other is not peer], message)
+        if kept:
+            self._say(self._peers.connections(but=worker), message)
 
     def _answer(self, connection: Connection, message: Message) -> None:
         if isinstance(message, messages.Resize):
@@ -294,7 +259,6 @@ class Coordinator:
 
     def _part(self, connection: Connection, why: str) -> None:
         if connection.worker is not None and connection.worker in self._peers:
-            del self._peers[connection.worker]
             self._lose(connection.worker, why)
 
     def _cut_off(self, worker: int, why: str) -> None:
@@ -303,8 +267,8 @@ class Coordinator:
     # -- the machine --------------------------------------------------------------------------------------------------
 
     def _lose(self, worker: int, why: str) -> None:
-        if peer := self._peers.pop(worker, None):
-            self._hub.end(peer.connection)
+        if connection := self._peers.remove(worker):
+            self._hub.end(connection)
         if worker in self._known and worker not in self._gone:
             self._gone.add(worker)
             self._feed(machine.Lost(worker, why))
@@ -323,16 +287,14 @@ class Coordinator:
             self._obey(instruction)
 
     def _obey(self, instruction: machine.Instruction) -> None:
-        everybody = [peer.connection for peer in self._peers.values()]
+        everybody = self._peers.connections()
         match instruction:
             case machine.Proclaim(version):
                 self._newest = version
                 self._board.begin(version.number)
                 self._say(everybody, messages.Proclaim(version))
             case machine.Confirm(worker, version):
-                self._say(
-                    [self._peers[worker].connection] if worker in self._peers else [], messages.Confirmed(version)
-                )
+                self._say_to(worker, messages.Confirmed(version))
             case machine.Release(worker):
                 self._gone.add(worker)
                 self._say_to(worker, messages.Bye())
@@ -353,8 +315,8 @@ class Coordinator:
                 self._hand_over(instruction)
 
     def _say_to(self, worker: int, message: Message) -> None:
-        if worker in self._peers:
-            self._say([self._peers[worker].connection], message)
+        if peer := self._peers.get(worker):
+            self._say([peer.connection], message)
 
     def _say(self, connections: Sequence[Connection], message: Message) -> None:
         self._hub.send(connections, messages.encode(message))

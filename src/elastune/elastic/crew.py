@@ -77,8 +77,11 @@ class Crew:
         """1.0 where this worker has heard of a version to come; travels with the step's reduction."""
         return 0.0
 
-    def end_step(self, heard: float, contributors: int) -> None:
-        """A step is completed; ``heard`` is the sum of what ``begin_step`` said at the ``contributors``."""
+    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
+        """A step is completed; ``heard`` is the sum of what ``begin_step`` said at the ``contributors``.
+
+        ``served``: by another worker's result (``recover``).
+        """
 
     @property
     def changes_here(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from elastune.elastic.version import Version
@@ -179,19 +180,17 @@ _KINDS: dict[str, type[Any]] = {
     "capacity_changed": CapacityChanged,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
-_ADAPTERS = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 
 
 def encode_event(event: Event) -> dict[str, Any]:
     """``event`` as what JSON can hold."""
-    name = _KIND_OF[type(event)]
-    return {"event": name, **_ADAPTERS[name].dump_python(event)}
+    return {"event": _KIND_OF[type(event)], **asdict(event)}
 
 
 def decode_event(fields: dict[str, Any]) -> Event:
     """The event that ``encode_event`` made ``fields`` of. Raises ``ValueError`` where there is none."""
     name = fields.get("event") if isinstance(fields, dict) else None
-    if not isinstance(name, str) or name not in _ADAPTERS:
+    if not isinstance(name, str) or name not in _KINDS:
         raise ValueError(f"no event: {fields!r:.200}")
-    event: Event = _ADAPTERS[name].validate_python({key: value for key, value in fields.items() if key != "event"})
+    event: Event = _KINDS[name](**{str(key): value for key, value in fields.items() if key != "event"})
     return event

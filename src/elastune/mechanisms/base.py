@@ -71,7 +71,8 @@ class Replica(ABC):
 
     def abandon(self) -> None:
         """Drop the step that was begun last: no parameter has a gradient, buffers are as at its start."""
-        self.group.drain()
+        if self._reducer is not None:
+            self._reducer.drain()
         self._hidden = None
         for p in self.params:
             p.grad = None
@@ -80,7 +81,6 @@ class Replica(ABC):
 
     def regroup(self, group: Group) -> None:
         """Reduce on ``group`` from the next step on."""
-        self.group.drain()
         self.group = group
         if self._reducer is not None:
             self._reducer.regroup(group)
@@ -100,7 +100,6 @@ class Replica(ABC):
 
         For a worker that contributed all it had: its last ``backward`` raised ``GroupBroken``.
         """
-        self.group.drain()
         self._apply(self._elastic_reducer().take(results))
 
     def _elastic_reducer(self) -> Reducer[Any]:

@@ -1,7 +1,7 @@
 """Faults at a named worker, step and place, for programs that tests run: ``inject(session)`` and ``reach(...)``.
 
-The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the all-gather of
-its step 5. Kinds: kill, stop (SIGSTOP), break (the reduction completes, but this worker believes that it failed).
+The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the all-gather
+of its step 5. Kinds: kill, stop (SIGSTOP), break (the reduction completes, but this worker believes that it failed).
 Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
 forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state).
 Any other place is one that the program itself passes by ``reach``.

@@ -170,7 +170,7 @@ class Session:
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs still to run of ``count`` (a run's ``--epochs`` goes over ``count``)."""
         progress = self._progress
-        self._crew.admit()
+        self._stepper.admit()
         total = count if self._spec.epochs is None else self._spec.epochs
         while (progress.position.epoch < total or progress.tail) and self.stopped == "complete":
             epoch = progress.position.epoch - int(progress.tail)

@@ -81,7 +81,7 @@ class Stepper:
         if progress.tail:  # all of it was trained before this worker was rewound
             progress.tail, crew.live = False, True
             return
-        crew.admit()
+        self.admit()
         order = pass_order(len(dataset), self._spec.seed, progress.position.epoch, shuffle)
         outcome: Outcome = "again"
         while outcome == "again":
@@ -164,6 +164,11 @@ class Stepper:
             trained.replica.abandon()
         raise Rehearsed
 
+    def admit(self) -> None:
+        """From here on this worker trains with the others, if it does not yet."""
+        if not self._rehearsal:
+            self._crew.admit()
+
     def backward(self, loss: torch.Tensor) -> None:
         """See ``Session.backward``."""
         if self._share is None:
@@ -182,18 +187,20 @@ class Stepper:
         self._crew.in_step = share.ends_step
         if share.ends_step:
             self._crew.say("reducing", step, self._trained().gradient_bytes)
+        served = False
         try:
             replica.backward(loss, share)
         except GroupBroken as error:
-            self.mid_step = not self._crew.recover(error)
-            if self.mid_step:
+            served = self._crew.recover(error)
+            if not served:
+                self.mid_step = True
                 return
         finally:
             self._crew.in_step = False
         if share.ends_step and not self._rehearsal:
-            self._completed(replica.totals)
+            self._completed(replica.totals, served)
 
-    def _completed(self, totals: list[float]) -> None:
+    def _completed(self, totals: list[float], served: bool) -> None:
         """The step's reduction is here in full, or another worker's of the same step."""
         assert self._step is not None
         self._keeper.mid_step, self._keeper.uncounted = False, 1
@@ -202,7 +209,8 @@ class Stepper:
         if (found.samples, int(found.checksum) % PRIME) != (expected.samples, expected.checksum):
             raise RuntimeError(f"a step of {expected.samples:g} samples summed up {found.samples:g}, or other ones")
         crew, progress = self._crew, self._progress
-        crew.end_step(found.heard, contributors(self._step.size, self._spec.means.num_slots, crew.size))
+        count = contributors(self._step.size, self._spec.means.num_slots, crew.size)
+        crew.end_step(found.heard, count, served=served)
         crew.say("computing", progress.position.step + 1)
         self._stop_votes = found.stop
         self._tell_of_regrouping(progress.times.now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from elastune.train.stepper import Rehearsed, StopTraining
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
+NOTICE_S = 30.0  # what a signal usually gives
 
 # What refers to a process group lives until the process ends (by os._exit): see comm.group.join.
 _ALIVE: list[Session] = []
@@ -98,6 +100,8 @@ class Worker:
 
     def come_and_go(self, member: Member) -> None:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
+            signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
         crew = ChangingCrew(member)
         rehearsal, begins = member.joins, not member.joins
         snapshot: Packed | None = None

@@ -1,16 +1,20 @@
-"""Linear regression on 200 samples: a training of a few milliseconds. ``config["act"]`` makes it misbehave."""
+"""Linear regression on 200 samples: a training of a few milliseconds. ``config["act"]`` makes it misbehave.
+
+With ``config["marker"]``, the path of a file, it does so only once.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
-config = {"lr": 0.05, "batch_size": 20, "epochs": 3, "act": "", "pause_s": 0.0, "misbehaving_rank": 1}
+config = {"lr": 0.05, "batch_size": 20, "epochs": 3, "act": "", "pause_s": 0.0, "misbehaving_rank": 1, "marker": ""}
 objectives = {"loss": "min"}
 
 
@@ -24,9 +28,13 @@ def data():
     return TensorDataset(x, x @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]))
 
 
-def misbehave(act: str, step: int) -> None:
-    if step < 4:
+def misbehave(act: str, step: int, marker: str) -> None:
+    if step < 4 or not act:
         return
+    if marker:
+        if Path(marker).exists():
+            return
+        Path(marker).touch()
     if act == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if act == "raises":
@@ -56,5 +64,5 @@ def train(session) -> None:
             total, count = total + float(loss.detach()), count + 1
             time.sleep(config["pause_s"])
             if session.rank == config["misbehaving_rank"]:
-                misbehave(config["act"], session.step)
+                misbehave(config["act"], session.step, config["marker"])
         session.report(loss=session.sum(total) / max(1.0, session.sum(count)), test_loss=1.0)

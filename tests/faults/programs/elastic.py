@@ -47,7 +47,7 @@ def train(session) -> None:
     images, labels = digits().train[: config["samples"]]
     samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
     unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
-    wishes = {step: workers for step, workers in (wish.split() for wish in config["resize"])}
+    wishes = dict(wish.split() for wish in config["resize"])
     for _ in session.epochs(config["epochs"]):
         model.train()
         for x, y in session.batches(samples, batch_size=config["batch_size"]):

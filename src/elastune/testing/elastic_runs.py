@@ -1,4 +1,4 @@
-"""Runs of the small elastic program, with things done to their workers; what they come to is compared by hash."""
+"""Runs of a program whose workers have things done to them; what they come to is compared by hash and ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import Record, Regrouped, Reported, RunFailed, RunFinished, WorkerGone
 from elastune.report.ledger import Ledger, ledger
 
-PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 LIMIT_S = 120.0
 Act = Callable[[LocalHandle, list[Record]], None]
 
@@ -52,10 +51,11 @@ class Ran:
 
 
 class Runs:
-    """Starts runs in folders of their own on one cluster."""
+    """Starts runs of ``program`` in folders of their own on one cluster."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+    def __init__(self, cluster: LocalCluster, folder: Path, program: Program) -> None:
         self._cluster = cluster
+        self._program = program
         self._folder = folder
         self._count = itertools.count()
 
@@ -72,7 +72,7 @@ class Runs:
     ) -> Ran:
         """Run the program to its end; ``act`` is called whenever there may be news."""
         run = RunSpec(
-            PROGRAM,
+            self._program,
             out or self._folder / str(next(self._count)),
             config,
             seed=3,

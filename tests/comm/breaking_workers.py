@@ -1,0 +1,168 @@
+"""What the workers of test_gloo.py do."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import torch
+from forked import Worker, until
+
+from elastune.comm.gloo import form
+from elastune.comm.group import Group, GroupBroken, drop
+from elastune.comm.link import measure_link
+
+NUMBERS = 1 << 21
+
+
+def open_things() -> tuple[int, int]:
+    """File descriptors and threads of this process."""
+    return len(os.listdir("/dev/fd")), len(os.listdir("/proc/self/task"))
+
+
+def start(group: Group, kind: str, data: torch.Tensor, out: torch.Tensor) -> object:
+    if kind == "all_reduce":
+        return group.all_reduce(data)
+    part = [NUMBERS // group.size] * group.size
+    return group.all_to_all(out, data, part, part)
+
+
+def interrupted(worker: Worker, kind: str, others: list[int]) -> None:
+    """Collectives without end, until one breaks. Then those of ``others`` go on by themselves."""
+    group = worker.form("first")
+    abandoned = threading.Event()
+    at = [0.0]
+
+    def abandon_when_told() -> None:
+        worker.hear()
+        at[0] = time.monotonic()
+        abandoned.set()
+        group.abandon()
+
+    worker.on_thread(abandon_when_told)
+    buffers = [torch.ones(NUMBERS) for _ in range(4)]
+    why = ""
+    for count in range(1_000_000):
+        try:
+            works = [start(group, kind, buffers[0], buffers[1]), start(group, kind, buffers[2], buffers[3])]
+            if count == 3:
+                worker.say("busy")
+            for work in works:
+                work.wait()
+            [b.fill_(1.0) for b in buffers]
+        except GroupBroken as error:
+            why = str(error)
+            break
+    raised = time.monotonic()
+    if worker.rank in others:
+        assert abandoned.wait(60)  # a neighbour of a dead one hears of it before it is told
+        assert group.broken
+        group.drain()
+        sums = [float(b.sum()) for b in buffers]
+        worker.say("raised", max(0.0, raised - at[0]), why)
+        worker.hear()  # the frozen one has woken up
+        assert [float(b.sum()) for b in buffers] == sums
+        drop(group)
+        group = form(worker.store, "next", others.index(worker.rank), len(others), interface="lo", timeout_s=60)
+        data = torch.full((5,), float(worker.rank))
+        group.all_reduce(data).wait()
+        worker.say("sum", float(data[0]))
+        worker.hear()
+    else:
+        worker.say("woken", why)
+        worker.hear()
+
+
+def cycles(worker: Worker, count: int) -> None:
+    """Form, use, give up in the middle of something, let go."""
+    seen = []
+    for at in range(count):
+        group = worker.form(f"group {at}")
+        data = torch.ones(1000)
+        group.all_reduce(data).wait()
+        assert float(data[0]) == worker.size
+        if at % 2:
+            group.all_reduce(torch.ones(200_000))
+            group.abandon()
+            group.drain()
+        worker.meet(f"used {at}")
+        drop(group)
+        if at in (10, count - 1):
+            until(lambda: not any(t.name == "drop group" for t in threading.enumerate()))
+            worker.meet(f"dropped {at}")
+            seen.append(open_things())
+    worker.say("seen", *seen)
+
+
+def superseded(worker: Worker, partly: bool) -> None:
+    """Rank 2 never comes, or freezes once it has told where it listens."""
+    worker.form("warm").all_reduce(torch.ones(1)).wait()
+    before = open_things()
+    if worker.rank == 2:
+        if partly:
+            worker.on_thread(lambda: worker.form("half"))
+            worker.store.wait(["half/at/2"])
+        worker.say("ready")
+        worker.hear()
+        return
+    gone = threading.Event()
+    worker.hear()
+    worker.on_thread(lambda: (time.sleep(0.3), gone.set()))
+    try:
+        worker.form("half", superseded=gone.is_set)
+        worker.say("formed")
+        return
+    except GroupBroken:
+        late_s = 0.0
+    worker.say("superseded", gone.is_set(), until(lambda: open_things() <= before, 20), before, open_things(), late_s)
+    worker.hear()
+
+
+def talk(worker: Worker) -> None:
+    """Tensors from one to another, in order."""
+    group = worker.form("pairs")
+    tensors = [torch.full((size,), float(size)) for size in (1, 100_000, 3)]
+    tensors += [torch.arange(5), torch.zeros(0), torch.tensor([1, 2], dtype=torch.bfloat16)]
+    right = True
+    if worker.rank == 0:
+        for tensor in tensors:
+            group.send(tensor, 1)
+    else:
+        for tensor in tensors:
+            found = torch.empty_like(tensor)
+            group.receive(found, 0)
+            right &= torch.equal(found, tensor)
+    group.all_reduce(torch.ones(1)).wait()
+    right &= group.gather_floats([float(worker.rank)]) == [[0.0], [1.0]]
+    right &= measure_link(group).latency_s > 0
+    worker.say("right", right)
+    if worker.rank == 0:
+        worker.hear()
+        return
+    worker.on_thread(lambda: (worker.hear(), group.abandon()))
+    try:
+        group.receive(torch.empty(10), 0)
+        worker.say("received")
+    except GroupBroken:
+        worker.say("broken")
+
+
+def drop_beside_a_frozen_one(worker: Worker) -> None:
+    """Letting go must not stop this process's other threads."""
+    group = worker.form("first")
+    group.all_reduce(torch.ones(1)).wait()
+    worker.say("ready")
+    if worker.rank == 1:
+        time.sleep(60)
+        return
+    worker.hear()
+    group.all_reduce(torch.ones(NUMBERS))
+    started, beats = time.monotonic(), [time.monotonic()]
+    drop(group)
+    called = time.monotonic() - started
+    while time.monotonic() < started + 30 and any(t.name == "drop group" for t in threading.enumerate()):
+        time.sleep(0.002)
+        beats.append(time.monotonic())
+    pause = max((b - a for a, b in zip(beats, beats[1:], strict=False)), default=0.0)
+    worker.say("dropped", called, beats[-1] - started, pause)

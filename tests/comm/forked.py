@@ -1,0 +1,128 @@
+"""Real processes for tests of groups: forked from a warm server, each with a store, a pipe to the test, and a rank."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastune.comm.gloo import form
+from elastune.comm.group import Group
+
+LIMIT_S = 60.0
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "elastune.comm.gloo", "elastune.mechanisms.registry"])
+
+
+@dataclass
+class Worker:
+    """What a process of the crew has."""
+
+    rank: int
+    size: int
+    store: dist.Store
+    pipe: Connection
+    port: int
+
+    def form(self, name: str, **options: Any) -> Group:
+        return form(self.store, name, self.rank, self.size, **{"interface": "lo", "timeout_s": LIMIT_S, **options})
+
+    def say(self, *said: Any) -> None:
+        self.pipe.send(said)
+
+    def hear(self) -> Any:
+        """What the test tells this worker."""
+        if not self.pipe.poll(LIMIT_S):
+            raise TimeoutError("the test says nothing")
+        return self.pipe.recv()
+
+    def meet(self, name: str) -> None:
+        """Wait until every worker is here."""
+        self.store.set(f"{name} {self.rank}", "here")
+        self.store.wait([f"{name} {rank}" for rank in range(self.size)])
+
+    def on_thread(self, act: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        return thread
+
+
+def _live(act: Callable[..., None], rank: int, size: int, port: int, pipe: Connection, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    code = 1
+    try:
+        act(Worker(rank, size, dist.TCPStore("127.0.0.1", port, is_master=False), pipe, port), *args)
+        code = 0
+    except BaseException:
+        with_text = traceback.format_exc()
+        pipe.send(("failed", with_text))
+    os._exit(code)
+
+
+class Crew:
+    """The processes, as the test sees them."""
+
+    def __init__(self, size: int, port: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(target=_live, args=(act, rank, size, port, theirs, args))
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def hear(self, rank: int) -> tuple[Any, ...]:
+        """The next thing that ``rank`` says."""
+        assert self.pipes[rank].poll(LIMIT_S), f"worker {rank} says nothing"
+        said: tuple[Any, ...] = self.pipes[rank].recv()
+        assert said[0] != "failed", said[1]
+        return said
+
+    def tell(self, rank: int, word: Any) -> None:
+        self.pipes[rank].send(word)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def all_end_well(self, *ranks: int) -> None:
+        for rank in ranks or range(len(self.processes)):
+            self.processes[rank].join(LIMIT_S)
+            assert self.processes[rank].exitcode == 0
+
+
+@contextmanager
+def crew(size: int, act: Callable[..., None], *args: Any) -> Iterator[Crew]:
+    """``size`` processes that run ``act(worker, *args)``, a function of a module that they can import."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    them = Crew(size, store.port, act, args)
+    try:
+        yield them
+    finally:
+        for process in them.processes:
+            process.kill()
+        for process in them.processes:
+            process.join(LIMIT_S)
+
+
+def until(true: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
+    """Whether it becomes true in time."""
+    deadline = time.monotonic() + limit_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
