@@ -57,7 +57,7 @@ class Run:
             self._keep(self.outcome)
         self.ticks.refresh()
 
-    def until(self, condition: Callable[[], T | None], what: str, limit_s: float = 60.0) -> T:
+    def until(self, condition: Callable[[], T | None], what: str, limit_s: float = 300.0) -> T:
         """``condition()`` once it is not None. Raises ``Stalled``."""
         deadline = time.monotonic() + limit_s
         while True:

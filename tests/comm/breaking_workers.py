@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -164,5 +165,5 @@ def drop_beside_a_frozen_one(worker: Worker) -> None:
     while time.monotonic() < started + 30 and any(t.name == "drop group" for t in threading.enumerate()):
         time.sleep(0.002)
         beats.append(time.monotonic())
-    pause = max((b - a for a, b in zip(beats, beats[1:], strict=False)), default=0.0)
+    pause = max((b - a for a, b in itertools.pairwise(beats)), default=0.0)
     worker.say("dropped", called, beats[-1] - started, pause)

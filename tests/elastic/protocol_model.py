@@ -84,7 +84,7 @@ class State(NamedTuple):
     breaks: int = 0
     freezes: int = 0
     early: int = 0  # how often a break may be told before the death behind it
-    wishes: tuple[Event, ...] = ()
+    wishes: tuple[int, ...] = ()  # which of the model's may still be made
     over: str = ""
 
 
@@ -95,11 +95,13 @@ ALIVE = {*("starting", "waiting", "idle", "reducing", "agreed", "forming", "rece
 class Model:
     """``program``: a letter an operation: ``s`` a step, ``e`` the gather of an evaluation, ``g`` another gather after it.
 
-    ``samples``: how many ranks have samples in each step (the others have no vote).
+    ``samples``: how many ranks have samples in each step (the others have no vote). ``wishes``: what may be asked for,
+    once each.
     """
 
     program: str
     samples: tuple[int, ...] = ()
+    wishes: tuple[Event, ...] = ()
 
     def __post_init__(self) -> None:
         self.memberships: list[Membership] = []
@@ -114,7 +116,8 @@ class Model:
 
     def beginning(self, membership: Membership, **budgets: Any) -> State:
         """All workers are being started."""
-        return State(self._intern(membership), tuple(Worker() for _ in membership.workers), **budgets)
+        wishes = tuple(range(len(self.wishes)))
+        return State(self._intern(membership), tuple(Worker() for _ in membership.workers), wishes=wishes, **budgets)
 
     def running(self, membership: Membership, **budgets: Any) -> State:
         """All workers stand before their first operation."""
@@ -198,9 +201,9 @@ class Model:
                 yield f"{i} counts as lost", self._tidy(self._tell(frozen, Lost(i)))
             if state.breaks and w.mode in ("reducing", "forming", "receiving"):
                 yield f"{i} fails", self._tidy(self._break(state._replace(breaks=state.breaks - 1), i, w))
-        for k, wish in enumerate(state.wishes):
-            rest = state._replace(wishes=(*state.wishes[:k], *state.wishes[k + 1 :]))
-            yield f"wish {wish}", self._tidy(self._tell(rest, wish))
+        for k in state.wishes:
+            rest = state._replace(wishes=tuple(other for other in state.wishes if other != k))
+            yield str(self.wishes[k]), self._tidy(self._tell(rest, self.wishes[k]))
 
     # -- the coordinator ----------------------------------------------------------------------------------------------
 

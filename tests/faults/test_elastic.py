@@ -11,7 +11,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Record, RunFinished
+from elastune.journal.records import Record, RunFinished, StepsTaken
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
@@ -173,3 +173,17 @@ def test_fast_mode_survives_too(runs: Runs, cluster: LocalCluster, tmp_path: Pat
 def test_all_die_and_the_run_goes_on_from_its_checkpoint(runs: Runs, undisturbed: Ran) -> None:
     ran = runs(2, faults=["kill 0 20 before", "kill 1 20 before"])
     same(ran, undisturbed)
+
+
+def test_parameters_change_for_all_at_one_step(runs: Runs) -> None:
+    """Whoever is there, and whoever dies around it: one batch size a step, and one learning rate."""
+    changes = ["6 batch_size 40", "9 lr 0.01"]
+    plain = runs(1, change=changes, pause_s=0.03)
+    sizes = {(s.stop - s.start) / (s.last_step - s.first_step + 1) for s in plain.records if isinstance(s, StepsTaken)}
+    assert len(sizes) > 1, "the batch size never changed"
+    assert plain.ledger.exact
+    for faults in ([], ["kill 0 12 before"]):
+        ran = runs(3, change=changes, pause_s=0.03, faults=faults)
+        assert isinstance(ran.outcome, RunFinished)
+        assert ran.ledger.exact, ran.ledger
+        assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3

@@ -52,7 +52,7 @@ def verdict(entries: Sequence[Entry], undisturbed: str | None = None, missed: Se
     text += [f"        at no time: {', '.join(missed)}"] if missed else []
     text += [f"        {line}" for line in (changes_line(changes),) if line]
     text += [f"        {count(lost, 'step')} lost"] if lost is not None else []
-    text += [f"        {line}" for line in lines(seen)]
+    text += [f"        {line}" for line in lines(seen, all_epochs=False)]
     if equal is not None:
         text.append(f"        {'the same' if equal else 'NOT the same'} state as an undisturbed run: {undisturbed}")
     good = seen.exact and lost in (0, None) and equal is not False

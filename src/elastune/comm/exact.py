@@ -29,6 +29,7 @@ class _Bucket(Bucket):
         super().__init__(members, like, group, hold=hold)
         self._num_slots = num_slots
         self._pool: list[torch.Tensor] = []
+        self._received: torch.Tensor
         self._in_use: list[torch.Tensor] = []  # what goes back to the pool when a step begins
         self._buffer = self._room(group.wire) if hold else torch.zeros(0, dtype=self._dtype, device=group.wire)
         self.regroup(group)

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from elastune.comm.group import Group, GroupBroken, drop
 from elastune.comm.sockets import Address, Connections, Found, connections, listeners, sever
@@ -23,10 +24,11 @@ LOOK_S = 0.005
 STORE_WAIT_S = 0.5
 
 _DEVICES = threading.Lock()
+_GLOO: Any = dist.ProcessGroupGloo  # torch's stubs do not know all of it
 
 
 def form(
-    store: dist.Store,
+    store: Store,
     name: str,
     rank: int,
     size: int,
@@ -57,13 +59,13 @@ def form(
 class _Forming:
     """The making of a group, on a thread of its own, since nothing in it can be interrupted."""
 
-    def __init__(self, store: dist.Store, name: str, rank: int, size: int, interface: str, timeout_s: float) -> None:
+    def __init__(self, store: Store, name: str, rank: int, size: int, interface: str, timeout_s: float) -> None:
         self.group: Group | None = None
         self.why = ""
         self.ended = threading.Event()
         self._given_up = threading.Event()
         self._lock = threading.Lock()
-        self._store = _Patient(dist.PrefixStore(name, store), self._given_up)
+        self._store = _Patient(PrefixStore(name, store), self._given_up)
         self._rank, self._size, self._interface, self._timeout_s = rank, size, interface, timeout_s
         self._own: Address | None = None
         self._others: Collection[Address] = ()
@@ -100,11 +102,11 @@ class _Forming:
     def _make(self) -> Group:
         device, self._own = _listening_device(self._interface)
         self._others = self._meet(self._own)
-        options = dist.ProcessGroupGloo._Options()
+        options = _GLOO._Options()
         options._devices = [device]
         options._threads = THREADS
         options._timeout = timedelta(seconds=self._timeout_s)
-        pg = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        pg = _GLOO(self._store, self._rank, self._size, options)
         return Group(self._rank, self._size, pg, "gloo", connections=Connections(self._connections()))
 
     def _meet(self, own: Address) -> list[Address]:
@@ -120,15 +122,15 @@ def _listening_device(interface: str) -> tuple[Any, Address]:
     """A device of its own for one group, so that its connections are known from those of other groups; ~0.5 ms."""
     with _DEVICES:
         before = listeners()
-        device = dist.ProcessGroupGloo.create_device(interface=interface)
+        device = _GLOO.create_device(interface=interface)
         (own,) = [address for found, address in listeners().items() if found not in before]
     return device, own
 
 
-class _Patient(dist.Store):
+class _Patient(Store):
     """A store whose ``wait`` ends when nobody waits for its outcome any more."""
 
-    def __init__(self, store: dist.Store, given_up: threading.Event) -> None:
+    def __init__(self, store: Store, given_up: threading.Event) -> None:
         super().__init__()
         self._store = store
         self._given_up = given_up
@@ -150,7 +152,8 @@ class _Patient(dist.Store):
             started = time.monotonic()
             patience_s = min(STORE_WAIT_S, max(0.001, deadline - started))
             try:
-                return self._store.wait(keys, timedelta(seconds=patience_s))
+                self._store.wait(keys, timedelta(seconds=patience_s))
+                return
             except (RuntimeError, TimeoutError):
                 now = time.monotonic()
                 if now >= deadline or now - started < patience_s / 2:  # not for want of time: the store itself fails

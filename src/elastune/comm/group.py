@@ -55,11 +55,12 @@ class Work:
             try:
                 self._work.wait(LOOK)
                 return
-            except RuntimeError as error:
-                if self._work.is_completed():
-                    raise
+            except RuntimeError:
+                if self._work.is_completed():  # well or not, perhaps only just now
+                    self._work.wait()
+                    return
                 if self._group._abandoned:
-                    raise RuntimeError(self._group._why) from error
+                    raise
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not: no buffer of it changes any more."""

@@ -204,6 +204,10 @@ class ChangingCrew(Crew):
         if self.rank == 0 and self.live:
             self._member.resize(workers, "session.resize")
 
+    def change(self, changes: dict[str, float]) -> None:
+        if self.rank == 0 and self.live and changes:
+            self._member.change(changes, "session.change")
+
     def serve(self, version: Version) -> None:
         if self.worker in version.members:
             self._enter(version)
@@ -219,7 +223,7 @@ class ChangingCrew(Crew):
             raise Leave from None
 
     def _enter(self, version: Version) -> bool:
-        """Form the group of ``version`` or of a later one, and settle. True if that brought a result that was missing."""
+        """Form the group of ``version`` or of a later one, and settle; True if that brought a missing result."""
         served = False
         while True:
             try:

@@ -109,6 +109,11 @@ class Crew:
         rule = "workers can change only where elastune starts them"
         raise UserError(rule, "workers of another launcher", "use elastune run --workers LOW:HIGH")
 
+    def change(self, changes: dict[str, float]) -> None:
+        """Ask for parameter changes at one step boundary."""
+        rule = "parameters can be changed for all only where elastune starts the workers"
+        raise UserError(rule, "workers of another launcher", "use elastune run")
+
     def serve(self, version: Version) -> None:
         """This worker is done, but another one may need a result from it."""
 

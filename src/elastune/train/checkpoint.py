@@ -31,6 +31,7 @@ class Checkpoint:
     state: dict[str, Any]
     seconds: float
     metrics: dict[str, float]
+    batch_size: int | None = None  # where it was changed while training ran
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -42,6 +43,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         "state": to_tree(checkpoint.state, tensors),
         "seconds": checkpoint.seconds,
         "metrics": checkpoint.metrics,
+        "batch_size": checkpoint.batch_size,
     }
     plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     final = folder / f"step-{checkpoint.position.step:010d}"
@@ -86,6 +88,7 @@ def load(path: Path) -> Checkpoint:
             state=from_tree(tree["state"], tensors),
             seconds=float(tree["seconds"]),
             metrics={str(name): float(value) for name, value in tree["metrics"].items()},
+            batch_size=None if tree["batch_size"] is None else int(tree["batch_size"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, torch.OutOfMemoryError) as error:
         fix = "delete this folder to continue from the one before it"

@@ -86,6 +86,11 @@ class Keeper:
         """Of another worker; the tensors are this one's from now on."""
         self._take(packed[0], packed[1])
 
+    def stand_at(self, packed: Packed) -> None:
+        """This worker was rewound to ``packed``, though its model is still to be built."""
+        self._snapshot = packed
+        self._progress.take(json.loads(packed[0])["progress"])
+
     def rewind(self, packed: Packed) -> None:
         """Be where a snapshot of this worker was taken; it may be needed again."""
         self._take(packed[0], [t.clone() for t in packed[1]])
@@ -139,7 +144,12 @@ class Keeper:
         progress = self._progress
         if self.crew.rank == 0:
             kept = checkpoints.Checkpoint(
-                progress.position, self._meaning(), self.trained.state(), progress.times.seconds, progress.metrics
+                progress.position,
+                self._meaning(),
+                self.trained.state(),
+                progress.times.seconds,
+                progress.metrics,
+                progress.batch_size,
             )
             path = checkpoints.save(self._spec.out / "checkpoints", kept)
             self._send(Checkpointed(progress.position.step, str(path)))
@@ -162,6 +172,7 @@ class Keeper:
         trained.load(kept.state, str(path))
         self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
         self._progress.times.seconds_before = kept.seconds
+        self._progress.batch_size = kept.batch_size
 
     def _meaning(self) -> dict[str, Any]:
         spec, means = self._spec, self._spec.means

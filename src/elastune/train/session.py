@@ -65,6 +65,8 @@ class Session:
         self.keeper = Keeper(spec, config, crew, self._progress, send)
         self._stepper = Stepper(spec, crew, self._progress, self.keeper, device, send, stop_requested, rehearsal)
         self._passes_in_epoch = 0
+        if snapshot is not None:
+            self.keeper.stand_at(snapshot)
         seed_everything(derive(spec.seed, "init"))
 
     # -- who and where ------------------------------------------------------------------------------------------------
@@ -295,6 +297,18 @@ class Session:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
         self._crew.resize(workers)
+
+    def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
+        """Ask that the global batch size, or all learning rates, change for every worker at one later step boundary.
+
+        Any worker may ask, or all of them; journaled. Raises ``UserError`` as ``resize``, and for what cannot be set.
+        """
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise UserError("a batch holds a whole number of samples, at least 1", batch_size, "session.change(...)")
+        if lr is not None and not (math.isfinite(lr) and lr >= 0):
+            raise UserError("a learning rate must be finite and not negative", lr, "session.change(lr=0.1)")
+        wishes = {"batch_size": batch_size, "lr": lr}
+        self._crew.change({name: float(value) for name, value in wishes.items() if value is not None})
 
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps."""

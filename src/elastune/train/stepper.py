@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
@@ -97,7 +97,7 @@ class Stepper:
 
     def _under_one_version(
         self, dataset: Any, order: torch.Tensor, size: int, drop_last: bool, loading: Loading, trained: Trained
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, Outcome]:
         crew, at, means = self._crew, self._progress.position, self._spec.means
         place = (min(means.num_slots, means.workers), 0) if self._rehearsal else (crew.size, crew.rank)
         plan = list(training_steps(len(order), size, at.offset, means, *place, drop_last))
@@ -122,7 +122,9 @@ class Stepper:
             self._count(step)
         return "over"
 
-    def _one_step(self, step: Step, data: Iterator[Any], order: torch.Tensor, trained: Trained) -> Iterator[Any]:
+    def _one_step(
+        self, step: Step, data: Iterator[Any], order: torch.Tensor, trained: Trained
+    ) -> Generator[Any, None, bool]:
         """Yields the step's batches. True if the step is completed, False if it is to be done again."""
         crew, progress = self._crew, self._progress
         progress.times.begin_step()
@@ -153,7 +155,7 @@ class Stepper:
         progress.times.end_step(trained.replica.wait_s)
         return True
 
-    def _rehearse(self, plan: list[Step], data: Iterator[Any], trained: Trained) -> Iterator[Any]:
+    def _rehearse(self, plan: list[Step], data: Iterator[Any], trained: Trained) -> Generator[Any, None, NoReturn]:
         """Passes whose gradients are thrown away."""
         for _, share in zip(range(REHEARSED), plan[0].shares if plan else (), strict=False):
             batch = to_device(next(data), self._device)

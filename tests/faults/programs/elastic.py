@@ -20,6 +20,7 @@ config = {
     "pause_s": 0.0,
     "faults": [],
     "resize": [],
+    "change": [],
     "optimizer": "adamw",
     "plain": False,
     "wide": 64,
@@ -47,6 +48,7 @@ def train(session) -> None:
     images, labels = digits().train[: config["samples"]]
     samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
     unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
+    changes = {step: (name, float(value)) for step, name, value in (text.split() for text in config["change"])}
     wishes = dict(wish.split() for wish in config["resize"])
     for _ in session.epochs(config["epochs"]):
         model.train()
@@ -59,6 +61,9 @@ def train(session) -> None:
                 time.sleep(config["pause_s"])
                 if str(session.step) in wishes:
                     session.resize(int(wishes[str(session.step)]))
+                if str(session.step) in changes:
+                    name, value = changes[str(session.step)]
+                    session.change(**{name: int(value) if name == "batch_size" else value})
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()

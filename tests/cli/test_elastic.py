@@ -1,0 +1,149 @@
+"""Commands about workers that come and go, and about machines that are taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.journal.entry import decode_entry, encode_entry
+from elastune.journal.reader import read
+from elastune.journal.records import Checkpointed, Regrouped, StepsTaken
+
+Command = Callable[..., Any]
+LIMIT_S = 90.0
+
+
+@pytest.fixture
+def slow(here: Path) -> Path:
+    """A program of a minute and more."""
+    text = (here / "linear.py").read_text().replace('"epochs": 2', '"epochs": 200')
+    (here / "slow.py").write_text(text.replace("optimizer.zero_grad()\n", "optimizer.zero_grad()\n" + _NAP, 1))
+    return here
+
+
+_NAP = "            import time; time.sleep(0.02)\n"
+
+
+@pytest.fixture
+def running(slow: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts ``elastune run slow.py`` and returns once it has written a checkpoint."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "elastune", "run", "slow.py", "--out", "out", *arguments]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+        started.append(run)
+        until(lambda: run.poll() is not None or heard(Checkpointed))
+        assert run.poll() is None, run.communicate()
+        return run
+
+    yield start
+    for run in started:
+        run.kill()
+        run.communicate()
+
+
+def heard(kind: type, journal: Path = Path("out/journal.jsonl")) -> list[Any]:
+    return [e.record for e in read(journal) if isinstance(e.record, kind)] if journal.exists() else []
+
+
+def until(there: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_running_job_is_resized_from_another_shell(running: Command, elastune: Command) -> None:
+    run = running("--workers", "1:2", "--slots", "4")
+    first = 2 if "on 2 workers" in elastune("resize", "out", "1").out else 1
+    said = elastune("resize", "out", "2", "--json")
+    assert said.code == 0, said.err
+    assert said.json["taken"] is True
+    until(lambda: any(len(record.members) == 2 for record in heard(Regrouped)) or first == 2)
+    assert "from 1 to 2 are allowed" in elastune("resize", "out", "5").out
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 130, err
+    assert "the run must be running" in elastune("resize", "out", "1").line
+
+
+def test_a_notice_ends_a_run_for_another_day(running: Command, slow: Path) -> None:
+    run = running("--notice-file", "notice", "--json")
+    (slow / "notice").write_text("60")
+    out, err = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 75, err
+    assert json.loads(out)["stopped"] == "notice"
+    assert "go on with --resume --out out" in err
+    assert heard(Checkpointed)[-1].step == json.loads(out)["steps"]
+
+
+def test_sigusr1_is_a_notice(running: Command) -> None:
+    run = running("--json")
+    run.send_signal(signal.SIGUSR1)
+    out, err = run.communicate(timeout=LIMIT_S)
+    assert (run.returncode, json.loads(out)["stopped"]) == (75, "notice"), err
+
+
+def test_chaos_ends_with_its_verdict(elastune: Command, slow: Path) -> None:
+    command = ("run", "slow.py", "--epochs", "6", "--workers", "2", "--chaos", "kill@step:8", "--chaos-verify")
+    said = elastune(*command, "--out", "out", "--json")
+    assert said.code == 0, said.err
+    chaos = said.json["chaos"]
+    assert chaos["faults"] == {"kill": 1}
+    assert (chaos["steps_lost"], chaos["equal"], chaos["ledger"]["exact"]) == (0, True, True)
+    assert chaos["undisturbed_sha256"] == said.json["sha256"]
+    assert said.json["changes"] >= 1
+    report = elastune("report", "out")
+    assert "of workers, pauses" in report.out
+    page = (slow / "out" / "report.html").read_text()
+    assert "Workers over the steps" in page
+    assert "Faults injected: 1 x kill" in page
+
+
+def test_a_ledger_tells_of_a_lost_sample(finished_run: Path, elastune: Command, here: Path) -> None:
+    said = elastune("report", finished_run, "--ledger")
+    assert said.code == 0, said.err
+    assert said.out.splitlines() == [
+        "epoch 1: 64/64 seen once",
+        "epoch 2: 64/64 seen once",
+        "ledger: 128 samples in 8 steps, each seen once",
+    ]
+    entries = [decode_entry(line) for line in (finished_run / "journal.jsonl").read_bytes().splitlines()]
+    forged = [entry for entry in entries if not (isinstance(entry.record, StepsTaken) and entry.record.epoch == 0)]
+    (here / "forged").mkdir()
+    (here / "forged" / "journal.jsonl").write_bytes(b"".join(encode_entry(entry) + b"\n" for entry in forged))
+    found = elastune("report", "forged", "--ledger", "--json")
+    assert found.code == 1
+    assert found.json["exact"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "linear.py", "--workers", "x"), "whole number or LOW:HIGH"),
+        (("run", "linear.py", "--workers", "3:2"), "LOW first"),
+        (("run", "linear.py", "--workers", "0"), "from 1"),
+        (("run", "linear.py", "--workers", "1:9", "--slots", "8"), "a slot for every worker"),
+        (("run", "linear.py", "--heartbeat", "5"), "--heartbeat must be a duration"),
+        (("run", "linear.py", "--chaos", "boom"), "--chaos must be a list"),
+        (("run", "linear.py", "--chaos-verify"), "no --chaos"),
+        (("run", "linear.py", "--chaos", "kill", "--chaos-verify", "--mode", "fast"), "only exact mode"),
+        (("run", "linear.py", "--notice-url", "ftp://x"), "--notice-url must be a web address"),
+        (("run", "linear.py", "--notice-seconds", "0"), "--notice-seconds must be above 0"),
+        (("resize", "nowhere", "2"), "the run must be running"),
+        (("resize", "nowhere", "0"), "workers must be from 1"),
+        (("report", "nowhere", "--ledger"), "a journal must exist"),
+    ],
+)
+def test_wrong_input_is_one_line(elastune: Command, arguments: tuple[str, ...], words: str) -> None:
+    assert words in elastune(*arguments).line
