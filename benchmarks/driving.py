@@ -57,17 +57,19 @@ class Run:
             self._keep(self.outcome)
         self.ticks.refresh()
 
-    def until(self, condition: Callable[[], T | None], what: str, limit_s: float = 300.0) -> T:
-        """``condition()`` once it is not None. Raises ``Stalled``."""
-        deadline = time.monotonic() + limit_s
+    def until(self, condition: Callable[[], T | None], what: str, limit_s: float = 60.0) -> T:
+        """``condition()`` once it is not None. Raises ``Stalled`` once nothing has moved for ``limit_s``."""
+        deadline, step = time.monotonic() + limit_s, self.step
         while True:
             self.look()
+            if self.step != step:
+                deadline, step = time.monotonic() + limit_s, self.step
             if (found := condition()) is not None:
                 return found
             if self.outcome is not None:
                 raise Stalled(f"the run ended while waiting for {what}: {self.outcome}")
             if time.monotonic() > deadline:
-                raise Stalled(f"{what} did not come within {limit_s:g} s")
+                raise Stalled(f"{what} did not come, and no step within {limit_s:g} s")
             time.sleep(LOOK_S)
 
     def until_world(self, world: int, since: float, steps: int) -> float:

@@ -8,13 +8,14 @@ import threading
 import time
 
 import torch
+import torch.distributed as dist
 from forked import Worker, until
 
 from elastune.comm.gloo import form
 from elastune.comm.group import Group, GroupBroken, drop
 from elastune.comm.link import measure_link
 
-NUMBERS = 1 << 21
+NUMBERS = 12 * 170_000
 
 
 def open_things() -> tuple[int, int]:
@@ -79,7 +80,7 @@ def cycles(worker: Worker, count: int) -> None:
     """Form, use, give up in the middle of something, let go."""
     seen = []
     for at in range(count):
-        group = worker.form(f"group {at}")
+        group = worker.form(f"group {at}", timeout_s=10)  # what gloo forgets to wake ends by that
         data = torch.ones(1000)
         group.all_reduce(data).wait()
         assert float(data[0]) == worker.size

@@ -61,7 +61,8 @@ def test_a_frozen_worker_holds_nobody_and_changes_nothing_when_it_wakes(kind: st
             assert said == "raised"
             assert late_s < 5
         them.signal(1, signal.SIGCONT)
-        said, why = them.hear(1)  # it finds its connections closed
+        them.tell(1, "abandon")
+        said, why = them.hear(1)
         assert said == "woken"
         assert why
         for rank in (0, 2):

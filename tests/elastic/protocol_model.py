@@ -2,9 +2,9 @@
 and collectives reduced to what matters about them. States are tuples; ``moves`` yields all that can happen next.
 
 What the physics allows: messages of one connection keep their order, those of different ones do not. A collective can
-complete at a worker only once all members have given their part; whether it does at each of them, when one of them dies
-or goes, is open. A death may be noticed before what the dead one had said is read. ``Broken`` is held back for a moment,
-so that a death explains it first.
+complete at a worker only once all members have given their part; whether it does at each of them, when one of them
+dies or goes, is open. A death may be noticed before what the dead one had said is read. ``Broken`` is held back for a
+moment, so that a death explains it first.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class State(NamedTuple):
     workers: tuple[Worker, ...]
     ops: tuple[tuple[tuple[int, int], Op], ...] = ()  # by version and operation
     arrived: tuple[tuple[int, tuple[tuple[int, Worker], ...]], ...] = ()  # by version: who came to it, and as what
-    passed: frozenset[tuple[int, int]] = frozenset()  # (version, worker) that has seen the whole table and sent its part
+    passed: frozenset[tuple[int, int]] = (
+        frozenset()
+    )  # (version, worker) that has seen the whole table and sent its part
     deaths: int = 0
     breaks: int = 0
     freezes: int = 0
@@ -88,12 +90,17 @@ class State(NamedTuple):
     over: str = ""
 
 
-ALIVE = {*("starting", "waiting", "idle", "reducing", "agreed", "forming", "receiving", "unconfirmed"), "broken", "done"}
+ALIVE = {
+    *("starting", "waiting", "idle", "reducing", "agreed", "forming", "receiving", "unconfirmed"),
+    "broken",
+    "done",
+}
 
 
 @dataclass
 class Model:
-    """``program``: a letter an operation: ``s`` a step, ``e`` the gather of an evaluation, ``g`` another gather after it.
+    """A run of ``program``: a letter an operation; ``s``: a step, ``e``: the gather of an evaluation, ``g``: another
+    gather after it.
 
     ``samples``: how many ranks have samples in each step (the others have no vote). ``wishes``: what may be asked for,
     once each.
@@ -469,9 +476,7 @@ class Model:
     def _tidy(self, state: State) -> State:
         """Forget what can matter to nobody any more, so that equal futures are equal states."""
         known = self._known[state.machine]
-        workers = tuple(
-            GONE if w.mode not in ALIVE and i not in known else w for i, w in enumerate(state.workers)
-        )
+        workers = tuple(GONE if w.mode not in ALIVE and i not in known else w for i, w in enumerate(state.workers))
         within = {(w.version, w.at) for w in workers if w.mode in ("idle", "reducing")}
         forming = {w.version for w in workers if w.mode in ("forming", "receiving")}
         return State(

@@ -135,7 +135,7 @@ class _Patient(Store):
         self._store = store
         self._given_up = given_up
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: Any) -> None:
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import cast
 
 from elastune.comm.gloo import form
 from elastune.comm.group import Group, GroupBroken, drop
-from elastune.elastic import handover
 from elastune.elastic.crew import Crew, Leave, Rewind, Rows
 from elastune.elastic.holder import Holder
 from elastune.elastic.member import Member, RunOver
 from elastune.elastic.messages import Doing
-from elastune.elastic.settle import Settlement, Standing, settle
+from elastune.elastic.operations import Operations
+from elastune.elastic.settle import Settlement
 from elastune.elastic.store import MemberStore
 from elastune.elastic.version import Version
 
@@ -45,11 +44,7 @@ class ChangingCrew(Crew):
         self._first: Version | None = None
         self._agreed: Version | None = None
         self._voted: Version | None = None
-        self._completed = 0
-        self._rewinds = 0
-        self._held_rows: Rows | None = None
-        self._lost = False
-        self._was_served = False
+        self._done = Operations()
         self._changes: dict[str, float] = {}
         member.on_break = self._break
 
@@ -88,7 +83,7 @@ class ChangingCrew(Crew):
         """Enter the version that begins with this worker."""
         assert self._first is not None
         version, self._first = self._first, None
-        self._completed, self._rewinds, self.live = 0, 0, True
+        self._done, self.live = Operations(), True
         self._enter(version)
 
     def admit(self) -> None:
@@ -141,25 +136,30 @@ class ChangingCrew(Crew):
                 rows = self.group.gather_floats(values)
             except GroupBroken as error:
                 if self.recover(error):
-                    assert self._held_rows is not None
-                    rows = self._held_rows
+                    assert self._done.rows is not None
+                    rows = self._done.rows
                     break
-                continue
-            self._completed += 1
-            break
-        self._held_rows = rows
+            else:
+                self._done.gathered(rows)
+                break
         self.say("computing", self.holder.step)
         return rows
+
+    def recover_step(self, error: GroupBroken) -> bool:
+        self._done.in_step = True
+        try:
+            return self.recover(error)
+        finally:
+            self._done.in_step = False
 
     def begin_step(self) -> float:
         self._voted = None if self._now is None else self._member.pending(self._now.number)
         return float(self._voted is not None)
 
     def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
-        self._held_rows = None
         if served:  # counted when it came; what was agreed in it was of a version that is over
             return
-        self._completed += 1
+        self._done.stepped()
         if heard >= contributors:
             # A worker without samples of this batch had no vote and may hear of the version only now.
             self._agreed = self._voted or self._await_pending()
@@ -197,7 +197,7 @@ class ChangingCrew(Crew):
         return self._enter(self._await_after(self._now))
 
     def restart(self, error: GroupBroken) -> None:
-        self._lost = True
+        self._done.lost = True
         self.recover(error)
 
     def resize(self, workers: int) -> None:
@@ -230,15 +230,14 @@ class ChangingCrew(Crew):
                 settlement = self._form(version, joins=False)
                 break
             except GroupBroken as error:
-                served = served or self._was_served
+                served = served or self._done.served
                 self._member.broken(version.number, str(error))
                 version = self._await_after(version)
-        served = served or self._was_served
+        served = served or self._done.served
         self._member.running(version.number, settlement.step)
         if settlement.rewind_to is not None:
-            self._completed = 0
-            self._held_rows = None
-            self._rewinds = settlement.rewinds
+            self._done.begin()
+            self._done.rewinds = settlement.rewinds
             self.live = self.begins_again = settlement.rewind_to < 0
             raise Rewind
         return served
@@ -246,12 +245,13 @@ class ChangingCrew(Crew):
     def _form(self, version: Version, joins: bool) -> Settlement:
         """One attempt at ``version``: its group, the table of standings, and what follows from it."""
         self.say("forming", self.holder.step)
-        self._was_served = False
+        self._done.served = False
         before = self._now
         if self.worker not in version.members:
             raise Leave
         if before is not None and not version.planned:
-            self._lost = self._lost or not set(before.members) - set(before.joiners) <= set(version.members)
+            stayed = set(before.members) - set(before.joiners) <= set(version.members)
+            self._done.lost = self._done.lost or not stayed
         self._let_go()
         self._now, self._agreed = version, None
         self._changes.update(version.changes)
@@ -267,71 +267,12 @@ class ChangingCrew(Crew):
         self.group = group
         if self._member.superseded(version.number):  # it came between: nobody has abandoned this group yet
             group.abandon()
-        standing = self._standing(joins)
-        rows = group.gather_floats([float(x) for x in astuple(standing)])
-        settlement = settle([_standing_of(row) for row in rows])
+        settlement = self._done.compare(group, self.holder, joins=joins)
         self.say("handing over", self.holder.step)
-        self._exchange(group, settlement)
+        self._done.exchange(group, self.holder, settlement)
         self.holder.regroup(group)
-        self._lost = False
+        self._done.lost = False
         return settlement
-
-    def _standing(self, joins: bool) -> Standing:
-        holder = self.holder
-        return Standing(
-            completed=self._completed,
-            step=holder.step,
-            dirty=holder.dirty and not joins,
-            lost=self._lost,
-            snapshot=holder.snapshot_step,
-            rewinds=self._rewinds,
-            joins=joins,
-        )
-
-    def _exchange(self, group: Group, settlement: Settlement) -> None:
-        me = group.rank
-        if settlement.rewind_to is not None:
-            if me == settlement.rewind_source:
-                for rank in settlement.rewind_lacking:
-                    handover.send_packed(group, rank, self.holder.snapshot())
-            elif me in settlement.rewind_lacking and settlement.rewind_source is not None:
-                self.holder.keep_snapshot(handover.receive_packed(group, settlement.rewind_source))
-        elif me in settlement.lagging and settlement.held_source is not None:
-            self._take_result(group, settlement.held_source)
-        elif me == settlement.held_source:
-            for rank in settlement.lagging:
-                self._give_result(group, rank)
-        for joiner, source in settlement.state_source.items():
-            if me == source:
-                handover.send_floats(group, joiner, [float(self._completed), float(self._rewinds)])
-                handover.send_packed(group, joiner, self.holder.pack())
-            elif me == joiner:
-                completed, rewinds = handover.receive_floats(group, source)
-                self._completed, self._rewinds = int(completed), int(rewinds)
-                self.holder.unpack(handover.receive_packed(group, source))
-
-    def _give_result(self, group: Group, rank: int) -> None:
-        if self._held_rows is None:
-            for tensor in self.holder.held():
-                group.send(tensor, rank)
-            return
-        handover.send_floats(group, rank, [float(len(row)) for row in self._held_rows])
-        for row in self._held_rows:
-            handover.send_floats(group, rank, row)
-
-    def _take_result(self, group: Group, source: int) -> None:
-        """What the worker at ``source`` has completed; both are at the same operation, so both know its kind."""
-        if self.in_step:
-            result = self.holder.held_like()
-            for tensor in result:
-                group.receive(tensor, source)
-            self.holder.take_held(result)
-            self._held_rows = None
-        else:
-            count = len(handover.receive_floats(group, source))
-            self._held_rows = [handover.receive_floats(group, source) for _ in range(count)]
-        self._completed += 1
-        self._was_served = True
 
     def _break(self, version: Version) -> None:
         """In the member's thread: ``version`` takes effect at once, so what the main thread waits for must not last."""
@@ -347,8 +288,3 @@ class ChangingCrew(Crew):
 
     def say(self, doing: str, step: int, size_bytes: int = 0) -> None:
         self._member.doing(cast(Doing, doing), step, size_bytes)
-
-
-def _standing_of(row: list[float]) -> Standing:
-    completed, step, dirty, lost, snapshot, rewinds, joins = row
-    return Standing(int(completed), int(step), bool(dirty), bool(lost), int(snapshot), int(rewinds), bool(joins))

@@ -34,7 +34,6 @@ class Crew:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.live = True
-        self.in_step = False  # the operation at hand is a step's reduction
         self.discarded = 0  # steps begun and not completed, since the last that was
         self.last_step: tuple[int, float] | None = None  # the newest completed step's version, and when it was
 
@@ -116,6 +115,10 @@ class Crew:
 
     def serve(self, version: Version) -> None:
         """This worker is done, but another one may need a result from it."""
+
+    def recover_step(self, error: GroupBroken) -> bool:
+        """As ``recover``, where the operation at hand is a step's reduction."""
+        return self.recover(error)
 
     def admit(self) -> None:
         """Become a member with everybody's state, if this worker is none yet."""

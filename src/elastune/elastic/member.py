@@ -318,7 +318,7 @@ def _leave_to_parent(member: Member) -> None:
     reference = weakref.ref(member)
 
     def close_copy() -> None:
-        if (parent := reference()) is not None:
+        if (parent := reference()) is not None and parent._socket.fileno() >= 0:
             os.close(parent._socket.detach())
 
     os.register_at_fork(after_in_child=close_copy)

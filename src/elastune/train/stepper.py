@@ -186,19 +186,16 @@ class Stepper:
         if not self.several_closures:
             self._share = None
         replica = self._trained().replica
-        self._crew.in_step = share.ends_step
         if share.ends_step:
             self._crew.say("reducing", step, self._trained().gradient_bytes)
         served = False
         try:
             replica.backward(loss, share)
         except GroupBroken as error:
-            served = self._crew.recover(error)
+            served = self._crew.recover_step(error)
             if not served:
                 self.mid_step = True
                 return
-        finally:
-            self._crew.in_step = False
         if share.ends_step and not self._rehearsal:
             self._completed(replica.totals, served)
 
