@@ -22,6 +22,7 @@ from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
 
 T = TypeVar("T")
+START_S = 180.0  # on a busy machine, workers take long to begin
 LOOK_S = 0.05  # how often the ticks are read: seldom, since the workers need the cores
 
 
@@ -59,7 +60,8 @@ class Run:
 
     def until(self, condition: Callable[[], T | None], what: str, limit_s: float = 60.0) -> T:
         """``condition()`` once it is not None. Raises ``Stalled`` once nothing has moved for ``limit_s``."""
-        deadline, step = time.monotonic() + limit_s, self.step
+        step = self.step
+        deadline = time.monotonic() + (limit_s if step else max(limit_s, START_S))
         while True:
             self.look()
             if self.step != step:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from driving import Run, Stalled, running
+from driving import START_S, Run, Stalled, running
 from elastic_peers import peers
 from pauses import irregular, reached, step_end, summary, survivors_pause_s, usual_gaps
 
@@ -162,7 +162,7 @@ def overhead_cell(workers: int, mode: str, rounds: int, steps: int) -> dict[str,
         }
         spec = spec_of("elastic_overhead.py", Path(folder) / "run", workers, workers, mode, config)
         with running(cluster, spec, Path(folder)) as run:
-            run.finish(300.0)
+            run.finish(START_S + 60.0 + rounds * steps * workers)
         times: dict[str, list[float]] = json.loads((Path(folder) / "times.json").read_text())
     ratios = [ours / plain for ours, plain in zip(times["elastic"], times["ddp"], strict=True)]
     return {
@@ -200,6 +200,14 @@ def conclude(cells: list[dict[str, Any]]) -> None:
             )
 
 
+def attempt(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A cell, or how it failed: the others still count."""
+    try:
+        return job()
+    except Stalled as stalled:
+        return {"who": "elastune", "failed": str(stalled)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="one kill, one growth and a few steps; half a minute")
@@ -225,7 +233,7 @@ def main() -> None:
         jobs += [
             lambda w=workers: overhead_cell(w, args.mode, rounds, steps) for workers in sorted({w for w, _ in sizes})
         ]
-    cells = [job() for job in jobs]
+    cells = [attempt(job) for job in jobs]
     if args.peers:
         cells += peers(["torchrun", "torchft"], args.peers_dir, 3, sizes)
     conclude(cells)

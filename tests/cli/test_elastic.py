@@ -72,7 +72,7 @@ def test_a_running_job_is_resized_from_another_shell(running: Command, elastune:
     until(lambda: any(len(record.members) == 2 for record in heard(Regrouped)) or first == 2)
     assert "from 1 to 2 are allowed" in elastune("resize", "out", "5").out
     run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=LIMIT_S)
+    _, err = run.communicate(timeout=LIMIT_S)
     assert run.returncode == 130, err
     assert "the run must be running" in elastune("resize", "out", "1").line
 

@@ -25,7 +25,7 @@ def files(folder: Path) -> dict[str, bytes]:
         (["run", "empty.py"], "must define train(session)"),
         (["run", "broken.py"], "line 2"),
         (["run", "raises.py"], "raises.py:1"),
-        (["run", "linear.py", "--workers", "0"], "workers must be at least 1"),
+        (["run", "linear.py", "--workers", "0"], "--workers must be from 1"),
         (["run", "linear.py", "--workers", "9", "--slots", "8"], "slot for every worker"),
         (["run", "linear.py", "--mode", "quick"], "exact or fast"),
         (["run", "linear.py", "--precision", "fp8"], "fp32 or bf16"),

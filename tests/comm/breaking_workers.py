@@ -84,6 +84,7 @@ def cycles(worker: Worker, count: int) -> None:
         data = torch.ones(1000)
         group.all_reduce(data).wait()
         assert float(data[0]) == worker.size
+        worker.meet(f"reduced {at}")
         if at % 2:
             group.all_reduce(torch.ones(200_000))
             group.abandon()
@@ -103,8 +104,9 @@ def superseded(worker: Worker, partly: bool) -> None:
     before = open_things()
     if worker.rank == 2:
         if partly:
+            seen = dist.TCPStore("127.0.0.1", worker.port, is_master=False)  # one that the other thread does not block
             worker.on_thread(lambda: worker.form("half"))
-            worker.store.wait(["half/at/2"])
+            seen.wait(["half/at/2"])
         worker.say("ready")
         worker.hear()
         return

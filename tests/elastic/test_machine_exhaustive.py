@@ -174,5 +174,26 @@ def test_a_forced_version_with_those_on_their_way_out_would_mix_who_is_two_apart
         return state, (proclaim,)
 
     monkeypatch.setattr(machine, "_force", generous)
-    with pytest.raises(protocol_model.Wrong):
-        ends("ss", 3, wishes=(ResizeAsked(2),), breaks=1)
+    with pytest.raises(protocol_model.Wrong, match="took different steps"):
+        ends("ss", 2, high=2, wishes=(ResizeAsked(1),))
+
+
+def test_a_joiner_that_did_not_come_counts_as_lost_to_who_has_evaluated_with_it_in_mind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = protocol_model.Model._arrive
+
+    def careless(self: Any, state: Any, i: int, name: int) -> Any:
+        version = self.versions[state.workers[i].version] if state.workers[i].version else None
+        if version is None or not version.joiners:
+            return honest(self, state, i, name)
+        without = replace(version, members=tuple(m for m in version.members if m not in version.joiners))
+        self.versions[state.workers[i].version] = without
+        try:
+            return honest(self, state, i, name)
+        finally:
+            self.versions[state.workers[i].version] = version
+
+    monkeypatch.setattr(protocol_model.Model, "_arrive", careless)
+    with pytest.raises(protocol_model.Wrong, match="an evaluation of the parts"):
+        ends("se", 1, **grow(2), deaths=1)

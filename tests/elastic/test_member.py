@@ -186,13 +186,12 @@ def test_who_waits_is_told_that_the_coordinator_is_gone() -> None:
         eventually(lambda: orphaned)
 
 
-def test_a_silent_coordinator_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastune.elastic.member.SILENT_S", 0.0)
+def test_a_silent_coordinator_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def welcome() -> None:
             connection, _ = listener.accept()
-            connection.sendall(b'{"kind":"welcome","joins":false,"beat_s":0.02}\n')
+            connection.sendall(b'{"kind":"welcome","joins":false,"beat_s":0.02,"silence_s":0.1}\n')
             kept.append(connection)
 
         kept: list[socket.socket] = []

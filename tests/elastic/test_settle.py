@@ -50,6 +50,11 @@ def test_an_evaluation_that_lacks_a_lost_workers_part_is_done_again() -> None:
     assert settle(rows) == replace(NOTHING, rewind_to=5, rewind_source=0, rewind_lacking=(1,), rewinds=1)
 
 
+def test_after_the_last_operation_of_all_nobody_goes_back() -> None:
+    done = replace(DIRTY, lost=True, done=True)
+    assert settle([done, replace(BEHIND, dirty=True, lost=True)]) == replace(NOTHING, held_source=0, lagging=(1,))
+
+
 def test_the_newest_snapshot_counts() -> None:
     rows = [replace(DIRTY, lost=True, snapshot=3), replace(DIRTY, lost=True, snapshot=4)]
     decided = settle(rows)

@@ -173,10 +173,6 @@ class ChangingCrew(Crew):
 
     # -- change -------------------------------------------------------------------------------------------------------
 
-    @property
-    def changes_here(self) -> bool:
-        return self._agreed is not None and not self.broken
-
     def boundary(self) -> dict[str, float] | None:
         if self._agreed is not None and not self.broken:
             version, self._agreed = self._agreed, None
@@ -208,7 +204,14 @@ class ChangingCrew(Crew):
         if self.rank == 0 and self.live and changes:
             self._member.change(changes, "session.change")
 
-    def serve(self, version: Version) -> None:
+    def finish(self) -> None:
+        self._done.all_done = True
+        self._member.done()
+        while (version := self._member.await_bye(self.version)) is not None:
+            self._serve(version)
+
+    def _serve(self, version: Version) -> None:
+        """Another worker may need a result of this one's."""
         if self.worker in version.members:
             self._enter(version)
 
@@ -250,7 +253,8 @@ class ChangingCrew(Crew):
         if self.worker not in version.members:
             raise Leave
         if before is not None and not version.planned:
-            stayed = set(before.members) - set(before.joiners) <= set(version.members)
+            # Joiners count: one that was not confirmed may have trained, and evaluated, with this worker already.
+            stayed = set(before.members) <= set(version.members)
             self._done.lost = self._done.lost or not stayed
         self._let_go()
         self._now, self._agreed = version, None

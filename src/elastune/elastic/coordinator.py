@@ -27,6 +27,7 @@ BROKEN_GRACE_S = 0.02
 LONGEST_BEAT_S = 0.5
 BEATS = 5  # of a worker, before it counts as silent
 CLOSE_LIMIT_S = 5.0
+SILENCE_S = 30.0  # far beyond a heartbeat: this process may be slow without being gone
 BEAT = messages.encode(Beat())
 
 ForController = machine.Start | machine.End | machine.GiveUp | machine.StopRun
@@ -37,8 +38,8 @@ class Coordinator:
     have (a negative one, NaN) raise ``ValueError``.
 
     ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
-    unless the workers are elsewhere. ``last_line(worker)``: the last line of its log. Raises ``OSError`` where it
-    cannot listen.
+    unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear nothing from here before it ends
+    itself. ``last_line(worker)``: the last line of its log. Raises ``OSError`` where it cannot listen.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Coordinator:
         high: int,
         heartbeat_s: float,
         most_losses: int = 8,
+        silence_s: float = SILENCE_S,
         host: str = "127.0.0.1",
         last_line: Callable[[int], str] = lambda worker: "",
     ) -> None:
@@ -59,6 +61,7 @@ class Coordinator:
         self._state = machine.begin(workers, low, high, most_losses)
         self._heartbeat_s = heartbeat_s
         self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
+        self._silence_s = silence_s
         self._last_line = last_line
         self._known = set(workers)
         self._gone: set[int] = set()
@@ -205,7 +208,7 @@ class Coordinator:
             self._hub.end(connection)
             return
         self._peers.add(worker, connection, hello.host, time.monotonic())
-        self._say([connection], messages.Welcome(joins=self._newest is not None, beat_s=self._beat_s))
+        self._say([connection], messages.Welcome(self._newest is not None, self._beat_s, self._silence_s))
         if self._newest is not None:
             self._say([connection], messages.Proclaim(self._newest))
         for key, value in self._board.items():

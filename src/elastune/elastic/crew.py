@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import UserError
-from elastune.elastic.version import Version
 
 Rows = list[list[float]]
 
@@ -82,11 +81,6 @@ class Crew:
         ``served``: by another worker's result (``recover``).
         """
 
-    @property
-    def changes_here(self) -> bool:
-        """Whether this step boundary is the agreed one."""
-        return False
-
     def boundary(self) -> dict[str, float] | None:
         """At a step boundary: become the version that was agreed on, if one was; the parameter changes it brings."""
         return None
@@ -113,8 +107,8 @@ class Crew:
         rule = "parameters can be changed for all only where elastune starts the workers"
         raise UserError(rule, "workers of another launcher", "use elastune run")
 
-    def serve(self, version: Version) -> None:
-        """This worker is done, but another one may need a result from it."""
+    def finish(self) -> None:
+        """This worker's training function has ended well; returns once no other one needs anything of it."""
 
     def recover_step(self, error: GroupBroken) -> bool:
         """As ``recover``, where the operation at hand is a step's reduction."""

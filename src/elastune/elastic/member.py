@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import select
 import threading
@@ -21,7 +22,7 @@ from elastune.elastic.messages import Beat, Doing, Message
 from elastune.elastic.version import Version
 
 ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h
-SILENT_BEATS, SILENT_S = 10, 30.0  # of the coordinator, before a worker takes it for gone
+SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
 WHY_LIMIT = 2000  # characters
 
 
@@ -40,7 +41,7 @@ class Member:
         self.on_break: Callable[[Version], None] = lambda version: None
         """Called in this object's thread for every version that takes effect at once."""
         self.on_orphaned: Callable[[str], None] = self._end_process
-        """Called in this object's thread when the coordinator is gone; ends this process."""
+        """Called in this object's thread when the coordinator is gone; ends this process and its data loaders."""
         self._lines = Lines()
         self._early: list[bytes] = []
         self._outgoing: deque[bytes] = deque()
@@ -56,7 +57,7 @@ class Member:
         self.joins = welcome.joins
         """Whether training goes on already: this worker has to be warm before it is ``ready``."""
         self._beat_s = welcome.beat_s
-        self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, SILENT_S)
+        self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, welcome.silence_s)
         _leave_to_parent(self)
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
@@ -310,6 +311,9 @@ class Member:
         line = f"elastune: the coordinator is gone ({why}); worker {self.worker} ends\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode(errors="replace"))
+        for child in multiprocessing.active_children():  # data loaders look for their parent only now and then
+            with contextlib.suppress(OSError, ValueError):
+                child.kill()
         os._exit(ORPHANED_CODE)
 
 

@@ -128,10 +128,14 @@ class Done:
 
 @dataclass(frozen=True, config=_RULES)
 class Welcome:
-    """The token was right. ``joins``: training goes on already, so be warm before you are ``Ready``."""
+    """The token was right. ``joins``: training goes on already, so be warm before you are ``Ready``.
+
+    Who has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself.
+    """
 
     joins: bool
-    beat_s: float
+    beat_s: Seconds
+    silence_s: Seconds = 30.0
     kind: Literal["welcome"] = "welcome"
 
 

@@ -25,10 +25,11 @@ class Operations:
         self.in_step = False
         self.lost = False
         self.served = False
+        self.all_done = False  # there is no operation after the newest one
 
     def begin(self) -> None:
         """Nothing is completed: training begins, or begins again from a snapshot."""
-        self.completed, self.rows = 0, None
+        self.completed, self.rows, self.all_done = 0, None, False
 
     def gathered(self, rows: Rows) -> None:
         """A gather is completed here."""
@@ -48,6 +49,7 @@ class Operations:
             snapshot=holder.snapshot_step,
             rewinds=self.rewinds,
             joins=joins,
+            done=self.all_done,
         )
         return settle([_standing(row) for row in group.gather_floats([float(x) for x in astuple(standing)])])
 
@@ -98,5 +100,5 @@ class Operations:
 
 
 def _standing(row: list[float]) -> Standing:
-    completed, step, dirty, lost, snapshot, rewinds, joins = row
-    return Standing(int(completed), int(step), bool(dirty), bool(lost), int(snapshot), int(rewinds), bool(joins))
+    completed, step, dirty, lost, snapshot, rewinds, joins, done = (int(x) for x in row)
+    return Standing(completed, step, bool(dirty), bool(lost), snapshot, rewinds, bool(joins), bool(done))

@@ -19,6 +19,7 @@ class Standing:
     snapshot: int  # the step of its in-memory snapshot, -1: none
     rewinds: int  # how often it was rewound
     joins: bool  # it holds no state
+    done: bool = False  # it has completed the last op that there is
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ def settle(rows: Sequence[Standing]) -> Settlement:
     rewinds = {rows[rank].rewinds for rank in holders}
     # Whoever lacks the newest op had given its part to it, so all that it evaluated before is in that op's result:
     # only what the furthest have evaluated since their last step can lack a lost worker's part.
-    spoilt = any(rows[rank].lost for rank in holders) and any(rows[rank].dirty for rank in furthest)
+    # And once one has completed the last of all, nothing that was evaluated is still to be gathered.
+    open_ended = not any(rows[rank].done for rank in holders)
+    spoilt = open_ended and any(rows[rank].lost for rank in holders) and any(rows[rank].dirty for rank in furthest)
     # Some were rewound in a version that broke before the others were.
     unfinished = len(rewinds) > 1
     if joiners and (lagging or spoilt or unfinished):

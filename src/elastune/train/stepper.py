@@ -250,8 +250,6 @@ class Stepper:
                 self._keeper.save()
             return False
         version = crew.version
-        if crew.changes_here:
-            self._keeper.settle()
         changes = crew.boundary()
         if changes:
             self._change(changes, trained)

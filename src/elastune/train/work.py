@@ -116,9 +116,7 @@ class Worker:
                 with suppress(StopTraining):
                     self._program.train(session)
                 self._finish(session, crew)
-                member.done()
-                while (version := member.await_bye(crew.version)) is not None:
-                    crew.serve(version)
+                crew.finish()
                 return
             except Rehearsed:
                 rehearsal = False

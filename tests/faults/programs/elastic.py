@@ -8,7 +8,7 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from elastune.testing.faults import inject
 from elastune.train.datasets import digits
@@ -24,6 +24,7 @@ config = {
     "optimizer": "adamw",
     "plain": False,
     "wide": 64,
+    "loaders": 0,
 }
 
 
@@ -47,12 +48,14 @@ def train(session) -> None:
     reach = inject(session)
     images, labels = digits().train[: config["samples"]]
     samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
+    if config["loaders"]:  # a plain tensor needs none
+        samples = Subset(samples, range(len(samples)))
     unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
     changes = {step: (name, float(value)) for step, name, value in (text.split() for text in config["change"])}
     wishes = dict(wish.split() for wish in config["resize"])
     for _ in session.epochs(config["epochs"]):
         model.train()
-        for x, y in session.batches(samples, batch_size=config["batch_size"]):
+        for x, y in session.batches(samples, batch_size=config["batch_size"], loader_workers=config["loaders"]):
             loss = F.cross_entropy(model(x), y)
             reach("before")
             session.backward(loss)

@@ -1,0 +1,158 @@
+"""The controller dies or freezes, or a worker does that has data loaders: nothing stays behind, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.cluster.wire import Order, encode_order
+from elastune.core.run import Elastic, Means, Place, Program, RunSpec
+from elastune.drive.job import run_job
+from elastune.elastic.coordinator import Coordinator
+from elastune.elastic.member import ORPHANED_CODE
+from elastune.journal.reader import read
+from elastune.journal.records import Checkpointed, Record, RunStarted, WorkerGone
+from elastune.report.ledger import ledger
+from elastune.testing.elastic_runs import Ran, Runs
+
+HERE = Path(__file__).parent / "programs"
+PROGRAM = Program(HERE / "elastic.py")
+SAMPLES, STEPS, EVERY = 1000, 48, 4
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """What every history must come to."""
+    return Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
+
+
+def spec(out: Path, workers: int = 3) -> RunSpec:
+    means, elastic = Means(workers=workers), Elastic(heartbeat_s=2.0)
+    every = {"checkpoint_every_steps": EVERY, "elastic": elastic}
+    return RunSpec(PROGRAM, out, {"pause_s": 0.1}, seed=3, means=means, **every)
+
+
+def records(out: Path) -> list[Record]:
+    journal = out / "journal.jsonl"
+    return [entry.record for entry in read(journal)] if journal.exists() else []
+
+
+def saved(out: Path) -> int:
+    """The step of the newest checkpoint that the journal knows of."""
+    return max((record.step for record in records(out) if isinstance(record, Checkpointed)), default=0)
+
+
+def on_disk(out: Path) -> int:
+    """The step of the newest checkpoint."""
+    return max((int(path.name.split("-")[1]) for path in (out / "checkpoints").glob("step-*")), default=0)
+
+
+def goes_on_as_if_nothing_had_happened(out: Path, workers: int, cluster: LocalCluster, undisturbed: Ran) -> int:
+    """Resume the run in ``out``; the step from which it went on."""
+    resumed = run_job(replace(spec(out, workers), resume=True), cluster=cluster)
+    assert (resumed.sha256, resumed.steps) == (undisturbed.sha256, STEPS)
+    seen = ledger(read(out / "journal.jsonl"))
+    assert seen.exact, seen
+    assert [epoch.once for epoch in seen.epochs] == [SAMPLES] * 3
+    started = [record for record in records(out) if isinstance(record, RunStarted)]
+    return started[-1].resumed_step or 0
+
+
+def test_the_controller_is_killed(cluster: LocalCluster, tmp_path: Path, undisturbed, controller, until, all_gone):
+    out = tmp_path / "out"
+    running = controller(lambda: run_job(spec(out)))
+    until(lambda: saved(out) >= 3 * EVERY, LIMIT_S)
+    family = running.family()
+    assert len(family) >= 4
+    running.signal(signal.SIGKILL)
+    assert running.end() == -9
+    all_gone(family)
+    assert goes_on_as_if_nothing_had_happened(out, 2, cluster, undisturbed) >= 3 * EVERY
+
+
+def test_checkpoints_that_the_journal_does_not_know(
+    cluster: LocalCluster, tmp_path: Path, undisturbed, controller, until, all_gone
+):
+    """The workers train on while the controller is frozen, and what they say of it dies with the controller."""
+    out = tmp_path / "out"
+    running = controller(lambda: run_job(spec(out)))
+    until(lambda: saved(out) >= EVERY, LIMIT_S)
+    running.signal(signal.SIGSTOP)
+    known = saved(out)
+    until(lambda: on_disk(out) > known + EVERY, LIMIT_S)
+    family = running.family()
+    running.signal(signal.SIGKILL)
+    assert running.end() == -9
+    all_gone(family)
+    assert goes_on_as_if_nothing_had_happened(out, 4, cluster, undisturbed) == known
+
+
+def test_the_controller_is_frozen_for_a_while(tmp_path: Path, undisturbed, controller, until, all_gone):
+    """For longer than a heartbeat: silence was its own."""
+    out = tmp_path / "out"
+    running = controller(lambda: run_job(spec(out)))
+    until(lambda: saved(out) >= EVERY, LIMIT_S)
+    family = running.family()
+    running.signal(signal.SIGSTOP)
+    time.sleep(3.0)
+    running.signal(signal.SIGCONT)
+    assert running.end(LIMIT_S) == 0
+    all_gone(family)
+    assert not [record for record in records(out) if isinstance(record, WorkerGone) and record.how == "lost"]
+    assert records(out)[-1].sha256 == undisturbed.sha256
+    assert ledger(read(out / "journal.jsonl")).exact
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_data_loaders_end_with_a_worker_that_is_killed(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Ran, all_gone: Callable[..., None]
+) -> None:
+    loaders: list[int] = []
+
+    def act(handle, found: list[Record]) -> None:
+        if not loaders and handle.step >= 5 and len(processes := children(handle.pids[1])) == 2:
+            loaders.extend(processes)
+            os.kill(handle.pids[1], signal.SIGKILL)
+            all_gone(loaders)
+
+    ran = Runs(cluster, tmp_path, PROGRAM)(3, act=act, loaders=2, pause_s=0.05)
+    assert loaders
+    assert ran.lost == [1]
+    assert ran.sha256 == undisturbed.sha256
+    assert ran.ledger.exact
+
+
+def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, all_gone) -> None:
+    """Started by a launcher of somebody else's, which does nothing for it."""
+    coordinator = Coordinator([0], low=1, high=1, heartbeat_s=5.0)
+    alone = RunSpec(PROGRAM, tmp_path, {"pause_s": 0.2, "loaders": 2}, seed=3)
+    place = Place(0, coordinator=coordinator.address, token=coordinator.token)
+    order = encode_order(Order("", alone, place, {}, "", []))
+    with subprocess.Popen([sys.executable, str(HERE / "launched.py")], stdin=subprocess.PIPE) as worker:
+        try:
+            worker.stdin.write(order)
+            worker.stdin.flush()
+            until(lambda: coordinator.step >= 2, LIMIT_S)
+            loaders = children(worker.pid)
+            assert len(loaders) == 2
+            for loader in loaders:  # else it may find out by itself
+                os.kill(loader, signal.SIGSTOP)
+            coordinator.close()
+            assert worker.wait(LIMIT_S) == ORPHANED_CODE
+            all_gone(loaders)
+        finally:
+            worker.kill()
+            coordinator.close()

@@ -1,0 +1,159 @@
+"""Workers on several hosts: links that are cut, come back and are slow. Weights and the ledger must not show it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.cluster.spawner import PRELOAD, Spawner
+from elastune.core.run import Program
+from elastune.elastic.member import ORPHANED_CODE
+from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.host_runs import HostRun, HostRuns
+from elastune.testing.hosts import Network
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
+SAMPLES = 1000
+WIDE = 4096  # 3.8 MB of state
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """What every history must come to."""
+    return Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
+
+
+@pytest.fixture(scope="module")
+def wide_undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same of a large network."""
+    return Runs(cluster, tmp_path_factory.mktemp("wide"), PROGRAM)(1, wide=WIDE)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with Network(4) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def spawner() -> Iterator[Spawner]:
+    warm = Spawner((*PRELOAD, "elastune.testing.host_runs"))
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def runs(network: Network, spawner: Spawner, tmp_path: Path) -> HostRuns:
+    return HostRuns(network, spawner, tmp_path, PROGRAM)
+
+
+def same(ran: Ran, undisturbed: Ran) -> None:
+    """The verdict."""
+    assert ran.sha256 == undisturbed.sha256
+    assert ran.ledger.exact, ran.ledger
+    assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3
+
+
+class CutOff:
+    """Cuts a worker's host off once the worker has stopped itself, and lets it go on there; heals the link later."""
+
+    def __init__(self, worker: int, *, heal_after_steps: int | None = None) -> None:
+        self.worker = worker
+        self.cut_at: int | None = None
+        self.healed = False
+        self._heal_after_steps = heal_after_steps
+
+    def __call__(self, run: HostRun) -> None:
+        process = run.processes[self.worker]
+        if self.cut_at is None:
+            if process.stopped:
+                process.host.cut()
+                self.cut_at = run.coordinator.step
+                process.signal(signal.SIGCONT)
+        elif self._heal_after_steps is not None and not self.healed:
+            if run.coordinator.step >= self.cut_at + self._heal_after_steps:
+                assert process.code is None, "it ended before its link came back"
+                process.host.heal()
+                self.healed = True
+
+
+def test_nothing_happens(runs: HostRuns, undisturbed: Ran) -> None:
+    ran = runs(3)
+    same(ran, undisturbed)
+    assert not ran.lost
+    assert set(ran.codes.values()) == {0}
+
+
+@pytest.mark.parametrize(("worker", "place"), [(0, "scatter"), (1, "gather"), (2, "reduced")])
+def test_a_host_is_cut_off_in_a_step(runs: HostRuns, undisturbed: Ran, worker: int, place: str) -> None:
+    """No end of connection, only silence: the others go on after the heartbeat, and the one that is alone ends itself."""
+    ran = runs(3, act=CutOff(worker), silence_s=6.0, faults=[f"stop {worker} 9 {place}"])
+    same(ran, undisturbed)
+    assert ran.lost == [worker]
+    assert {number for number, code in ran.codes.items() if code != 0} == {worker}
+    assert ran.codes[worker] == ORPHANED_CODE
+    assert "silent" in ran.logs[worker].splitlines()[-1]
+
+
+def test_a_link_that_comes_back_too_late_changes_nothing(runs: HostRuns, undisturbed: Ran) -> None:
+    """The others have gone on without it by several steps; it finds its connections closed."""
+    act = CutOff(0, heal_after_steps=4)
+    ran = runs(3, act=act, silence_s=100.0, faults=["stop 0 9 scatter"], pause_s=0.3)
+    same(ran, undisturbed)
+    assert act.healed
+    assert ran.lost == [0]
+    assert ran.codes[0] == ORPHANED_CODE
+    assert "the coordinator is gone" in ran.logs[0]
+    assert "silent" not in ran.logs[0], "its connection was closed or reset"
+
+
+def test_a_link_that_comes_back_in_time_is_a_pause(runs: HostRuns, undisturbed: Ran) -> None:
+    held: list[float] = []
+
+    def act(run: HostRun) -> None:
+        process = run.processes[1]
+        if not held and process.stopped:
+            process.host.cut()
+            held.append(time.monotonic())
+            process.signal(signal.SIGCONT)
+        elif held and process.host.is_cut and time.monotonic() > held[0] + 1.0:
+            process.host.heal()
+
+    ran = runs(3, act=act, heartbeat_s=20.0, faults=["stop 1 9 scatter"])
+    same(ran, undisturbed)
+    assert held
+    assert not ran.lost
+    assert not ran.regrouped
+    assert set(ran.codes.values()) == {0}
+
+
+@pytest.mark.parametrize("dies", ["giver", "joiner", "joiner's link"])
+def test_a_death_in_a_slow_hand_over(runs: HostRuns, wide_undisturbed: Ran, dies: str) -> None:
+    """The state is large and the joiner's link slow; when part of it has arrived, one of the two is lost."""
+    size_bytes = 3 * 77 * WIDE * 4
+    before: list[int] = []
+    struck: list[int] = []
+
+    def act(run: HostRun) -> None:
+        host = run.network.hosts[2]
+        if not before and run.coordinator.step >= 3:
+            host.slow("20mbit")
+            before.append(host.received_bytes)
+            run.coordinator.resize(3)
+        elif before and not struck and host.received_bytes > before[0] + size_bytes // 3:
+            struck.append(run.coordinator.step)
+            if dies == "joiner's link":
+                host.cut()
+            else:
+                run.kill(0 if dies == "giver" else 2)
+            host.unslow()
+
+    ran = runs(2, act=act, hosts=3, silence_s=6.0, wide=WIDE, pause_s=0.3)
+    assert struck
+    same(ran, wide_undisturbed)
+    assert ran.lost[0] == (0 if dies == "giver" else 2)
