@@ -22,7 +22,8 @@ from elastune.comm.group import Group
 
 LIMIT_S = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "elastune.comm.gloo", "elastune.mechanisms.registry"])
+# The first optimizer imports torch._dynamo, for seconds.
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.comm.gloo", "elastune.mechanisms.registry"])
 
 
 @dataclass

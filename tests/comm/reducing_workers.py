@@ -8,14 +8,14 @@ import random
 from typing import Any
 
 import torch
+from forked import Worker
 
 from elastune.comm import reducer as reducers
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group, join
 from elastune.comm.link import measure_link
-from elastune.core.run import Place, RunSpec
+from elastune.core.run import Place
 from elastune.core.slots import cut
-from elastune.testing.cluster_workers import Send, StopRequested, said
 
 _ALIVE: list[object] = []  # see comm.group.join
 
@@ -93,15 +93,13 @@ def wrong_sums(group: Group, first_bytes: int, bucket_bytes: int) -> list[str]:
     return wrong
 
 
-def reduce(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
-    group = join(place)
-    _ALIVE.append(group)
+def reduce(worker: Worker) -> None:
+    group = worker.form("sums")
     wrong: list[str] = []
     for first_bytes, bucket_bytes in ((1, 1), (64, 200)):
         wrong += wrong_sums(group, first_bytes, bucket_bytes)
-    print("\n".join(wrong))
-    send(said(0, wrong=len(wrong)))
-    return 0
+    worker.say(wrong)
+    worker.hear()
 
 
 ROWS: list[list[float]] = [[math.nan, math.inf, 1.5], [], [-math.inf, 0.1, -2.0, 1e308, 5e-324]]
@@ -111,8 +109,9 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)  # NaN is not equal to itself
 
 
-def gather(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
-    group = join(place)
+def gather(worker: Worker, rendezvous: str) -> None:
+    """In a static group, as torchrun's workers form it."""
+    group = join(Place(rank=worker.rank, world=worker.size, rendezvous=rendezvous))
     _ALIVE.append(group)
     rows = ROWS[: group.size]
     right = same(group.gather_floats(rows[group.rank]), rows)
@@ -124,5 +123,6 @@ def gather(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
     right &= mine.tolist() == [1.0] * 3
     link = measure_link(group)
     right &= link.workers == group.size and link.latency_s > 0 and link.seconds_per_byte >= 0
-    send(said(0, wrong=float(not right)))
-    return 0
+    right &= not wrong_sums(group, 64, 200)
+    worker.say([] if right else ["wrong"])
+    worker.hear()

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastune.cluster.local import LocalCluster
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group
-from elastune.testing.cluster_kit import events_until_end, exits, reports, spec_of
 
 
 @pytest.fixture(autouse=True)
@@ -18,20 +16,14 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def all_right(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, out: Path, entry: str, workers: int) -> None:
-    monkeypatch.setattr(cluster, "_entry", f"reducing_workers:{entry}")
-    events = events_until_end(cluster, cluster.start(spec_of(out, workers)))
-    logs = "\n".join(end.log for end in exits(events).values())
-    assert {rank: end.code for rank, end in exits(events).items()} == dict.fromkeys(range(workers), 0), logs
-    assert [report.metrics["wrong"] for report in reports(events)] == [0.0] * workers, logs
-
-
 @pytest.mark.parametrize("workers", [2, 3])
-def test_sums_are_those_of_the_canonical_tree_bit_for_bit(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int
-) -> None:
+def test_sums_are_those_of_the_canonical_tree_bit_for_bit(workers: int) -> None:
     """Several buckets, four types, odd sizes, slots without samples, absent members, any order of arrival."""
-    all_right(cluster, monkeypatch, tmp_path, "reduce", workers)
+    import reducing_workers
+    from forked import crew
+
+    with crew(workers, reducing_workers.reduce) as them:
+        assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
 
 
 def test_a_lone_worker_sums_alike() -> None:
@@ -41,10 +33,12 @@ def test_a_lone_worker_sums_alike() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_numbers_are_gathered_whatever_they_are(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int
-) -> None:
-    all_right(cluster, monkeypatch, tmp_path, "gather", workers)
+def test_numbers_are_gathered_whatever_they_are(tmp_path: Path, workers: int) -> None:
+    import reducing_workers
+    from forked import crew
+
+    with crew(workers, reducing_workers.gather, f"file://{tmp_path}/meet") as them:
+        assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
 
 
 def test_the_order_of_additions_shows() -> None:

@@ -77,7 +77,8 @@ def test_what_kills_every_worker_ends_the_run(cluster: LocalCluster, tmp_path: P
     deadly = spec(tiny, tmp_path / "out", 1, act="killed", misbehaving_rank=0)
     found = failure_of(replace(deadly, elastic=Elastic(most_losses=2)), cluster)
     assert (found.reason, found.exit_code) == ("worker_lost", -9)
-    assert sum(isinstance(record, WorkerGone) for record in records(tmp_path / "out")) >= 2
+    assert "was ended by signal 9" in found.detail
+    assert any(isinstance(record, WorkerGone) for record in records(tmp_path / "out"))
 
 
 def test_an_exception_tells_its_line_and_log(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:

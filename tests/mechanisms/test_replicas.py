@@ -103,9 +103,10 @@ def test_fast_mode_takes_batches_smaller_than_the_workers(cluster: LocalCluster,
     assert (one.steps, one.samples) == (four.steps, four.samples)
 
 
-def test_fast_mode_tells_what_ddp_cannot_do(cluster: LocalCluster, tmp_path: Path) -> None:
-    """A layer that no sample uses: torch's DDP would stop at the second step with a page of advice."""
-    with pytest.raises(JobFailed) as told:
-        run(cluster, tmp_path, "plain", 2, mode="fast")
-    assert told.value.failure.reason == "user_error"
-    assert "--mode exact" in told.value.failure.detail
+def test_fast_mode_takes_layers_that_few_or_no_samples_use(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Torch's DDP would stop at the second step with a page of advice."""
+    for case in ("plain", "unused"):
+        one = run(cluster, tmp_path, case, 1, mode="fast")
+        three = run(cluster, tmp_path, case, 3, mode="fast")
+        assert not {name for name in moved(three) if "never" in name}
+        assert "body_weight" in moved(one) & moved(three)

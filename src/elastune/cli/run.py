@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.chaos import Faults, Verdict
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
 from elastune.cli.setup import choose_means, choose_notices, choose_out, choose_workers, use_data
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Place, Program, RunSpec
 
 if TYPE_CHECKING:
+    from elastune.cli.chaos import Faults, Verdict
     from elastune.cli.progress import RunTracker
     from elastune.cluster.notices import NoticeSource
     from elastune.journal.records import RunFailed
@@ -60,6 +60,7 @@ def run(
     of weights, buffers and optimizer state; seconds are those of training. A run that fails prints {kind: "run",
     failed: {reason, detail, rank, exit_code}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
     """
+    from elastune.cli.chaos import Faults
     from elastune.cluster.static import from_environment
 
     place = from_environment(os.environ)

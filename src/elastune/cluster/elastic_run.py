@@ -48,11 +48,12 @@ class ElasticRun:
         self._spec = spec
         self._running = set(range(workers))
         self._doomed: dict[int, str] = {}
-        self._lost: set[int] = set()
+        self._lost: list[int] = []
+        self._fatal: tuple[int, str] | None = None  # the worker whose loss was one too many, and what to say of it
         self._finished: set[int] = set()
         self._reported: set[tuple[int, int, int]] = set()
         self._last = Exited(NOBODY, 0, "")
-        self._noticed = self._announced = False
+        self._noticed = self._announced = self._failed = False
         self._free = -1
         self.coordinator = Coordinator(
             range(workers),
@@ -78,7 +79,9 @@ class ElasticRun:
             case RunFailed() if worker in self._doomed:  # whatever it did on its way out
                 return None
             case RunFailed():  # the program's own failure is no reason to start replacements
-                self.over = True
+                self.over = self._failed = True
+            case RunFinished() if self._failed:  # of survivors that were about to be ended
+                return None
             case RunFinished():
                 first = not self._finished
                 self._finished.add(worker)
@@ -92,29 +95,32 @@ class ElasticRun:
                 self._reported.add((epoch, step, nth))
         return Message(worker, record)
 
-    def ended(self, end: Exited, returned: int | None, why: str = "") -> Event:
+    def ended(self, end: Exited, returned: int | None, why: str = "") -> list[Event]:
         """How a worker's end is to be told. ``returned``: the code its entry point ended with; None: it vanished."""
         worker, how = end.rank, why or f"worker {end.rank} {how_it_ended(end.code)}"
         self._running.discard(worker)
         self._last = end
         self.coordinator.lost(worker, how)
-        if self.over or (self._finished and worker not in self._doomed):
-            self.over = self.over or not self._running
-            return end
+        if self._fatal is not None and self._fatal[0] == worker:
+            return [self._failure(f"{self._fatal[1]}; {how}"), end]
+        concerns = self.over or (bool(self._finished) and worker not in self._doomed)
+        self.over = self.over or (bool(self._finished) and not self._running)
+        if concerns:
+            return [end]
         if worker in self._doomed:
             how = f"{self._doomed[worker]} (exit code {end.code})"
         elif returned == 0 and self._running:  # ended well and before the others: that is how a worker leaves
-            return Message(worker, WorkerGone(worker, "left", "it left the run", returned))
+            return [Message(worker, WorkerGone(worker, "left", "it left the run", returned))]
         elif returned is not None:
             self.over = True
-            return end
+            return [end]
         left = worker in self._doomed and worker not in self._lost
-        return Message(worker, WorkerGone(worker, "left" if left else "lost", how, end.code, end.log))
+        return [Message(worker, WorkerGone(worker, "left" if left else "lost", how, end.code, end.log))]
 
     def heed(self) -> list[Event]:
         """Do what the coordinator asks for; what it has to tell."""
         records = self.coordinator.take_records()
-        self._lost.update(r.event["worker"] for r in records if isinstance(r, MembershipEvent) and _is_loss(r))
+        self._lost += [r.event["worker"] for r in records if isinstance(r, MembershipEvent) and _is_loss(r)]
         events: list[Event] = [Message(NOBODY, record) for record in records]
         for instruction in self.coordinator.take():
             match instruction:
@@ -125,7 +131,7 @@ class ElasticRun:
                     self._doomed[worker] = why
                     self._host.kill_workers([worker])
                 case GiveUp(why=why):
-                    events.append(self._give_up(why))
+                    events += self._give_up(why)
                 case StopRun():
                     self._noticed = True
                     self._host.stop()
@@ -145,9 +151,15 @@ class ElasticRun:
             remove_contact(self._spec.out)
         self.coordinator.close()
 
-    def _give_up(self, why: str) -> Event:
+    def _give_up(self, why: str) -> list[Event]:
+        """End the run. What the worker printed whose loss was one too many is known once its process has ended."""
         self.over = True
+        if self._lost and self._lost[-1] in self._running:
+            self._fatal = (self._lost[-1], why)
         self._host.kill_workers(sorted(self._running))
+        return [] if self._fatal is not None else [self._failure(why)]
+
+    def _failure(self, why: str) -> Event:
         last = self._last
         return Message(last.rank, RunFailed("worker_lost", why, max(0, last.rank), last.code, last.log))
 

@@ -154,7 +154,7 @@ class LocalHandle(ElasticHandle):
             except (OSError, UserError) as error:
                 if worker not in self.workers:
                     why = f"worker {worker} could not be started: {error}"
-                    self._events.append(self.elastic.ended(Exited(worker, NOT_STARTED, ""), None, why))
+                    self._events.extend(self.elastic.ended(Exited(worker, NOT_STARTED, ""), None, why))
         if self._stopping:
             self.stop()
 
@@ -175,7 +175,7 @@ class LocalHandle(ElasticHandle):
         """A worker's process has ended, or could not be started: ``why``."""
         end = Exited(worker.place.rank, code, worker.log.tail(why))
         returned = code if worker.fault else worker.returned
-        self._events.append(self.elastic.ended(end, returned, why))
+        self._events.extend(self.elastic.ended(end, returned, why))
         self._close_if_over()
 
     def heed(self) -> None:

@@ -24,7 +24,7 @@ def listeners() -> dict[Found, Address]:
     """The TCP sockets that listen, and where."""
     found = {}
     for it in _sockets():
-        with _borrowed(it) as sock:
+        with _borrowed(it) as sock, contextlib.suppress(OSError):  # closed by another thread just now
             if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found[it] = _address(sock.getsockname())
     return found

@@ -23,7 +23,8 @@ from elastune.drive.signals import Interrupts
 from elastune.drive.watch import Watch
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
-from elastune.train.checkpoint import complete
+from elastune.train.checkpoint import complete, trail
+from elastune.train.claims import claims_of
 from elastune.train.program import load, merge
 from elastune.train.work import work
 
@@ -65,7 +66,8 @@ def run_job(
             if observe is not None:
                 observe(record)
 
-        keep(_started(spec))
+        for record in _opening(spec):
+            keep(record)
         place = cluster or stack.enter_context(LocalCluster(capacity=most_workers(spec)))
         handle = place.start(spec)
         # Whatever happens here: a cluster that is not ours lives on, its run must not.
@@ -103,7 +105,8 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
             if observe is not None:
                 observe(record)
 
-        keep(_started(spec))
+        for record in _opening(spec):
+            keep(record)
         return work(spec, place, keep, stop.is_set)
 
 
@@ -152,9 +155,10 @@ def most_workers(spec: RunSpec) -> int:
     return spec.means.workers if spec.elastic.high is None else spec.elastic.high
 
 
-def _started(spec: RunSpec) -> RunStarted:
+def _opening(spec: RunSpec) -> list[Record]:
+    """What a journal begins with: where the run goes on, and what had been done up to there."""
     found = complete(spec.out / "checkpoints") if spec.resume else []
-    return RunStarted(
+    started = RunStarted(
         program=str(spec.program.path),
         config=dict(spec.config),
         seed=spec.seed,
@@ -163,3 +167,5 @@ def _started(spec: RunSpec) -> RunStarted:
         epochs=spec.epochs,
         resumed_step=int(found[-1].name.split("-")[1]) if found else None,
     )
+    # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
+    return [started, *(claims_of(trail(found[-1])) if found else [])]

@@ -48,9 +48,10 @@ class Process:
     @property
     def stopped(self) -> bool:
         """Whether SIGSTOP holds it."""
-        if not self.pid or self.code is not None:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except (FileNotFoundError, ProcessLookupError):  # not started yet, or ended
             return False
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def signal(self, number: int) -> None:
         """Send it a signal, be its host connected or not."""
@@ -70,6 +71,7 @@ class HostRun:
     records: list[Record] = field(default_factory=list)
     failure: RunFailed | None = None
     _by_key: dict[int, int] = field(default_factory=dict)
+    _told_free: int = 0
 
     def launch(self, worker: int) -> None:
         """Start ``worker`` on a host that has none."""
@@ -96,7 +98,8 @@ class HostRun:
 
     def look(self, timeout_s: float = LOOK_S) -> None:
         """Wait for news, and do what it asks for."""
-        select.select([self.coordinator, self.spawner], [], [], timeout_s)
+        sources: list[Any] = [self.coordinator, self.spawner]
+        select.select(sources, [], [], timeout_s)
         while (news := self.spawner.receive()) is not None:
             worker = self._by_key.get(news.key)
             if worker is None:  # of a run before this one
@@ -110,7 +113,10 @@ class HostRun:
                 self.coordinator.lost(worker, f"it ended with {news.code} {news.why}")
         self._heed()
         running = sum(process.code is None for process in self.processes.values())
-        self.coordinator.capacity(max(0, min(self.hosts - running, len(self._free_hosts()))))
+        free = max(0, min(self.hosts - running, len(self._free_hosts())))
+        if free != self._told_free:
+            self._told_free = free
+            self.coordinator.capacity(free)
 
     def _free_hosts(self) -> list[Host]:
         busy = [process.host for process in self.processes.values() if process.code is None]
@@ -173,7 +179,7 @@ class HostRuns:
         workers: int,
         *,
         act: Act = lambda run: None,
-        heartbeat_s: float = 3.0,
+        heartbeat_s: float = 5.0,
         silence_s: float = 30.0,
         hosts: int | None = None,
         **config: Any,

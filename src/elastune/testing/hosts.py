@@ -109,9 +109,11 @@ class Network:
             self._switch = _space(stack)
             self._switch.do("ip link add bridge type bridge")
             self._switch.do("ip link set bridge up")
-            self._connect("uplink", os.getpid(), f"e{os.getpid()}n{number}")
-            _do(f"ip address add {self.address}/24 dev e{os.getpid()}n{number}".split())
-            _do(f"ip link set e{os.getpid()}n{number} up".split())
+            uplink = f"e{os.getpid()}n{number}"
+            self._connect("uplink", os.getpid(), uplink)
+            stack.callback(_do, ["ip", "link", "delete", uplink])  # it goes with the switch too, but later
+            _do(f"ip address add {self.address}/24 dev {uplink}".split())
+            _do(f"ip link set {uplink} up".split())
             for at in range(1, count + 1):
                 space = _space(stack)
                 self._connect(f"port{at}", space.pid, INTERFACE)

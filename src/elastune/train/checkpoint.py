@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from elastune.core.errors import UserError
 from elastune.core.run import Position
+from elastune.train.claims import Trail
 from elastune.train.state import Tensors, from_tree, to_tree
 
 KEPT = 2
@@ -32,6 +33,7 @@ class Checkpoint:
     seconds: float
     metrics: dict[str, float]
     batch_size: int | None = None  # where it was changed while training ran
+    trail: Trail = field(default_factory=list)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -44,6 +46,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         "seconds": checkpoint.seconds,
         "metrics": checkpoint.metrics,
         "batch_size": checkpoint.batch_size,
+        "trail": checkpoint.trail,
     }
     plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     final = folder / f"step-{checkpoint.position.step:010d}"
@@ -89,10 +92,23 @@ def load(path: Path) -> Checkpoint:
             seconds=float(tree["seconds"]),
             metrics={str(name): float(value) for name, value in tree["metrics"].items()},
             batch_size=None if tree["batch_size"] is None else int(tree["batch_size"]),
+            trail=_trail(tree),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, torch.OutOfMemoryError) as error:
         fix = "delete this folder to continue from the one before it"
         raise UserError("a checkpoint must be whole", f"{path}: {type(error).__name__}: {error}", fix) from None
+
+
+def trail(path: Path) -> Trail:
+    """Which samples the run at ``path`` has used; nothing where that cannot be told."""
+    try:
+        return _trail(json.loads((path / "state.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _trail(tree: dict[str, Any]) -> Trail:
+    return [[int(number) for number in piece] for piece in tree["trail"]]
 
 
 def _sync(path: Path) -> None:

@@ -13,6 +13,29 @@ from elastune.journal.records import Record, StepsTaken
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
 
 
+Trail = list[list[int]]
+"""What all steps so far have used, in pieces as long as can be (about one an epoch): the epoch, its first and last
+place, its length, the first and last step. It is part of a checkpoint: claims may be lost with the controller."""
+
+
+def follow(trail: Trail, at: Position, size: int, length: int) -> None:
+    """Add the step from ``at`` on, which used ``size`` samples of an epoch that will use ``length``."""
+    if trail:
+        epoch, _, stop, known, _, last = trail[-1]
+        if (epoch, stop, known, last) == (at.epoch, at.offset, length, at.step):
+            trail[-1][2], trail[-1][5] = stop + size, last + 1
+            return
+    trail.append([at.epoch, at.offset, at.offset + size, length, at.step + 1, at.step + 1])
+
+
+def claims_of(trail: Trail) -> list[StepsTaken]:
+    """The claims that ``trail`` stands for, whoever made them."""
+    return [
+        StepsTaken(-1, 0, 0, epoch, start, stop, length, first_step, last_step)
+        for epoch, start, stop, length, first_step, last_step in trail
+    ]
+
+
 def checksum(indices: torch.Tensor) -> int:
     """A small number that tells apart what samples were meant."""
     return int(indices.sum()) % PRIME

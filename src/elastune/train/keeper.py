@@ -134,7 +134,8 @@ class Keeper:
             return
         rows = torch.tensor(self.crew.gather(flatten(buffers).tolist()), dtype=torch.float64)
         whole = [t for b in buffers for t in [not b.is_floating_point()] * b.numel()]
-        unflatten(torch.where(torch.tensor(whole), rows[0], rows.mean(0)), buffers)
+        same = (rows == rows[0]).all(0)  # a mean of equal numbers may be rounded
+        unflatten(torch.where(torch.tensor(whole) | same, rows[0], rows.mean(0)), buffers)
 
     def save(self) -> None:
         """Write a checkpoint. Every member must call this, between steps."""
@@ -150,6 +151,7 @@ class Keeper:
                 progress.times.seconds,
                 progress.metrics,
                 progress.batch_size,
+                progress.trail,
             )
             path = checkpoints.save(self._spec.out / "checkpoints", kept)
             self._send(Checkpointed(progress.position.step, str(path)))
@@ -172,7 +174,7 @@ class Keeper:
         trained.load(kept.state, str(path))
         self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
         self._progress.times.seconds_before = kept.seconds
-        self._progress.batch_size = kept.batch_size
+        self._progress.batch_size, self._progress.trail = kept.batch_size, kept.trail
 
     def _meaning(self) -> dict[str, Any]:
         spec, means = self._spec, self._spec.means

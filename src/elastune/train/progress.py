@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastune.core.run import Position
+from elastune.train.claims import Trail
 from elastune.train.timing import StepTimes
 
 
@@ -16,7 +17,7 @@ class Progress:
     ``tail``: the training pass of the epoch before ``position.epoch`` is over, but the rest of that epoch's body is to
     be run (again). ``dirty``: since its last step this worker has done what cannot be repeated without the workers it
     was done with: evaluated a part of a data set, or built what training begins with. ``batch_size``: what the run was
-    changed to use, instead of what the program asks for.
+    changed to use, instead of what the program asks for. ``trail``: which samples were used.
     """
 
     times: StepTimes
@@ -27,6 +28,7 @@ class Progress:
     dirty: bool = True
     batch_size: int | None = None
     reports: int = 0
+    trail: Trail = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """What another worker needs to go on from here."""
@@ -35,6 +37,7 @@ class Progress:
             "metrics": self.metrics,
             "tail": self.tail,
             "batch_size": self.batch_size,
+            "trail": self.trail,
             "seconds": self.times.seconds,
         }
 
@@ -44,5 +47,6 @@ class Progress:
         self.metrics = {str(name): float(value) for name, value in other["metrics"].items()}
         self.tail = bool(other["tail"])
         self.batch_size = None if other["batch_size"] is None else int(other["batch_size"])
+        self.trail = [[int(number) for number in piece] for piece in other["trail"]]
         self.times.go_on_from(float(other["seconds"]))
         self.reports = 0

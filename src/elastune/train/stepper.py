@@ -16,7 +16,7 @@ from elastune.core.seeds import derive
 from elastune.core.shares import Share, contributors
 from elastune.elastic.crew import Crew
 from elastune.journal.records import Record, Regrouped
-from elastune.train.claims import PRIME, Claims, Control, checksum
+from elastune.train.claims import PRIME, Claims, Control, checksum, follow
 from elastune.train.data import Loading, Step, fetch, pass_order, to_device, training_indices, training_steps, usable
 from elastune.train.keeper import Keeper
 from elastune.train.progress import Progress
@@ -283,6 +283,7 @@ class Stepper:
         """The user's lines about a completed step have run."""
         at = self._progress.position
         self.claims.step(at, step.size, self._length, self._crew.version, self._crew.size)
+        follow(self._progress.trail, at, step.size, self._length)
         self._progress.position = replace(
             at, offset=step.offset + step.size, step=at.step + 1, samples=at.samples + step.size
         )

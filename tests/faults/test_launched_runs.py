@@ -1,0 +1,49 @@
+"""Under torchrun workers stay as they are: the same program, the same weights, and a ledger as exact."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Means, Program, RunSpec
+from elastune.drive.job import run_job
+from elastune.journal.reader import read
+from elastune.journal.records import RunFinished
+from elastune.report.ledger import ledger
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
+SAMPLES, STEPS, LIMIT_S = 1000, 48, 200.0
+
+
+def torchrun(out: Path, *more: str) -> RunFinished:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = ["-m", "elastune", "run", str(PROGRAM.path), "--out", str(out), "--seed", "3", *more]
+    subprocess.run([*launcher, *run], check=True, timeout=LIMIT_S, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    *_, end = (entry.record for entry in read(out / "journal.jsonl"))
+    assert isinstance(end, RunFinished)
+    return end
+
+
+def exact(out: Path, epochs: int = 3) -> bool:
+    seen = ledger(read(out / "journal.jsonl"))
+    return seen.exact and [epoch.once for epoch in seen.epochs] == [SAMPLES] * epochs
+
+
+def test_torchrun_and_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A part of the run under torchrun, the rest on elastic workers; and the other way round."""
+    spec = RunSpec(PROGRAM, tmp_path / "whole", seed=3, means=Means(workers=1))
+    whole = run_job(spec, cluster=cluster)
+    first = tmp_path / "launched first"
+    assert torchrun(first, "--max-steps", "20").steps == 20
+    end = run_job(replace(spec, out=first, means=Means(workers=3), resume=True), cluster=cluster)
+    assert (end.sha256, end.steps) == (whole.sha256, STEPS)
+    assert exact(first)
+    last = tmp_path / "launched last"
+    assert run_job(replace(spec, out=last, means=Means(workers=3), max_steps=20), cluster=cluster).steps == 20
+    end = torchrun(last, "--resume")
+    assert (end.sha256, end.steps, end.workers) == (whole.sha256, STEPS, 2)
+    assert exact(last)
