@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -138,6 +139,7 @@ def test_data_loaders_end_with_a_worker_that_is_killed(
 
 def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, all_gone) -> None:
     """Started by a launcher of somebody else's, which does nothing for it."""
+    loaders: list[int] = []
     coordinator = Coordinator([0], low=1, high=1, heartbeat_s=5.0)
     alone = RunSpec(PROGRAM, tmp_path, {"pause_s": 0.2, "loaders": 2}, seed=3)
     place = Place(0, coordinator=coordinator.address, token=coordinator.token)
@@ -147,7 +149,7 @@ def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, 
             worker.stdin.write(order)
             worker.stdin.flush()
             until(lambda: coordinator.step >= 2, LIMIT_S)
-            loaders = children(worker.pid)
+            loaders += children(worker.pid)
             assert len(loaders) == 2
             for loader in loaders:  # else it may find out by itself
                 os.kill(loader, signal.SIGSTOP)
@@ -157,3 +159,6 @@ def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, 
         finally:
             worker.kill()
             coordinator.close()
+            for loader in loaders:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(loader, signal.SIGKILL)

@@ -137,6 +137,14 @@ def test_joiner_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
     assert 2 in ran.lost
 
 
+def test_a_joiner_that_cannot_train_harms_nobody(runs: Runs, undisturbed: Ran) -> None:
+    """Its machine lacks something: the next one comes."""
+    ran = runs(2, act=grow(3), pause_s=0.1, unfit=[2])
+    same(ran, undisturbed)
+    assert ran.lost == [2]
+    assert any(3 in r.members for r in ran.regrouped)
+
+
 def test_giver_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
     """The joiner's source dies: others have the state."""
     ran = runs(3, act=grow(4), pause_s=0.06, faults=[f"kill 0 {step} giving" for step in range(48)])

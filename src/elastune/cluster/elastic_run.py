@@ -78,6 +78,10 @@ class ElasticRun:
         match record:
             case RunFailed() if worker in self._doomed:  # whatever it did on its way out
                 return None
+            case RunFailed() if self._joins(worker):  # this machine, not the program, may be to blame: others train
+                self._doomed[worker] = f"it failed before it could join: {record.detail}"
+                self._lost.append(worker)
+                return None
             case RunFailed():  # the program's own failure is no reason to start replacements
                 self.over = self._failed = True
             case RunFinished() if self._failed:  # of survivors that were about to be ended
@@ -136,6 +140,11 @@ class ElasticRun:
                     self._noticed = True
                     self._host.stop()
         return events
+
+    def _joins(self, worker: int) -> bool:
+        """Whether ``worker`` came later than the run's first ones and does not train with the others yet."""
+        members = self.coordinator.members
+        return worker >= self._spec.means.workers and bool(members) and worker not in members
 
     def room(self, free: int) -> None:
         """Tell the coordinator how many workers could be started: of ``free`` in the cluster, what the run may have."""
