@@ -21,7 +21,7 @@ from elastune.drive.job import run_job
 from elastune.elastic.coordinator import Coordinator
 from elastune.elastic.member import ORPHANED_CODE
 from elastune.journal.reader import read
-from elastune.journal.records import Checkpointed, Record, RunStarted, WorkerGone
+from elastune.journal.records import Checkpointed, Record, RunFailed, RunStarted, WorkerGone
 from elastune.report.ledger import ledger
 from elastune.testing.elastic_runs import Ran, Runs
 
@@ -50,7 +50,9 @@ def records(out: Path) -> list[Record]:
 
 def saved(out: Path) -> int:
     """The step of the newest checkpoint that the journal knows of."""
-    return max((record.step for record in records(out) if isinstance(record, Checkpointed)), default=0)
+    found = records(out)
+    assert not any(isinstance(record, RunFailed) for record in found), found[-1]
+    return max((record.step for record in found if isinstance(record, Checkpointed)), default=0)
 
 
 def on_disk(out: Path) -> int:

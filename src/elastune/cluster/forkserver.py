@@ -219,6 +219,7 @@ def main(arguments: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(ORPHANED, end_if_orphaned)
     prctl(PR_SET_PDEATHSIG, ORPHANED)
+    end_if_orphaned(ORPHANED, None)  # the controller may have died before the line above
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _preload(arguments[2:])
