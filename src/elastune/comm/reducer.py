@@ -37,7 +37,8 @@ class Bucket(ABC):
         self._given = torch.zeros(self._numel, dtype=self._dtype, device=self._device) if hold else None
 
     def _room(self, device: torch.device) -> torch.Tensor:
-        return torch.zeros(self._numel + SLACK, dtype=self._dtype, device=device)
+        # Written to at once: the system gives memory at the first touch, which is not to fall into a step.
+        return torch.empty(self._numel + SLACK, dtype=self._dtype, device=device).zero_()
 
     @property
     def _staged(self) -> bool:
