@@ -77,7 +77,7 @@ def straggler(sights: Sequence[Sight], patience_s: float, last_line: Callable[[i
     first = max(waiting, key=lambda sight: (sight.beat.step, sight.since_s))
     where, step = first.beat.doing, first.beat.step
     together = [sight for sight in working if (sight.beat.doing, sight.beat.step) == (where, step)]
-    size = f" ({first.beat.size_bytes / (1 << 20):.1f} MiB)" if first.beat.size_bytes else ""
+    size = f" ({_size(first.beat.size_bytes)})" if first.beat.size_bytes else ""
     what = f"{COLLECTIVES[where]} of step {step}{size}"
     behind = [sight for sight in working if sight not in together and sight.beat.step <= step]
     if not behind:
@@ -97,3 +97,7 @@ def straggler(sights: Sequence[Sight], patience_s: float, last_line: Callable[[i
         + (f'; its log ends: "{log}"' if log else "")
     )
     return Straggler(last.worker, step, line)
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB" if count >= 1 << 19 else f"{count / (1 << 10):.1f} KiB"
