@@ -18,7 +18,9 @@ from elastune.elastic.settle import Settlement
 from elastune.elastic.store import MemberStore
 from elastune.elastic.version import Version
 
-LONG_S = 86_400.0  # nothing ends by waiting: lost workers are noticed by the coordinator
+# Nothing has to end by waiting: the coordinator notices who is lost, and who waited so long begins again. It bounds how
+# long gloo keeps threads and memory of an operation that it forgot when its group was given up.
+LONG_S = 3600.0
 POLL_S = 0.001
 
 
@@ -220,10 +222,13 @@ class ChangingCrew(Crew):
         return self._await(version.number)
 
     def _await(self, after: int) -> Version:
-        try:
-            return self._member.await_version(after, LONG_S)
-        except RunOver:
-            raise Leave from None
+        while True:
+            try:
+                return self._member.await_version(after, LONG_S)
+            except TimeoutError:
+                continue
+            except RunOver:
+                raise Leave from None
 
     def _enter(self, version: Version) -> bool:
         """Form the group of ``version`` or of a later one, and settle; True if that brought a missing result."""

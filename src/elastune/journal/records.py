@@ -96,9 +96,10 @@ class RunFailed:
 class StepsTaken:
     """Worker ``worker`` says: steps ``first_step`` to ``last_step`` (counted from 1) were completed under ``version``.
 
-    They used the places ``start`` to ``stop`` (exclusive) of the order of samples of ``epoch``, whose training pass uses
-    ``length`` of them (all, or all but what ``drop_last`` leaves out); each step's reduction brought the number and the checksum of its samples from all workers, and
-    they were right. Every member of a version says this for itself, so a death loses no claim.
+    They used the places ``start`` to ``stop`` (exclusive) of the order of samples of ``epoch``, whose training pass
+    uses ``length`` of them (all, or all but what ``drop_last`` leaves out). Each step's reduction brought the number
+    and the checksum of its samples from all workers, and they were right. Every member of a version says this for
+    itself, so a death loses no claim.
     """
 
     worker: int
