@@ -166,7 +166,10 @@ class ElasticRun:
         if self._lost and self._lost[-1] in self._running:
             self._fatal = (self._lost[-1], why)
         self._host.kill_workers(sorted(self._running))
-        return [] if self._fatal is not None else [self._failure(why)]
+        if self._fatal is not None:
+            return []
+        told = "" if self._last.rank == NOBODY else f"; worker {self._last.rank} {how_it_ended(self._last.code)}"
+        return [self._failure(why + told)]
 
     def _failure(self, why: str) -> Event:
         last = self._last
