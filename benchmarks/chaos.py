@@ -57,7 +57,7 @@ class Injector:
         self._random = random.Random(seed)
         self._target = WORKERS
         self._victims: set[int] = set()
-        self._frozen: dict[int, float] = {}  # a pidfd -> when it wakes up
+        self._frozen: dict[int, tuple[int, float]] = {}  # a pidfd -> whose it is, and when it wakes up
         self._moved_at = time.monotonic()
         self._step = 0
 
@@ -87,13 +87,15 @@ class Injector:
             self.run.handle.resize(self._target)
             self._told(kind)
             return
-        pid = self._random.choice(self._living())
+        if not (living := self._living()):
+            return
+        pid = self._random.choice(living)
         with suppress(ProcessLookupError):
             victim = os.pidfd_open(pid)
             what = {"kill": signal.SIGKILL, "notice": signal.SIGTERM}.get(kind, signal.SIGSTOP)
             signal.pidfd_send_signal(victim, what)
             if kind in ("stop", "pause"):  # a pause ends before the heartbeat would be missed
-                self._frozen[victim] = time.monotonic() + HEARTBEAT_S * (2.0 if kind == "stop" else 0.3)
+                self._frozen[victim] = pid, time.monotonic() + HEARTBEAT_S * (2.0 if kind == "stop" else 0.3)
             else:
                 os.close(victim)
             if kind != "pause":
@@ -105,13 +107,14 @@ class Injector:
         self.run.note(FaultInjected(kind))
 
     def _living(self) -> list[int]:
-        return [pid for pid in self.run.ticks.pids() if pid not in self._victims]
+        asleep = {pid for pid, _ in self._frozen.values()}  # a second fault would wake it before its time
+        return [pid for pid in self.run.ticks.pids() if pid not in self._victims | asleep]
 
     def _wait(self) -> None:
         time.sleep(LOOK_S / 2)
         self.run.look()
         now = time.monotonic()
-        for victim, wakes in list(self._frozen.items()):
+        for victim, (_, wakes) in list(self._frozen.items()):
             if now >= wakes:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(victim, signal.SIGCONT)

@@ -185,7 +185,7 @@ def test_all_die_and_the_run_goes_on_from_its_checkpoint(runs: Runs, undisturbed
 
 def test_parameters_change_for_all_at_one_step(runs: Runs) -> None:
     """Whoever is there, and whoever dies around it: one batch size a step, and one learning rate."""
-    changes = ["6 batch_size 40", "9 lr 0.01"]
+    changes = ["6 batch_size 128", "9 lr 0.01"]  # whichever step it falls to, no slot is left with one sample
     plain = runs(1, change=changes, pause_s=0.03)
     sizes = {(s.stop - s.start) / (s.last_step - s.first_step + 1) for s in plain.records if isinstance(s, StepsTaken)}
     assert len(sizes) > 1, "the batch size never changed"

@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from elastune.comm.group import Group
+from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import Diverged, UserError
-from elastune.core.run import Means
+from elastune.core.run import Means, Program, RunSpec
 from elastune.elastic.crew import Crew
 from elastune.journal.records import Reported
 from elastune.testing.sessions import lone_session
@@ -156,6 +156,91 @@ def test_lbfgs_evaluates_its_closure_on_the_whole_batch(tmp_path: Path) -> None:
     assert losses[-1] < 0.9 * losses[0]
     with pytest.raises(UserError, match="LBFGS"):
         lone_session(tmp_path).prepare(network(), torch.optim.LBFGS(network().parameters()))
+
+
+def test_saving_in_the_batch_loop_counts_the_step_at_hand(tmp_path: Path) -> None:
+    def run(out: Path, stop_at: int | None) -> torch.Tensor:
+        model = network()
+        session = lone_session(out, resume=True)
+        model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in session.epochs(1):
+            for x, y in session.batches(samples(), batch_size=16):
+                optimizer.zero_grad()
+                session.backward(F.mse_loss(model(x.double()), y.double()))
+                optimizer.step()
+                if session.ends_step and session.step + 1 == stop_at:
+                    session.save()
+                    assert session.step == stop_at
+                    return weights(model)
+        return weights(model)
+
+    expected = run(tmp_path / "whole", None)
+    run(tmp_path / "parts", 2)
+    assert torch.equal(run(tmp_path / "parts", None), expected)
+
+
+class Breaking(Crew):
+    """Its next reduction fails, and nobody has the result."""
+
+    elastic = True
+
+    def recover_step(self, error: GroupBroken) -> bool:
+        return False
+
+
+def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's lines that are not behind ``ends_step`` run once more, and nobody hears of it."""
+    sent: list[Any] = []
+    monkeypatch.setattr("elastune.testing.sessions.Crew", Breaking)
+    session = lone_session(tmp_path, send=sent.append, means=Means(mode="fast"))
+    model = network()
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    replica = session.trained.replica if session.trained is not None else None
+    assert replica is not None
+    ended = []
+    for _ in session.epochs(1):
+        for i, (x, y) in enumerate(session.batches(samples(), batch_size=16)):
+            with monkeypatch.context() as patch:
+                if i == 1:
+                    patch.setattr(replica, "backward", broken)
+                session.backward(F.mse_loss(model(x.double()), y.double()))
+            optimizer.step()
+            optimizer.zero_grad()
+            session.report(step=session.step)
+            session.save()
+            ended.append(session.ends_step)
+        float(x.sum())  # a pass has a last batch
+    assert ended == [True, False, True, True, True]
+    assert [record.metrics["step"] for record in sent if isinstance(record, Reported)] == [0, 1, 2, 3]
+    assert session.samples == 50
+
+
+def test_changes_behind_the_point_of_a_rewind_are_made_again(tmp_path: Path) -> None:
+    """Of two, the one that the state at that point already has is left alone."""
+    model = network()
+    loop(lone_session(tmp_path, max_steps=4, checkpoint_every_steps=None), model, torch.optim.SGD(model.parameters()))
+    spec = RunSpec(Program(tmp_path / "none.py"), tmp_path, resume=True, checkpoint_every_steps=0)
+    unmade = {"batch_size": (25.0, 6), "lr": (0.5, 3)}
+    session = Session(
+        spec,
+        Crew(Group()),
+        torch.device("cpu"),
+        config={},
+        send=lambda record: None,
+        stop_requested=lambda: False,
+        unmade=unmade,
+    )
+    optimizer = torch.optim.SGD(model.parameters())
+    before = session.made
+    loop(session, model, optimizer)
+    assert before == unmade
+    assert session.made == {"batch_size": (25.0, 4)}
+    assert session.step == 4 + 2
+    assert optimizer.param_groups[0]["lr"] == 0.001
+
+
+def broken(loss: torch.Tensor, share: Any) -> None:
+    raise GroupBroken("a worker is lost")
 
 
 def test_going_on_after_every_step_ends_where_an_undisturbed_run_does(tmp_path: Path) -> None:

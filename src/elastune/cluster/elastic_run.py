@@ -42,7 +42,7 @@ class ElasticRun:
 
     def __init__(self, spec: RunSpec, host: Host, last_line: Callable[[int], str]) -> None:
         workers, elastic = spec.means.workers, spec.elastic
-        self.high = max(workers, elastic.high or workers)
+        self.high = spec.most_workers
         self.over = False
         self._host = host
         self._spec = spec

@@ -21,6 +21,7 @@ from elastune.comm.sockets import Address, Connections, Found, connections, list
 
 THREADS = 2
 LOOK_S = 0.005
+LAZY_LOOK_S = 1.0
 STORE_WAIT_S = 0.5
 
 _DEVICES = threading.Lock()
@@ -93,8 +94,10 @@ class _Forming:
         threading.Thread(target=self._sever_until_ended, name="give up forming", daemon=True).start()
 
     def _sever_until_ended(self) -> None:
-        while not self.ended.wait(LOOK_S):
+        pause_s = LOOK_S
+        while not self.ended.wait(pause_s):
             sever(self._connections())
+            pause_s = min(2 * pause_s, LAZY_LOOK_S)  # gloo may wait as long as it likes for who never connects
 
     def _connections(self) -> list[Found]:
         return connections(self._own, self._others) if self._own is not None else []

@@ -85,6 +85,11 @@ class RunSpec:
     measure_link: bool = False
     elastic: Elastic = field(default_factory=Elastic)
 
+    @property
+    def most_workers(self) -> int:
+        """How many workers the run may ever have at once."""
+        return max(self.means.workers, self.elastic.high or 0)
+
 
 @dataclass(frozen=True)
 class Place:

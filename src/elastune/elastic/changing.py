@@ -28,7 +28,8 @@ class ChangingCrew(Crew):
     """Follows the versions that a coordinator proclaims. Used by the main thread alone.
 
     ``live`` is False while this worker builds what it will train: as a joiner that has not been admitted, or on its way
-    back to where it was rewound to. Its gathers then return its own values only.
+    back to where it was rewound to; and for the rest of a batch whose step was discarded. Its gathers then return its
+    own values only.
     """
 
     elastic = True
@@ -102,6 +103,7 @@ class ChangingCrew(Crew):
             seen = version.number
             if self.worker not in version.members:
                 continue
+            self._changes.clear()  # of an attempt that came to nothing: members make them without this worker
             if version.fresh:
                 self._first, self.begins_again = version, version.number > 1
                 raise Rewind

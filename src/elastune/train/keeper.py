@@ -85,6 +85,7 @@ class Keeper:
     def unpack(self, packed: Packed) -> None:
         """Of another worker; the tensors are this one's from now on."""
         self._take(packed[0], packed[1])
+        self._progress.dirty = False  # whatever it has evaluated so far was with nobody
 
     def stand_at(self, packed: Packed) -> None:
         """This worker was rewound to ``packed``, though its model is still to be built."""
@@ -119,7 +120,7 @@ class Keeper:
 
     def remember(self) -> None:
         """Take a snapshot, if there is anybody whose loss could send this worker back to it."""
-        if self.crew.elastic and self.crew.size > 1 and self.trained is not None:
+        if self.crew.elastic and self._spec.most_workers > 1 and self.trained is not None:
             header, tensors = self.pack()
             self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
 

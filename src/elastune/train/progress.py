@@ -9,24 +9,28 @@ from elastune.core.run import Position
 from elastune.train.claims import Trail
 from elastune.train.timing import StepTimes
 
+Made = dict[str, tuple[float, int]]
+
 
 @dataclass
 class Progress:
     """Changed in place as training goes on.
 
-    ``tail``: the training pass of the epoch before ``position.epoch`` is over, but the rest of that epoch's body is to
-    be run (again). ``dirty``: since its last step this worker has done what cannot be repeated without the workers it
-    was done with: evaluated a part of a data set, or built what training begins with. ``batch_size``: what the run was
-    changed to use, instead of what the program asks for. ``trail``: which samples were used.
+    ``dirty``: since its last step this worker has done what cannot be repeated without the workers it was done with:
+    evaluated a part of a data set, or built what training begins with. ``batch_size``: what the run was changed to use,
+    instead of what the program asks for. ``made``: the parameter changes so far, each with its value and the step at
+    which it was made; ``unmade``: those made before this worker was rewound. ``reports``: how many were made since the
+    last step. ``trail``: which samples were used.
     """
 
     times: StepTimes
     position: Position = field(default_factory=Position)
     metrics: dict[str, float] = field(default_factory=dict)
     stopped: str = "complete"
-    tail: bool = False
     dirty: bool = True
     batch_size: int | None = None
+    made: Made = field(default_factory=dict)
+    unmade: Made = field(default_factory=dict)
     reports: int = 0
     trail: Trail = field(default_factory=list)
 
@@ -35,8 +39,9 @@ class Progress:
         return {
             "position": asdict(self.position),
             "metrics": self.metrics,
-            "tail": self.tail,
             "batch_size": self.batch_size,
+            "made": self.made,
+            "reports": self.reports,
             "trail": self.trail,
             "seconds": self.times.seconds,
         }
@@ -45,8 +50,8 @@ class Progress:
         """Go on from ``other``, the ``to_json`` of this worker earlier or of another."""
         self.position = Position(**other["position"])
         self.metrics = {str(name): float(value) for name, value in other["metrics"].items()}
-        self.tail = bool(other["tail"])
         self.batch_size = None if other["batch_size"] is None else int(other["batch_size"])
         self.trail = [[int(number) for number in piece] for piece in other["trail"]]
+        self.made = {str(name): (float(value), int(step)) for name, (value, step) in other["made"].items()}
+        self.reports = int(other["reports"])
         self.times.go_on_from(float(other["seconds"]))
-        self.reports = 0

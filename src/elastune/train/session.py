@@ -23,7 +23,7 @@ from elastune.mechanisms.registry import prepare as prepare_replica
 from elastune.train.data import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.keeper import Keeper
 from elastune.train.precision import autocast_forward
-from elastune.train.progress import Progress
+from elastune.train.progress import Made, Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate
 from elastune.train.stepper import Stepper
@@ -36,8 +36,8 @@ Number = float | int | bool | torch.Tensor
 class Session:
     """A worker's view of a run. Every worker of a run executes the same function with its own session.
 
-    ``snapshot``: what this worker was rewound to, and goes on from. ``rehearsal``: a joiner's first time through the
-    training function, which ends after a few passes that do not count.
+    ``snapshot``: what this worker was rewound to, and goes on from; ``unmade``: the changes it had made. ``rehearsal``:
+    a joiner's first time through the training function, which ends after a few passes that do not count.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Session:
         clock: Clock | None = None,
         snapshot: Packed | None = None,
         rehearsal: bool = False,
+        unmade: Made | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -61,7 +62,7 @@ class Session:
         self._send = send
         self._clock = clock or SystemClock()
         self._snapshot = snapshot
-        self._progress = Progress(StepTimes(self._clock))
+        self._progress = Progress(StepTimes(self._clock), unmade=unmade or {})
         self.keeper = Keeper(spec, config, crew, self._progress, send)
         self._stepper = Stepper(spec, crew, self._progress, self.keeper, device, send, stop_requested, rehearsal)
         self._passes_in_epoch = 0
@@ -121,6 +122,11 @@ class Session:
         return self._progress.metrics
 
     @property
+    def made(self) -> Made:
+        """The parameter changes that were made, each with its value and its step."""
+        return self._progress.made | self._progress.unmade
+
+    @property
     def stopped(self) -> str:
         """Why training ended: "complete", "max_steps" or "requested"."""
         return self._progress.stopped
@@ -142,9 +148,10 @@ class Session:
             raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
         means, crew = self._spec.means, self._crew
         self._stepper.several_closures = isinstance(optimizer, torch.optim.LBFGS)
-        if self._stepper.several_closures and (means.mode, means.micro_batch, self.size) != ("fast", None, 1):
+        workers = max(self._spec.most_workers, crew.group.size)
+        if self._stepper.several_closures and (means.mode, means.micro_batch, workers) != ("fast", None, 1):
             rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
-            raise UserError(rule, f"{means.mode} mode, {self.size} workers", "use --mode fast --workers 1")
+            raise UserError(rule, f"{means.mode} mode, up to {workers} workers", "use --mode fast --workers 1")
         model.to(self.device)
         self._spread([*model.parameters(), *model.buffers()])
         replica = prepare_replica(model, means, crew.group, elastic=crew.elastic)
@@ -174,12 +181,11 @@ class Session:
         progress = self._progress
         self._stepper.admit()
         total = count if self._spec.epochs is None else self._spec.epochs
-        while (progress.position.epoch < total or progress.tail) and self.stopped == "complete":
-            epoch = progress.position.epoch - int(progress.tail)
+        while progress.position.epoch < total and self.stopped == "complete":
+            epoch = progress.position.epoch
             self._passes_in_epoch = 0
             yield epoch
             self._refuse_half_a_step()
-            progress.tail = False
             if self.stopped != "complete":
                 return
             if progress.position.epoch == epoch:  # an epoch without a whole training pass
@@ -243,7 +249,7 @@ class Session:
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
         crew = self._crew
         self.keeper.settle()
-        self._progress.dirty = True
+        self._progress.dirty = self._progress.dirty or crew.live
         place = (crew.size, crew.rank) if crew.live else (1, 0)
         indices = evaluation_indices(len(dataset), batch_size, *place)
         for batch in fetch(dataset, indices, loading, self.seed, -1):
@@ -278,10 +284,13 @@ class Session:
             raise UserError("all workers must report the same metrics", [len(r) for r in rows], "report on every rank")
         means = {name: exact_mean(row[i] for row in rows) for i, name in enumerate(metrics)}
         progress, at = self._progress, self._progress.position
-        progress.metrics = {**progress.metrics, **means}
-        if self._crew.live and (self.rank == 0 or self._crew.elastic):  # of several equal records one is kept
-            self._send(Reported(at.epoch, at.step, at.samples, self.seconds, means, progress.reports))
-        progress.reports += 1
+        if self._crew.live:
+            progress.metrics = {**progress.metrics, **means}
+            if self.rank == 0 or self._crew.elastic:  # of several equal records one is kept
+                self._send(Reported(at.epoch, at.step, at.samples, self.seconds, means, progress.reports))
+            progress.reports += 1
+        else:  # on the way back to where the run is: what was reported there stands
+            progress.metrics = {**means, **progress.metrics}
         wrong = [f"{name} is {value}" for name, value in means.items() if not math.isfinite(value)]
         if wrong:
             raise Diverged(f"{', '.join(wrong)} after step {at.step}")
@@ -311,7 +320,9 @@ class Session:
         self._crew.change({name: float(value) for name, value in wishes.items() if value is not None})
 
     def save(self) -> None:
-        """Write a checkpoint now. Every worker must call this, between steps."""
+        """Write a checkpoint now. Every worker must call this, between steps; a step at hand counts as completed."""
+        self._refuse_inside("save")
+        self._stepper.count()
         self._stepper.claims.flush()
         self.keeper.save()
 

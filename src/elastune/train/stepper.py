@@ -77,10 +77,7 @@ class Stepper:
         self, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool, loading: Loading
     ) -> Iterator[Any]:
         """The batches of what is left of the epoch."""
-        crew, progress, trained = self._crew, self._progress, self._trained()
-        if progress.tail:  # all of it was trained before this worker was rewound
-            progress.tail, crew.live = False, True
-            return
+        progress, trained = self._progress, self._trained()
         self.admit()
         order = pass_order(len(dataset), self._spec.seed, progress.position.epoch, shuffle)
         outcome: Outcome = "again"
@@ -91,9 +88,6 @@ class Stepper:
             progress.position = replace(progress.position, epoch=progress.position.epoch + 1, offset=0)
             self.claims.flush()
             self._keeper.settle()
-            progress.tail = True
-            self._keeper.remember()
-            progress.tail = False
 
     def _under_one_version(
         self, dataset: Any, order: torch.Tensor, size: int, drop_last: bool, loading: Loading, trained: Trained
@@ -115,12 +109,22 @@ class Stepper:
                 samples=step.size, checksum=checksum(order[step.offset : step.offset + step.size]) % PRIME
             )
             self._step = step
+            if self._is_last(step):
+                self._keeper.remember()
             completed = yield from self._one_step(step, data, order, trained)
             if not completed:
                 crew.discarded += 1
+                self.mid_step = False
                 return "again"
-            self._count(step)
+            self.count()
         return "over"
+
+    def _is_last(self, step: Step) -> bool:
+        """Whether the pass ends with ``step``: what follows may have to be repeated, and begins with this step then.
+
+        A pass that is entered anew has a batch at least, so that the user's lines behind the loop find what they use.
+        """
+        return step.offset + step.size >= self._length or self._progress.position.step + 1 == self._spec.max_steps
 
     def _one_step(
         self, step: Step, data: Iterator[Any], order: torch.Tensor, trained: Trained
@@ -147,7 +151,7 @@ class Stepper:
             except GeneratorExit:  # the user left the loop
                 self.left_inside, self.mid_step = self.mid_step or not self._used, False
                 if not self.left_inside:
-                    self._count(step)
+                    self.count()
                 raise
             self._check_used(rates if not share.ends_step else None, trained)
         if self.mid_step:  # the reduction was given up
@@ -194,7 +198,8 @@ class Stepper:
         except GroupBroken as error:
             served = self._crew.recover_step(error)
             if not served:
-                self.mid_step = True
+                # Others may have noticed elsewhere: until the next boundary the user's lines are this worker's alone.
+                self.mid_step, self._crew.live = True, False
                 return
         if share.ends_step and not self._rehearsal:
             self._completed(replica.totals, served)
@@ -250,7 +255,9 @@ class Stepper:
                 self._keeper.save()
             return False
         version = crew.version
-        changes = crew.boundary()
+        again = {name: value for name, (value, at) in progress.unmade.items() if at >= done}
+        changes = again | (crew.boundary() or {})
+        progress.unmade = {}
         if changes:
             self._change(changes, trained)
         if crew.version != version:
@@ -263,6 +270,7 @@ class Stepper:
 
     def _change(self, changes: dict[str, float], trained: Trained) -> None:
         """Parameters that all members change here."""
+        self._progress.made |= {name: (value, self._progress.position.step) for name, value in changes.items()}
         if "batch_size" in changes:
             self._progress.batch_size = int(changes["batch_size"])
         if "lr" in changes:
@@ -279,9 +287,12 @@ class Stepper:
             checksum=sum(checksum(part) for part in indices) % PRIME,
         ).to_list()
 
-    def _count(self, step: Step) -> None:
-        """The user's lines about a completed step have run."""
-        at = self._progress.position
+    def count(self) -> None:
+        """The user's lines about a completed step have run, if there is one that was not counted yet."""
+        if not self._keeper.uncounted:
+            return
+        assert self._step is not None
+        step, at = self._step, self._progress.position
         self.claims.step(at, step.size, self._length, self._crew.version, self._crew.size)
         follow(self._progress.trail, at, step.size, self._length)
         self._progress.position = replace(

@@ -21,6 +21,7 @@ from elastune.elastic.holder import Packed
 from elastune.elastic.member import Member
 from elastune.journal.records import Reason, Record, RunFailed, RunFinished
 from elastune.train.program import LoadedProgram, load, merge
+from elastune.train.progress import Made
 from elastune.train.session import Session
 from elastune.train.state import fingerprint
 from elastune.train.stepper import Rehearsed, StopTraining
@@ -105,8 +106,9 @@ class Worker:
         crew = ChangingCrew(member)
         rehearsal, begins = member.joins, not member.joins
         snapshot: Packed | None = None
+        unmade: Made = {}
         while True:
-            session = self._session(crew, snapshot, rehearsal)
+            session = self._session(crew, snapshot, rehearsal, unmade)
             crew.holder = session.keeper
             try:
                 if begins:
@@ -115,6 +117,9 @@ class Worker:
                     crew.start()
                 with suppress(StopTraining):
                     self._program.train(session)
+                if rehearsal:  # the program has no training pass to stop in
+                    raise Rehearsed
+                crew.admit()
                 self._finish(session, crew)
                 crew.finish()
                 return
@@ -122,13 +127,16 @@ class Worker:
                 rehearsal = False
             except Rewind:
                 begins = False
+                unmade = session.made
                 snapshot = None if crew.outside or crew.begins_again else session.keeper.newest
             except Leave:
                 return
             finally:
                 session.flush()
 
-    def _session(self, crew: Crew, snapshot: Packed | None = None, rehearsal: bool = False) -> Session:
+    def _session(
+        self, crew: Crew, snapshot: Packed | None = None, rehearsal: bool = False, unmade: Made | None = None
+    ) -> Session:
         return Session(
             self._spec,
             crew,
@@ -138,6 +146,7 @@ class Worker:
             stop_requested=self._stop_requested,
             snapshot=snapshot,
             rehearsal=rehearsal,
+            unmade=unmade,
         )
 
     def _finish(self, session: Session, crew: Crew) -> None:

@@ -78,6 +78,7 @@ def train(session) -> None:
                 reach("inner")
                 session.report(inner=session.step)
         reach("tail")
+        assert torch.isfinite(loss)  # what the batch loop leaves is there, whatever has happened
         model.eval()
         losses, hits = [], []
         with torch.no_grad():
