@@ -11,7 +11,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Record, RunFinished, StepsTaken
+from elastune.journal.records import Checkpointed, Record, RunFinished, StepsTaken
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
@@ -62,6 +62,13 @@ def test_killed_with_results_of_an_evaluation(runs: Runs, undisturbed: Ran, plac
     ran = runs(3, faults=[f"kill 1 16 {place}"])
     same(ran, undisturbed)
     assert ran.lost == [1]
+
+
+def test_rank_0_dies_when_it_is_to_write_a_checkpoint(runs: Runs, undisturbed: Ran, tmp_path: Path) -> None:
+    """Whoever is rank 0 then writes it."""
+    ran = runs(3, faults=["kill 0 10 saving"], out=tmp_path / "out", spec={"checkpoint_every_steps": 10})
+    same(ran, undisturbed)
+    assert 10 in [r.step for r in ran.records if isinstance(r, Checkpointed)]
 
 
 def test_several_at_once(runs: Runs, undisturbed: Ran) -> None:

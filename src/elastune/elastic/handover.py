@@ -12,7 +12,7 @@ from elastune.elastic.holder import Packed
 SMALL_BYTES = 1 << 20
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),
-    *(torch.int8, torch.uint8, torch.bool),
+    *(torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128),
 )
 
 

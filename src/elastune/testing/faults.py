@@ -3,7 +3,8 @@
 The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the all-gather
 of its step 5. Kinds: kill, stop (SIGSTOP), break (the reduction completes, but this worker believes that it failed).
 Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
-forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state).
+forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving (a
+checkpoint).
 Any other place is one that the program itself passes by ``reach``.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from elastune.comm.group import Group, GroupBroken
 from elastune.elastic import changing, handover
+from elastune.train import checkpoint
 from elastune.train.session import Session
 
 
@@ -100,3 +102,4 @@ def _wrap_library(injector: Injector) -> None:
     before(changing, "form", "forming", lambda store, name, *_: int(name))
     before(handover, "send_packed", "giving")
     before(handover, "receive_packed", "taking")
+    before(checkpoint, "save", "saving")

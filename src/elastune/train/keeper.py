@@ -139,23 +139,33 @@ class Keeper:
         unflatten(torch.where(torch.tensor(whole) | same, rows[0], rows.mean(0)), buffers)
 
     def save(self) -> None:
-        """Write a checkpoint. Every member must call this, between steps."""
+        """Write a checkpoint, whoever is lost meanwhile. Every member must call this, between steps."""
         if self.trained is None or not self.crew.live:
             return
         self.settle()
+        written = False
+        while True:
+            if self.crew.rank == 0 and not written:
+                self._write(self.trained)
+                written = True
+            if not self.crew.elastic or self.crew.size == 1:
+                return
+            if any(told for (told,) in self.crew.gather([float(written)])):
+                return
+
+    def _write(self, trained: Trained) -> None:
         progress = self._progress
-        if self.crew.rank == 0:
-            kept = checkpoints.Checkpoint(
-                progress.position,
-                self._meaning(),
-                self.trained.state(),
-                progress.times.seconds,
-                progress.metrics,
-                progress.batch_size,
-                progress.trail,
-            )
-            path = checkpoints.save(self._spec.out / "checkpoints", kept)
-            self._send(Checkpointed(progress.position.step, str(path)))
+        kept = checkpoints.Checkpoint(
+            progress.position,
+            self._meaning(),
+            trained.state(),
+            progress.times.seconds,
+            progress.metrics,
+            progress.batch_size,
+            progress.trail,
+        )
+        path = checkpoints.save(self._spec.out / "checkpoints", kept)
+        self._send(Checkpointed(progress.position.step, str(path)))
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, where there is one."""
