@@ -263,18 +263,22 @@ class ChangingCrew(Crew):
             # Joiners count: one that was not confirmed may have trained, and evaluated, with this worker already.
             stayed = set(before.members) <= set(version.members)
             self._done.lost = self._done.lost or not stayed
-        self._let_go()
+        if not version.planned:
+            self._let_go()
         self._now, self._agreed = version, None
         self._changes.update(version.changes)
-        group = form(
-            self._store,
-            str(version.number),
-            version.rank_of(self.worker),
-            len(version.members),
-            interface=self._interface,
-            timeout_s=LONG_S,
-            superseded=lambda: self._member.superseded(version.number),
-        )
+        try:
+            group = form(
+                self._store,
+                str(version.number),
+                version.rank_of(self.worker),
+                len(version.members),
+                interface=self._interface,
+                timeout_s=LONG_S,
+                superseded=lambda: self._member.superseded(version.number),
+            )
+        finally:
+            self._let_go()  # of a planned version: only now has everybody completed the last step with the group before
         self.group = group
         if self._member.superseded(version.number):  # it came between: nobody has abandoned this group yet
             group.abandon()
