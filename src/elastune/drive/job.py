@@ -68,7 +68,7 @@ def run_job(
 
         for record in _opening(spec):
             keep(record)
-        place = cluster or stack.enter_context(LocalCluster(capacity=most_workers(spec)))
+        place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
         handle = place.start(spec)
         # Whatever happens here: a cluster that is not ours lives on, its run must not.
         stack.callback(handle.kill)
@@ -130,7 +130,7 @@ def check_means(spec: RunSpec) -> None:
     means = spec.means
     if means.workers < 1:
         raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
-    low, most = spec.elastic.low, most_workers(spec)
+    low, most = spec.elastic.low, means.workers if spec.elastic.high is None else spec.elastic.high
     if not 1 <= low <= means.workers <= most:
         rule = "a run must begin with workers within its bounds"
         raise UserError(rule, f"{means.workers}, from {low} to {most}", "use --workers LOW:HIGH")
@@ -148,11 +148,6 @@ def check_means(spec: RunSpec) -> None:
         raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
     if means.threads < 1:
         raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
-
-
-def most_workers(spec: RunSpec) -> int:
-    """How many workers a run may have at a time."""
-    return spec.means.workers if spec.elastic.high is None else spec.elastic.high
 
 
 def _opening(spec: RunSpec) -> list[Record]:
