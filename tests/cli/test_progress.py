@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from elastune.cli.progress import Progress, RunTracker, StudyTracker, eta_s
 from elastune.journal.records import (
+    Decided,
+    Measured,
+    PolicyFailed,
     Reported,
     RunFailed,
     RunFinished,
@@ -50,6 +53,22 @@ def test_a_run_tells_its_start_and_its_end() -> None:
     assert tracker.hear(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
     assert tracker.hear(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
     assert tracker.hear(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
+
+
+def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:
+    tracker = RunTracker(epochs=4, max_steps=40)
+    seen = Measured(10, 0, 640, 1.5, 2, 64, 0.05, {"loss": (0.3123, None), "noise_scale": (412.3, 29.7)})
+    now = "step 10: loss 0.312, noise scale 412 ± 30, batch 64, lr 0.05, 2 workers"
+    assert tracker.hear(seen) == (now, False)
+    assert tracker.state() == now
+    assert tracker.done(9.0) == 0.25
+    assert tracker.hear(reported(1, 8)) == (f"epoch 1/4, step 8: accuracy 0.9; {now}", False), "neither hides the other"
+    assert tracker.state().startswith("epoch 1/4, step 8")
+    decided = Decided("gns", 11, {"batch_size": 128, "lr_factor": 2**0.5}, seen, "applied")
+    line = "step 11: gns: batch 64 -> 128, lr 0.05 -> 0.0707 (noise scale 412 ± 30, loss 0.312)"
+    assert tracker.hear(decided) == (line, True)
+    line, must = tracker.hear(PolicyFailed("Mine", "after_step", 12, 1, "ValueError: no"))
+    assert (line, must) == ("step 12: Mine: after_step failed on worker 1: ValueError: no", True)
 
 
 def test_a_study_counts_its_trials() -> None:

@@ -38,6 +38,17 @@ def files(folder: Path) -> dict[str, bytes]:
         (["run", "linear.py", "--resume"], "no --out"),
         (["run", "linear.py", "--data", "nothing"], "--data must be a folder"),
         (["run", "linear.py", "--out", "linear.py/out"], "--out"),
+        (["run", "linear.py", "--policy", "wizard"], "a policy must be known (got wizard)"),
+        (["run", "linear.py", "--policy", "gns:max_batch=many"], "max_batch"),
+        (["run", "linear.py", "--policy", "gns:luck=7"], "luck"),
+        (["run", "linear.py", "--policy", ""], "policy"),
+        (["run", "linear.py", "--monitor", "crystal_ball"], "crystal_ball"),
+        (["run", "linear.py", "--monitor", "noise_scale:every=0"], "every"),
+        (
+            ["run", "linear.py", "--monitor", "noise_scale:every=2", "--monitor", "noise_scale:every=3"],
+            "one set of options",
+        ),
+        (["tune", "adaptive.py", "--trials", "2"], "wizard"),
         (["tune", "linear.py"], "needs a budget"),
         (["tune", "linear.py", "--trials", "0"], "trials must be at least 1"),
         (["tune", "linear.py", "--budget", "3x"], "--budget must be a duration"),
@@ -69,6 +80,8 @@ def test_one_line(here: Path, elastune: Command, arguments: list[str], expected:
     (here / "empty.py").write_text("")
     (here / "broken.py").write_text("import math\ndef train(session:\n")
     (here / "raises.py").write_text("1 / 0\n")
+    space = "def space(trial):\n    return {'policy': trial.suggest_categorical('policy', ['none', 'wizard:might=9'])}\n"
+    (here / "adaptive.py").write_text(f"objectives = {{'loss': 'min'}}\n{space}def train(session):\n    pass\n")
     before = files(here)
     assert expected in elastune(*arguments).line
     after = files(here)

@@ -72,7 +72,7 @@ def build(mode: Mode, group: Group) -> tuple[Replica, torch.optim.Optimizer]:
     reducers.FIRST_BUCKET_BYTES, reducers.BUCKET_BYTES = 200, 600  # several buckets
     torch.manual_seed(0)
     model = Net(drifts=mode == "exact")
-    replica = prepare(model, Means(workers=group.size, mode=mode, num_slots=SLOTS), group, elastic=True)
+    replica = prepare(model, Means(workers=group.size, mode=mode, num_slots=SLOTS), group, control=4, elastic=True)
     return replica, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 

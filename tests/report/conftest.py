@@ -11,9 +11,12 @@ import pytest
 
 from elastune.journal.entry import Entry, encode_entry
 from elastune.journal.records import (
+    Decided,
     FrontierFound,
     FrontierRow,
     LinkMeasured,
+    Measured,
+    PolicyFailed,
     Reported,
     RunFailed,
     RunFinished,
@@ -176,6 +179,50 @@ def run_records(epochs=12):
     return [started, *steps, LinkMeasured(2, 1e-3, 1e-9), finished]
 
 
+def adapting_records(epochs=8, seed=0):
+    """A run whose batch follows the noise scale from 32 to 512, its learning rate the root of that, workers the batch;
+    workers disagree once, one decision is refused, and a policy of the program's raises."""
+    draw = np.random.default_rng(seed)
+    config = {"lr": 0.05, "batch_size": 32, "epochs": epochs}
+    asked = {"policies": ["gns:max_batch=512", "Mine"], "monitors": ["noise_scale"]}
+    records = [RunStarted("examples/digits.py", config, 0, {**MEANS, "workers": 1}, CONTEXT, adapt=asked)]
+    batch, lr, workers, step, seconds, of_epoch = 32, 0.05, 1, 0, 0.0, 0
+    for tick in range(30 * epochs):
+        step += 12
+        seconds += 0.25 + 0.1 * batch / 512
+        progress = tick / (30 * epochs)
+        true = 60 * math.exp(3.2 * progress)
+        signals = {"loss": (2.3 * math.exp(-3.5 * progress) + 0.04 + 0.03 * draw.random(), None)}
+        if tick > 3:
+            signals["noise_scale"] = (true * math.exp(0.12 * draw.normal()), true * (0.12 + 0.5 / tick))
+            signals["throughput"] = (batch * 40.0, None)
+        measured = Measured(step, tick // 30, step * batch, seconds, workers, batch, lr, signals)
+        records.append(measured)
+        if tick == 40:
+            decided = Decided("Mine", step, {"lr_factor": 2.0}, measured, "disagreed", "rank 1 decided nothing")
+            records += [decided, PolicyFailed("Mine", "after_step", step, 1, "ZeroDivisionError: by <zero>", off=True)]
+        if tick == 200:
+            records.append(Decided("gns", step, {"workers": 64}, measured, "refused", "the run has at most 4 workers"))
+        if tick > 3 and signals["noise_scale"][0] > 2 * batch and batch < 512 and tick % 10 == 0:
+            decision = {"batch_size": 2 * batch, "lr_factor": 2**0.5, "ramp_steps": 20}
+            if batch in (64, 256):
+                decision["workers"] = 2 * workers
+            records.append(Decided("gns", step, decision, measured, "applied"))
+            batch, lr, workers = 2 * batch, lr * 2**0.5, decision.get("workers", workers)
+        if tick % 30 == 29:
+            of_epoch += 1
+            records.append(Reported(of_epoch, step, step * 32, seconds, {"accuracy": 0.98 - 0.4 * 0.6**of_epoch}))
+    metrics = dict(records[-1].metrics)
+    last = {"noise_scale": (1480.0, 190.0), "loss": (0.11, None)}
+    end = RunFinished("9f" * 32, workers, step, step * 32, seconds, metrics, 0.02, 0.001, 151_000, signals=last)
+    return [*records, end]
+
+
+@pytest.fixture
+def adapting_entries():
+    return stamped(adapting_records())
+
+
 @pytest.fixture
 def found():
     return found_frontier()
@@ -218,7 +265,12 @@ def journal(tmp_path):
 def written(tmp_path_factory):
     """A finished run, study and frontier with their reports: kind -> folder. Not to be changed."""
     folder = tmp_path_factory.mktemp("reports")
-    kinds = {"run": run_records(), "study": study_records(), "frontier": frontier_records()}
+    kinds = {
+        "run": run_records(),
+        "study": study_records(),
+        "frontier": frontier_records(),
+        "adapting": adapting_records(),
+    }
     outs = {kind: put(folder / kind, stamped(records)) for kind, records in kinds.items()}
     for out in outs.values():
         write_report(out)

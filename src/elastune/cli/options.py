@@ -45,6 +45,19 @@ Workers = Annotated[
         help="Worker processes; LOW:HIGH begins with as many of HIGH as there are cores, and may change within these.",
     ),
 ]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy", metavar="NAME[:OPTION=VALUE,...]", help='What adapts the run, such as "gns:max_batch=2048".'
+    ),
+]
+Monitors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--monitor", metavar="NAME[:OPTION=VALUE,...]", help='What is measured, such as "noise_scale:every=10".'
+    ),
+]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write event files into OUT/tensorboard.")]
 Heartbeat = Annotated[str, typer.Option(metavar="TIME", help="A worker that is silent for so long counts as lost.")]
 Chaos = Annotated[
     str | None, typer.Option(metavar="FAULTS", help='Faults on purpose: "kill:0.05/s,stop,join,leave", "kill@40%".')

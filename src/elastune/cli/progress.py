@@ -14,8 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from elastune.journal.records import (
+    Decided,
     FaultInjected,
     FrontierFound,
+    Measured,
+    PolicyFailed,
     Record,
     Regrouped,
     Reported,
@@ -30,6 +33,7 @@ from elastune.journal.records import (
     TrialStarted,
     WorkerGone,
 )
+from elastune.report.decision_text import decided_line, failed_line, measured_text
 from elastune.report.text import count, duration, number, plain, settings_text
 
 PLAIN_EVERY_S = 5.0
@@ -59,18 +63,28 @@ class RunTracker:
         self.epochs = epochs
         self._max_steps = max_steps
         self._last = ""
-        self._parts: list[float] = []
+        self._measured = ""
+        self._parts: dict[str, float] = {}  # done, by what bounds the run
 
     def hear(self, record: Record) -> tuple[str, bool]:
         match record:
             case RunStarted(resumed_step=step) if step is not None:
                 return f"resumed after step {step}", True
             case Reported():
-                self._parts = [record.epoch / self.epochs] if self.epochs else []
-                self._parts += [record.step / self._max_steps] if self._max_steps else []
+                if self.epochs:
+                    self._parts["epochs"] = record.epoch / self.epochs
+                self._count(record.step)
                 of = f"/{self.epochs}" if self.epochs else ""
                 self._last = f"epoch {record.epoch}{of}, step {record.step}: {_metrics(record.metrics)}"
-                return self._last, False
+                return self.state(), False
+            case Measured():
+                self._measured = f"step {record.step}: {measured_text(record)}"
+                self._count(record.step)
+                return self.state(), False
+            case Decided():
+                return decided_line(record), True
+            case PolicyFailed():
+                return failed_line(record), True
             case WorkerGone(how="lost"):
                 return f"worker {record.worker} is lost: {plain(record.why)}", True
             case WorkerGone():
@@ -88,10 +102,14 @@ class RunTracker:
         return "", False
 
     def state(self) -> str:
-        return self._last or "starting"
+        return "; ".join(filter(None, (self._last, self._measured))) or "starting"
 
     def done(self, elapsed_s: float) -> float | None:
-        return min(1.0, max(self._parts)) if self._parts else None
+        return min(1.0, max(self._parts.values())) if self._parts else None
+
+    def _count(self, step: int) -> None:
+        if self._max_steps:
+            self._parts["steps"] = step / self._max_steps
 
 
 class StudyTracker:

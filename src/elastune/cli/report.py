@@ -18,11 +18,13 @@ def report(
     ledger: Annotated[
         bool, typer.Option("--ledger", help="Only tell, of a run, how often each sample was used; 1 if not once.")
     ] = False,
+    tensorboard: options.TensorBoard = False,
     json: options.Json = False,
 ) -> int:
     """Write OUT/report.html, one self-contained file, and PNGs; tell what OUT's journal holds, finished or not.
 
-    --json: the object that the command which filled OUT prints, and {report, images}. Of a run that has no result yet:
+    --json: the object that the command which filled OUT prints, and {report, images, with
+    --tensorboard events}. Of a run that has no result yet:
     {kind, unfinished: true, ...}. With --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once,
     missed, repeated, ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
     """
@@ -33,8 +35,15 @@ def report(
 
     result = result_of(out)
     page = write_report(out)
+    more: dict[str, object] = {}
+    if tensorboard:
+        from elastune.drive.folders import JOURNAL
+        from elastune.journal.reader import read
+        from elastune.report.events import write_events
+
+        more["events"] = str(write_events(read(out / JOURNAL), out))
     images = sorted(str(path) for path in out.glob("*.png"))
-    print_result(result, as_json=json, report=str(page), images=images if json else None)
+    print_result(result, as_json=json, report=str(page), images=images if json else None, **more)
     return OK
 
 

@@ -17,6 +17,14 @@ from elastune.drive.results import Study
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunFailed, RunFinished
+from elastune.report.adapting import (
+    Adaptation,
+    adaptation_json,
+    adaptation_line,
+    decisions_table,
+    failures_table,
+    gather_adaptation,
+)
 from elastune.report.changes import Changes, changes_line, gather_changes
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study
 from elastune.report.tables import Table, front_table, frontier_table
@@ -42,35 +50,37 @@ def result_of(out: Path) -> Result:
     if study is not None:
         return _frontier(study, out) if study.is_frontier else _study(study, entries, out)
     if run is not None:
-        return _run(run, gather_changes(entries), out)
+        return _run(run, gather_changes(entries), gather_adaptation(entries), out)
     raise UserError("a journal must hold the start of a run or study", out, "run one with this output folder first")
 
 
-def _run(run: RunStory, changes: Changes, out: Path) -> Result:
+def _run(run: RunStory, changes: Changes, adaptation: Adaptation, out: Path) -> Result:
     means = run.started.means
     asked = {
         "mode": means.get("mode"),
         "num_slots": means.get("num_slots"),
         "seed": run.started.seed,
         "config": run.started.config,
+        **adaptation_json(adaptation),
         "out": str(out),
     }
+    tables = tuple(table for table in (decisions_table(adaptation), failures_table(adaptation)) if table.rows)
     end = run.finished
     if end is not None:
         data = _finished(end) | _changed(changes) | asked
-        return Result(data, lines=_run_lines(end, means, changes, out), stopped=end.stopped)
+        return Result(data, tables, _run_lines(end, means, changes, adaptation, out), stopped=end.stopped)
     if run.failed is not None:
         failed = {name: getattr(run.failed, name) for name in ("reason", "detail", "rank", "exit_code")}
         line = f"failed: {plain(run.failed.detail, 300)}"
-        return Result({"kind": "run", "failed": failed, **asked}, lines=(line,), failure=run.failed)
+        return Result({"kind": "run", "failed": failed, **asked}, tables, (line,), failure=run.failed)
     steps = run.reports[-1].step if run.reports else 0
     line = f"unfinished, {count(steps, 'step')} reported"
-    return Result({"kind": "run", "unfinished": True, "steps": steps, **asked}, lines=(line,), stopped="unfinished")
+    return Result({"kind": "run", "unfinished": True, "steps": steps, **asked}, tables, (line,), stopped="unfinished")
 
 
 def _finished(end: RunFinished) -> dict[str, Any]:
     shown = asdict(end)
-    del shown["kind"], shown["grad_bytes"]
+    del shown["kind"], shown["grad_bytes"], shown["signals"]
     return {"kind": "run", **shown}
 
 
@@ -83,12 +93,15 @@ def _changed(changes: Changes) -> dict[str, Any]:
     }
 
 
-def _run_lines(end: RunFinished, means: dict[str, Any], changes: Changes, out: Path) -> tuple[str, ...]:
+def _run_lines(
+    end: RunFinished, means: dict[str, Any], changes: Changes, adaptation: Adaptation, out: Path
+) -> tuple[str, ...]:
     metrics = ", ".join(f"{plain(name, 40)} {number(value)}" for name, value in end.metrics.items())
     steps, on = count(end.steps, "step"), count(end.workers, "worker")
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({plain(means.get('mode'))})",
         *(f"workers {line}" for line in (changes_line(changes),) if line),
+        *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
         f"state   sha256 {end.sha256}",
         f"journal {out / JOURNAL}",
     )
@@ -131,8 +144,9 @@ def _frontier(story: StudyStory, out: Path) -> Result:
 
 
 def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
-    answer = plain(found.answer, 2000)
-    return (answer, f"train   {plain(found.command, 4000)}") if found.command else (answer,)
+    lines = [plain(found.answer, 2000), plain(found.support, 2000)]
+    lines += [f"train   {plain(found.command, 4000)}"] if found.command else []
+    return tuple(line for line in lines if line)
 
 
 def _ending(story: StudyStory, out: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -14,13 +16,14 @@ from elastune.cli import options, parse
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
 from elastune.cli.setup import choose_means, choose_notices, choose_out, choose_workers, use_data
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, Place, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, Place, Program, RunSpec
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
-    from elastune.cli.progress import RunTracker
+    from elastune.cli.progress import Progress, RunTracker
     from elastune.cluster.notices import NoticeSource
-    from elastune.journal.records import RunFailed
+    from elastune.drive.job import Observe
+    from elastune.journal.records import Record, RunFailed
 
 
 def run(
@@ -39,6 +42,9 @@ def run(
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Checkpoint after so many steps too, not only each epoch; 0: never.")
     ] = None,
+    policy: options.Policies = None,
+    monitor: options.Monitors = None,
+    tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = "5s",
     chaos: options.Chaos = None,
     chaos_verify: options.ChaosVerify = False,
@@ -52,10 +58,13 @@ def run(
 ) -> int:
     """Train FILE.
 
-    Under torchrun or srun this process is one of the workers that they started, and workers do not change.
+    Under torchrun or srun this process is one of the workers that they started, and workers do not change. Policies
+    are elastune's, a plug-in's, or classes of FILE that inherit from elastune.Policy; with several, all are asked.
 
     --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, num_slots, seed, config, stopped,
     step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s, steps_discarded, out},
+    with policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
+    (calls that raised), noise_scale, noise_scale_error, batch_size, lr (all four as measured last)},
     with --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. sha256 is that
     of weights, buffers and optimizer state; seconds are those of training. A run that fails prints {kind: "run",
     failed: {reason, detail, rank, exit_code}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
@@ -93,20 +102,23 @@ def run(
         checkpoint_every_steps=checkpoint_every,
         resume=resume,
         elastic=elastic,
+        adapt=Adapt(tuple(policy or ()), tuple(monitor or ())),
     )
-    return _run_local(spec, json, faults, notices) if place is None else _run_static(spec, place, json)
+    if place is not None:
+        return _run_static(spec, place, json, tensorboard)
+    return _run_local(spec, json, faults, notices, tensorboard)
 
 
-def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[NoticeSource]) -> int:
+def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[NoticeSource], tensorboard: bool) -> int:
     from elastune.cli.progress import Progress
     from elastune.drive.job import JobFailed, run_job
 
     tracker = _tracker(spec)
     injector = faults.injector(spec, tracker.epochs)
     noticed = False
-    with Progress(tracker) as progress:
+    with Progress(tracker) as progress, _observing(spec, progress, tensorboard) as observe:
         try:
-            run_job(spec, observe=progress.observe, notices=notices, injector=injector)
+            run_job(spec, observe=observe, notices=notices, injector=injector)
         except JobFailed as failed:  # the journal tells of it, too
             noticed = failed.noticed
         finally:
@@ -116,7 +128,7 @@ def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[Notic
     return TRY_AGAIN if noticed else code
 
 
-def _run_static(spec: RunSpec, place: Place, as_json: bool) -> NoReturn:
+def _run_static(spec: RunSpec, place: Place, as_json: bool, tensorboard: bool) -> NoReturn:
     """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
     from elastune.cli.progress import Progress
     from elastune.drive.job import on_device, run_here
@@ -125,12 +137,29 @@ def _run_static(spec: RunSpec, place: Place, as_json: bool) -> NoReturn:
     if place.rank != 0:
         code = run_here(spec, place)
     else:
-        with Progress(_tracker(spec)) as progress:
-            run_here(spec, place, progress.observe)
+        with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
+            run_here(spec, place, observe)
         code = _tell(spec.out, as_json)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+@contextmanager
+def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator[Observe]:
+    """Who is told of every record: progress, and the event files where they are wanted."""
+    if not tensorboard:
+        yield progress.observe
+        return
+    from elastune.report.events import EventFiles
+
+    with EventFiles(spec.out) as events:
+
+        def observe(record: Record) -> None:
+            progress.observe(record)
+            events.hear(record)
+
+        yield observe
 
 
 def _tracker(spec: RunSpec) -> RunTracker:
@@ -144,7 +173,7 @@ def _tracker(spec: RunSpec) -> RunTracker:
 def _tell(out: Path, as_json: bool, chaos: Verdict | None = None) -> int:
     from elastune.cli.results import result_of
 
-    result = result_of(out)
+    result = replace(result_of(out), tables=())  # decisions: progress has told of each
     failure = result.failure
     if chaos is not None:
         result = replace(result, data={**result.data, "chaos": chaos.data}, lines=(*result.lines, *chaos.lines))

@@ -15,7 +15,17 @@ from elastune.core.run import RunSpec
 from elastune.elastic.client import remove_contact, write_contact
 from elastune.elastic.coordinator import Coordinator
 from elastune.elastic.events import End, GiveUp, Lost, Start, StopRun, decode_event
-from elastune.journal.records import MembershipEvent, Record, Reported, RunFailed, RunFinished, WorkerGone
+from elastune.journal.records import (
+    Decided,
+    MembershipEvent,
+    PolicyFailed,
+    Record,
+    Reported,
+    Restarted,
+    RunFailed,
+    RunFinished,
+    WorkerGone,
+)
 
 
 class Host(Protocol):
@@ -52,6 +62,7 @@ class ElasticRun:
         self._fatal: tuple[int, str] | None = None  # the worker whose loss was one too many, and what to say of it
         self._finished: set[int] = set()
         self._reported: set[tuple[int, int, int]] = set()
+        self._decided: set[tuple[int, str, str]] = set()  # step, policy, and the hook of a failure
         self._last = Exited(NOBODY, 0, "")
         self._noticed = self._announced = self._failed = False
         self._free = -1
@@ -97,6 +108,19 @@ class ElasticRun:
                 if (epoch, step, nth) in self._reported:
                     return None
                 self._reported.add((epoch, step, nth))
+            case Decided(policy=policy, step=step):
+                return self._told_first(worker, record, (step, policy, ""))
+            case PolicyFailed(policy=policy, step=step, hook=hook):
+                return self._told_first(worker, record, (step, policy, hook))
+            case Restarted(step=step):  # what was decided after it is decided anew
+                self._decided = {key for key in self._decided if key[0] <= step}
+        return Message(worker, record)
+
+    def _told_first(self, worker: int, record: Record, key: tuple[int, str, str]) -> Event | None:
+        """``record``, unless a member has told of ``key`` already."""
+        if key in self._decided:
+            return None
+        self._decided.add(key)
         return Message(worker, record)
 
     def ended(self, end: Exited, returned: int | None, why: str = "") -> list[Event]:

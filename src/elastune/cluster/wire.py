@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastune.core.run import Elastic, Means, Place, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec
 
 STOP = b'{"stop":true}\n'
 _FAREWELL = b'{"farewell":'
@@ -46,6 +46,7 @@ def decode_order(line: bytes) -> Order:
     program = Program(Path(spec["program"]["path"]), spec["program"]["train"])
     known = {"program": program, "out": Path(spec["out"]), "means": Means(**spec["means"])}
     known["elastic"] = Elastic(**spec["elastic"])
+    known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in spec["adapt"].items()})
     return Order(**{**fields, "spec": RunSpec(**{**spec, **known}), "place": Place(**fields["place"])})
 
 

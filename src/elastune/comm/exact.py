@@ -88,6 +88,11 @@ class _Bucket(Bucket):
             self._views[index].copy_(value)
         return not self._missing
 
+    @property
+    def here(self) -> torch.Tensor:
+        assert self._leaf is not None
+        return self._leaf[: self._numel]
+
     def end_slot(self, slot: int) -> None:
         assert self._leaf is not None
         assert not self._missing
@@ -135,11 +140,11 @@ class _Bucket(Bucket):
             assert self._work is not None
             self._work.wait()
 
-    def give(self) -> dict[int, torch.Tensor]:
+    def _sums(self) -> torch.Tensor:
         if self._group.size > 1:
-            return super().give()
+            return super()._sums()
         ((_, total),) = self._fold.parts
-        return self._cut(total)
+        return total[: self._numel]
 
 
 class ExactReducer(Reducer[_Bucket]):
@@ -149,5 +154,8 @@ class ExactReducer(Reducer[_Bucket]):
     come in about the order in which ``put`` will bring them.
     """
 
-    def __init__(self, like: Sequence[torch.Tensor], num_slots: int, group: Group, *, hold: bool = False) -> None:
-        super().__init__([_Bucket(members, like, num_slots, group, hold=hold) for members in plan(like)], group)
+    def __init__(
+        self, like: Sequence[torch.Tensor], num_slots: int, group: Group, gradients: int = 0, *, hold: bool = False
+    ) -> None:
+        buckets = [_Bucket(members, like, num_slots, group, hold=hold) for members in plan(like)]
+        super().__init__(buckets, group, gradients)

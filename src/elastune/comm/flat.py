@@ -35,6 +35,10 @@ class _Bucket(Bucket):
             view.copy_(value)
         return not self._missing
 
+    @property
+    def here(self) -> torch.Tensor:
+        return (self._sets[self._turn] if self._gathered is None else self._gathered)[: self._numel]
+
     def end_slot(self, slot: int) -> None:
         assert not self._missing
 
@@ -56,5 +60,5 @@ class _Bucket(Bucket):
 class FlatReducer(Reducer[_Bucket]):
     """Sums what each worker ``put``, once a step. See ``Reducer`` and ``Bucket``."""
 
-    def __init__(self, like: Sequence[torch.Tensor], group: Group, *, hold: bool = False) -> None:
-        super().__init__([_Bucket(members, like, group, hold=hold) for members in plan(like)], group)
+    def __init__(self, like: Sequence[torch.Tensor], group: Group, gradients: int = 0, *, hold: bool = False) -> None:
+        super().__init__([_Bucket(members, like, group, hold=hold) for members in plan(like)], group, gradients)

@@ -26,6 +26,7 @@ class Bucket(ABC):
     def __init__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> None:
         self.members = members
         self.launched = False
+        self.norms: Norms | None = None  # of this bucket's gradients, while they are measured
         self._group = group
         self._shapes = [like[i].shape for i in members]
         self._sizes = [like[i].numel() for i in members]
@@ -60,6 +61,11 @@ class Bucket(ABC):
     def put(self, index: int, value: torch.Tensor | None) -> bool:
         """Member ``index`` of the current slot (None: zero). True once the slot is complete here."""
 
+    @property
+    @abstractmethod
+    def here(self) -> torch.Tensor:
+        """The current slot's values, as far as they are in; flat."""
+
     @abstractmethod
     def end_slot(self, slot: int) -> None:
         """Every member of ``slot`` is in."""
@@ -78,12 +84,16 @@ class Bucket(ABC):
 
     def give(self) -> dict[int, torch.Tensor]:
         """The sums by member, as views that live until the next step."""
+        sums = self._sums()
+        if self.norms is not None:
+            self.norms.of_sums(sums)
+        return self._cut(sums)
+
+    def _sums(self) -> torch.Tensor:
         sums = self._sets[self._turn][: self._numel]
         if self._staged:
-            sums = sums.to(self._device)
-        elif self._given is not None:
-            sums = self._given.copy_(sums)
-        return self._cut(sums)
+            return sums.to(self._device)
+        return sums if self._given is None else self._given.copy_(sums)
 
     def complete(self) -> None:
         """What this turn's set holds is the newest result: the next step goes to the other."""
@@ -97,9 +107,50 @@ class Bucket(ABC):
         """``result`` is what this step's reduction would have given."""
         self._sets[self._turn][: self._numel].copy_(result)
 
+    def numel_of(self, count: int) -> int:
+        """How many values the first ``count`` members have."""
+        return sum(self._sizes[:count])
+
     def _cut(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         pieces = torch.split(flat[: self._numel], self._sizes)
         return {i: piece.view(shape) for i, piece, shape in zip(self.members, pieces, self._shapes, strict=True)}
+
+
+class Norms:
+    """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
+
+    ``weights``: factors on the gradients; the second of each pair of norms is then that of their products.
+    """
+
+    def __init__(self, numel: int, weights: torch.Tensor | None) -> None:
+        self._numel = numel
+        self._weights = weights
+        self._slot: torch.Tensor | None = None
+        self.sums: torch.Tensor
+
+    def of_slot(self, values: torch.Tensor) -> torch.Tensor:
+        """Of one slot's gradients, whichever of two calls for it is the first."""
+        if self._slot is None:
+            self._slot = self._squares(values)
+        return self._slot
+
+    def end_slot(self) -> None:
+        """The next slot's gradients are others."""
+        self._slot = None
+
+    def of_sums(self, values: torch.Tensor) -> None:
+        """The sums are in."""
+        self.sums = self._squares(values)
+
+    def _squares(self, values: torch.Tensor) -> torch.Tensor:
+        values = values[: self._numel]
+        if values.dtype not in (torch.float32, torch.float64):
+            values = values.float()
+        plain = torch.dot(values, values)
+        if self._weights is None:
+            return torch.stack((plain, torch.zeros_like(plain))).float()
+        weighed = values * self._weights
+        return torch.stack((plain, torch.dot(weighed, weighed))).float()
 
 
 B = TypeVar("B", bound=Bucket)
@@ -108,12 +159,15 @@ B = TypeVar("B", bound=Bucket)
 class Reducer(Generic[B]):
     """Sums a list of tensors over workers.
 
+    The first ``gradients`` of them are gradients, whose norms can be had beside.
+
     A step: ``begin``; for each slot of this worker ``begin_slot`` and ``put`` every tensor once; at last ``finish``.
     A step whose ``put`` or ``finish`` raised ``GroupBroken`` is completed by ``take``, or begun again by ``begin``.
     """
 
-    def __init__(self, buckets: list[B], group: Group) -> None:
+    def __init__(self, buckets: list[B], group: Group, gradients: int = 0) -> None:
         self.group = group
+        self._gradients = gradients
         self._buckets = buckets
         self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
         self._slot, self._last = 0, True
@@ -126,15 +180,43 @@ class Reducer(Generic[B]):
         self._ready = set()
         for bucket in self._buckets:
             bucket.begin()
+            if bucket.norms is not None:
+                bucket.norms.end_slot()
 
     def begin_slot(self, slot: int, *, last: bool) -> None:
         """The next ``put`` calls belong to ``slot``; ``last``: this worker's last slot of the step."""
         self._slot, self._last = slot, last
+        for bucket in self._buckets:
+            if bucket.norms is not None:
+                bucket.norms.end_slot()
+
+    def measure(self, on: bool, weights: Sequence[torch.Tensor] | None = None) -> None:
+        """Whether norms are taken in the next step; ``weights``: as ``Norms`` has them, one for each gradient."""
+        for bucket in self._buckets:
+            own = [i for i in bucket.members if i < self._gradients]
+            flat = None if weights is None or not own else torch.cat([weights[i].reshape(-1) for i in own])
+            bucket.norms = Norms(bucket.numel_of(len(own)), flat) if on and own else None
+
+    def slot_norms(self) -> torch.Tensor:
+        """The squared norms of the gradients that were ``put`` for the current slot: two numbers, on their device."""
+        return self._total([bucket.norms.of_slot(bucket.here) for bucket in self._buckets if bucket.norms is not None])
+
+    def norms(self) -> torch.Tensor:
+        """The squared norms of the newest sums."""
+        return self._total([bucket.norms.sums for bucket in self._buckets if bucket.norms is not None])
+
+    def _total(self, norms: list[torch.Tensor]) -> torch.Tensor:
+        total = norms[0]
+        for more in norms[1:]:
+            total = total + more.to(total.device)
+        return total
 
     def put(self, index: int, value: torch.Tensor | None) -> None:
         """Tensor ``index`` of the current slot; it is copied. Starts the reduction of whatever became complete."""
         bucket = self._bucket_of[index]
         if bucket.put(index, value):
+            if bucket.norms is not None:
+                bucket.norms.of_slot(bucket.here)
             bucket.end_slot(self._slot)
             if self._last:
                 self._launch_in_order(bucket)

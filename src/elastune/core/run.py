@@ -64,6 +64,18 @@ class Elastic:
 
 
 @dataclass(frozen=True)
+class Adapt:
+    """What is measured while a run goes on, and what changes it.
+
+    ``policies``: as ``--policy`` writes them, "gns:max_batch=2048"; in order. ``monitors``: further ones than policies
+    ask for, "noise_scale" or "noise_scale:every=10".
+    """
+
+    policies: tuple[str, ...] = ()
+    monitors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """Everything that decides a run. ``config`` and ``seed`` are its meaning, ``means`` its means.
 
@@ -84,6 +96,7 @@ class RunSpec:
     resume: bool = False
     measure_link: bool = False
     elastic: Elastic = field(default_factory=Elastic)
+    adapt: Adapt = field(default_factory=Adapt)
 
     @property
     def most_workers(self) -> int:

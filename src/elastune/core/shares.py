@@ -25,11 +25,21 @@ class Share:
     ends_step: bool
 
 
-def shares(batch: int, num_slots: int, workers: int, rank: int, mode: Mode, micro_batch: int | None) -> list[Share]:
+def shares(
+    batch: int,
+    num_slots: int,
+    workers: int,
+    rank: int,
+    mode: Mode,
+    micro_batch: int | None,
+    *,
+    compared: bool = False,
+) -> list[Share]:
     """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
 
     ``exact``: one pass a slot, or more where a slot exceeds ``micro_batch``. ``fast``: the worker's slots as one pass,
-    or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
+    or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run. ``compared``: the
+    gradients of different parts of the batch are to be compared, so what would be one pass for all of it becomes two.
     """
     slots = cut(batch, num_slots)
     run = cut(num_slots, workers)[rank]
@@ -43,7 +53,8 @@ def shares(batch: int, num_slots: int, workers: int, rank: int, mode: Mode, micr
         portions, scale = [(largest, slots[largest])], 0.0
     else:
         scale = 1.0
-    passes = [(slot, piece) for slot, samples in portions for piece in _pieces(samples, micro_batch)]
+    least = 2 if compared and workers == 1 and (mode == "fast" or num_slots == 1) else 1
+    passes = [(slot, piece) for slot, samples in portions for piece in _pieces(samples, micro_batch, least)]
     return [
         Share(
             samples=piece,
@@ -56,9 +67,9 @@ def shares(batch: int, num_slots: int, workers: int, rank: int, mode: Mode, micr
     ]
 
 
-def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
+def _pieces(samples: range, micro_batch: int | None, least: int) -> Iterator[range]:
     count = 1 if micro_batch is None else -(-len(samples) // micro_batch)
-    for piece in cut(len(samples), count):
+    for piece in cut(len(samples), max(count, min(least, len(samples)))):
         yield samples[piece.start : piece.stop]
 
 

@@ -18,6 +18,9 @@ FLAGS = {
 }
 """Means that a command names, and their options."""
 
+REPEATED = {"policy": "--policy", "monitor": "--monitor"}
+"""What adapts a run: one text, several, or "none"."""
+
 DEFAULTS = {"precision": "fp32", "micro_batch": None, "threads": 1}
 """Not worth a word in a command."""
 
@@ -34,6 +37,10 @@ def run_command(
     for name, option in FLAGS.items():
         if name in means and means[name] != DEFAULTS.get(name, ...):
             words += [option, _word(means[name])]
+    for name, option in REPEATED.items():
+        texts = means.get(name, "none")
+        for text in [texts] if isinstance(texts, str) else texts:
+            words += [option, str(text)] if text != "none" else []
     for name, value in config.items():
         words += ["--set", f"{name}={_word(value)}"]
     if epochs is not None:

@@ -24,7 +24,7 @@ from elastune.drive.command import run_command
 from elastune.drive.context import machine_context
 from elastune.drive.folders import open_out
 from elastune.drive.frontier_plan import FrontierPlan, check
-from elastune.drive.frontier_rows import Times, Yardstick, answer, batch_of, hypervolumes, mark_front, row
+from elastune.drive.frontier_rows import Times, Yardstick, answer, batch_of, hypervolumes, mark_front, row, support
 from elastune.drive.job import Observe
 from elastune.drive.measure import Training, Trainings, key
 from elastune.drive.requests import FrontierRequest
@@ -299,6 +299,7 @@ class _Frontier:
         rows = mark_front(rows, by)
         naive_volume, volume = hypervolumes(rows, by)
         chosen = self._pick(rows, by)
+        words, supported = support(rows[0] if chosen is None else rows[chosen], by.times.model)
         return FrontierFound(
             quality=by.quality.name,
             direction=by.quality.direction,
@@ -310,6 +311,8 @@ class _Frontier:
             answer=answer(rows, counts, by),
             pick=chosen,
             command="" if chosen is None else self._command(rows[chosen]),
+            support=words,
+            supported_workers=supported,
         )
 
     def _pick(self, rows: list[FrontierRow], by: Yardstick) -> int | None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Literal
 
 import numpy as np
 
 from elastune.core.cost import Cost
 from elastune.core.run import Config, Means, number
-from elastune.drive.measure import Training
+from elastune.drive.measure import NOISE_SCALE, Training
 from elastune.journal.records import FrontierRow, RunFinished
 from elastune.plan.intervals import mean_ci
 from elastune.plan.step_time import StepTime
+from elastune.plan.support import EFFICIENT, smallest_share, supported_workers
 from elastune.search.front import hypervolume, nondominated
 from elastune.search.objective import Objective
 
@@ -94,6 +95,7 @@ def row(
     name = by.quality.name
     held_out = all(f"test_{name}" in t.result.metrics for t in good)
     quality, ci = mean_ci([t.result.metrics[f"test_{name}" if held_out else name] for t in good])
+    noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
     timed = [by.seconds(t, workers) for t in good]
     seconds = fmean(s for s, _ in timed)
     return FrontierRow(
@@ -116,7 +118,40 @@ def row(
         time_to_target_s=_time_to_target(good, workers, by),
         diverged=len(trainings) - len(good),
         trials=[t.trial for t in trainings],
+        noise_scale=noise_scale,
+        noise_scale_error=noise_scale_error,
     )
+
+
+def noise_scale_of(runs: Sequence[RunFinished]) -> tuple[float | None, float | None]:
+    """The mean of the runs' last noise scales, and its standard error; (None, None) where none was measured.
+
+    The error is what the runs tell of themselves, or their spread where that says more; None where neither is known.
+    """
+    told = [run.signals[NOISE_SCALE] for run in runs if NOISE_SCALE in run.signals]
+    if not told:
+        return None, None
+    values, errors = [value for value, _ in told], [error for _, error in told]
+    known = [error for error in errors if error is not None]
+    own = [math.hypot(*known) / len(told)] if len(known) == len(told) else []
+    spread = [stdev(values) / math.sqrt(len(told))] if len(told) > 1 else []
+    return fmean(values), max(own + spread, default=None)
+
+
+def support(chosen: FrontierRow, model: StepTime) -> tuple[str, int | None]:
+    """How many workers the noise scale of ``chosen`` supports: in words, and the number; ("", None) without one."""
+    scale = chosen.noise_scale
+    if scale is None or not 0 <= scale < math.inf:
+        return "", None
+    share = smallest_share(model.base_s, model.per_sample_s)
+    error = "" if chosen.noise_scale_error is None else f" ± {_samples(chosen.noise_scale_error)}"
+    first = f"gradient noise scale {_samples(scale)}{error} at the end of training: "
+    first += f"batches up to about {_samples(scale)} keep their efficiency"
+    if share == math.inf:
+        return f"{first}; samples cost too little of a step to be shared out among workers", 1
+    workers = max(1, supported_workers(scale, share))
+    at = f"at {_samples(share)} samples per worker (where a worker is still {100 * EFFICIENT:g} % efficient by the"
+    return f"{first}; {at} fitted step-time model) that supports {_workers(workers)}", workers
 
 
 def _time_to_target(trainings: Sequence[Training], workers: int, by: Yardstick) -> float | None:
@@ -207,6 +242,10 @@ def answer(rows: Sequence[FrontierRow], counts: Sequence[int], by: Yardstick) ->
 
 def _workers(count: int) -> str:
     return f"{count} worker{'s' if count > 1 else ''}"
+
+
+def _samples(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _value(r: FrontierRow) -> str:

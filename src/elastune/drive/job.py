@@ -15,6 +15,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.cluster.notices import NoticeSource
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
+from elastune.drive.adapting import adapt_json, check_adapt
 from elastune.drive.chaos import Injector
 from elastune.drive.context import machine_context
 from elastune.drive.ending import Ending
@@ -56,7 +57,9 @@ def run_job(
     ``JobFailed``; ``UserError`` for what can be known before a worker starts.
     """
     check_means(spec)
-    merge(load(spec.program).config, spec.config)
+    program = load(spec.program)
+    merge(program.config, spec.config)
+    check_adapt(spec.adapt, program)
     with JournalWriter(open_out(spec.out, spec.resume)) as journal, Interrupts() as interrupts, ExitStack() as stack:
 
         def keep(record: Record) -> None:
@@ -96,6 +99,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     check_means(spec)
+    check_adapt(spec.adapt, load(spec.program))
     if place.rank != 0:
         return work(spec, place, print_failure, stop.is_set)
     with JournalWriter(open_out(spec.out, spec.resume)) as journal:
@@ -161,6 +165,7 @@ def _opening(spec: RunSpec) -> list[Record]:
         context=machine_context(),
         epochs=spec.epochs,
         resumed_step=int(found[-1].name.split("-")[1]) if found else None,
+        adapt=adapt_json(spec.adapt),
     )
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
     return [started, *(claims_of(trail(found[-1])) if found else [])]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from elastune.cluster.base import Cluster
-from elastune.core.run import Config, Means, RunSpec
+from elastune.core.run import Adapt, Config, Means, RunSpec
 from elastune.drive.pool import Ended, Pool
 from elastune.drive.requests import FrontierRequest
 from elastune.drive.trials import SYSTEM_PARAMETERS, Pricing, judge
@@ -22,6 +22,9 @@ from elastune.journal.records import (
     TrialReported,
     TrialStarted,
 )
+
+NOISE_SCALE = "noise_scale"
+"""The monitor of a training whose quality counts, and its signal."""
 
 Phase = Literal["search", "calibrate", "naive", "confirm"]
 
@@ -100,6 +103,7 @@ class Trainings:
             started.config,
             started.seed,
             means,
+            adapt=Adapt() if started.phase == "calibrate" else Adapt(monitors=(NOISE_SCALE,)),
             **{"epochs": self._request.epochs, "checkpoint_every_steps": 0, **spec},
         )
         self._pool.start(started.trial, run)

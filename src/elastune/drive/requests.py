@@ -14,7 +14,8 @@ class StudyRequest:
 
     ``objectives`` (name -> "max" | "min") default to the program's own. ``config`` fixes values over the program's
     defaults; what ``space`` returns goes over both. Of what ``space`` returns, the names ``workers``, ``mode``,
-    ``mechanism`` and ``micro_batch`` are system parameters (they set ``means``), the rest is configuration.
+    ``mechanism`` and ``micro_batch`` are system parameters (they set ``means``), and so is ``policy`` ("none", the text
+    of a policy, or a list of texts: what adapts the trial while it runs); the rest is configuration.
     ``workers`` is how many exist for all trials together. At least one of ``trials`` and ``budget_s`` bounds the study.
     """
 

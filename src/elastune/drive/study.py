@@ -14,7 +14,8 @@ from elastune.cluster.base import Cluster
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
-from elastune.core.run import Config, RunSpec
+from elastune.core.run import Adapt, Config, RunSpec
+from elastune.drive.adapting import check_adapt, policies_of
 from elastune.drive.context import machine_context
 from elastune.drive.folders import open_out
 from elastune.drive.job import Observe, check_means
@@ -22,7 +23,7 @@ from elastune.drive.pool import Ended, Pool
 from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
 from elastune.drive.signals import Interrupts
-from elastune.drive.trials import CLOCKED, SYSTEM_PARAMETERS, Pricing, judge, settings
+from elastune.drive.trials import CLOCKED, SYSTEM_PARAMETERS, Pricing, judge, settings, system_defaults
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
@@ -40,11 +41,12 @@ from elastune.search.constraint import parse_constraints
 from elastune.search.feasible import check_feasible
 from elastune.search.objective import parse_objectives
 from elastune.search.samplers import check_sampler
-from elastune.search.space import Space
+from elastune.search.space import Space, probe
 from elastune.search.suggest import Suggester, Suggestion
-from elastune.train.program import load, merge
+from elastune.train.program import LoadedProgram, load, merge
 
 MIRROR = "optuna.log"
+PROBED_FOR_POLICIES = 64  # configurations that are looked at for policies before any runs
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 
 
@@ -56,6 +58,7 @@ class Plan:
     space: Space
     config: Config
     pricing: Pricing
+    program: LoadedProgram
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -90,14 +93,22 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_sampler(request.sampler, objectives)
     config = merge(program.config, request.config)
     constraints = parse_constraints(request.constraints)
-    defaults = {**config, **{name: getattr(request.means, name) for name in SYSTEM_PARAMETERS}}
+    defaults = {**config, **system_defaults(request.means)}
 
     def complete_space(trial: Any) -> dict[str, Any]:
         return {**defaults, **found(trial)}
 
+    _check_policies(complete_space, program, request.seed)
     check_feasible(complete_space, constraints, {}, request.seed)
     pricing = Pricing(objectives, constraints, request.price_per_worker_hour)
-    return Plan(request, complete_space, config, pricing)
+    return Plan(request, complete_space, config, pricing, program)
+
+
+def _check_policies(space: Space, program: LoadedProgram, seed: int) -> None:
+    """Refuse a policy of the space that cannot be made, before hours of trials come upon it."""
+    named = [policies_of(sample.values["policy"]) for sample in probe(space, PROBED_FOR_POLICIES, seed)]
+    for policies in dict.fromkeys(named):
+        check_adapt(Adapt(policies), program)
 
 
 def tune(
@@ -208,14 +219,16 @@ class Driver:
                 self._waiting = self._suggester.ask()
             if self._waiting is None:
                 return self._pool.running > 0
-            config, means = settings(
+            config, means, adapt = settings(
                 self._waiting.values, self._plan.config, self._request.means, self._request.workers
             )
+            check_adapt(adapt, self._plan.program)
             if means.workers > self._pool.free:
                 return True  # it comes first once workers are free: no trial is passed over for being wide
             suggestion, self._waiting = self._waiting, None
             number = suggestion.number
-            self._known[number] = {**config, **{name: getattr(means, name) for name in SYSTEM_PARAMETERS}}
+            chosen = {**asdict(means), "policy": suggestion.values["policy"]}
+            self._known[number] = {**config, **{name: chosen[name] for name in SYSTEM_PARAMETERS}}
             spec = RunSpec(
                 program=self._request.program,
                 out=self._request.out / "trials" / f"{number:05d}",
@@ -224,12 +237,13 @@ class Driver:
                 means=means,
                 epochs=self._request.epochs,
                 checkpoint_every_steps=0,
+                adapt=adapt,
             )
             self._keep(
                 TrialStarted(
                     trial=number,
                     config=config,
-                    means=asdict(means),
+                    means=chosen,
                     seed=spec.seed,
                     params=suggestion.params,
                     distributions=suggestion.distributions,

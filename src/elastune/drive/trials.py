@@ -8,13 +8,15 @@ from typing import Any
 
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
-from elastune.core.run import Config, Means
+from elastune.core.run import Adapt, Config, Means
+from elastune.drive.adapting import NO_POLICY, policies_of
 from elastune.journal.records import RunFailed, RunFinished, TrialFinished
 from elastune.search.constraint import Constraint, violations
 from elastune.search.objective import Objective
 from elastune.train.program import merge
 
-SYSTEM_PARAMETERS = ("workers", "mode", "mechanism", "micro_batch")
+OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
+SYSTEM_PARAMETERS = (*OF_MEANS, "policy")  # what a space may set beside the program's own settings
 CLOCKED = ("seconds", "cost")  # objectives that elastune measures itself
 
 
@@ -27,9 +29,17 @@ class Pricing:
     price_per_worker_hour: float = 1.0
 
 
-def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacity: int) -> tuple[Config, Means]:
-    """A suggestion's configuration and means: system parameters set the means, all else must be known to ``config``."""
-    system = {name: suggested[name] for name in SYSTEM_PARAMETERS if name in suggested}
+def system_defaults(means: Means) -> dict[str, Any]:
+    """The system parameters where a space does not set them."""
+    return {**{name: getattr(means, name) for name in OF_MEANS}, "policy": NO_POLICY}
+
+
+def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacity: int) -> tuple[Config, Means, Adapt]:
+    """A suggestion's configuration, its means, and what adapts it.
+
+    System parameters set means and policies, all else must be known to ``config``.
+    """
+    system = {name: suggested[name] for name in OF_MEANS if name in suggested}
     changed = replace(means, **system)
     workers = changed.workers
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= capacity:
@@ -37,7 +47,7 @@ def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacit
         raise UserError(rule, workers, "change space(trial) or --workers")
     changed = replace(changed, num_slots=max(changed.num_slots, workers))
     plain = {name: value for name, value in suggested.items() if name not in SYSTEM_PARAMETERS}
-    return merge(config, plain), changed
+    return merge(config, plain), changed, Adapt(policies=policies_of(suggested.get("policy", NO_POLICY)))
 
 
 def measured(run: RunFinished, price_per_worker_hour: float) -> dict[str, float]:

@@ -204,6 +204,10 @@ class ChangingCrew(Crew):
         if self.rank == 0 and self.live:
             self._member.resize(workers, "session.resize")
 
+    def replace(self, rank: int) -> None:
+        if self.rank == rank and self.live:
+            self._member.noticed(0.0, "another worker is to take its place")
+
     def change(self, changes: dict[str, float]) -> None:
         if self.rank == 0 and self.live and changes:
             self._member.change(changes, "session.change")

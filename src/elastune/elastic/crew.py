@@ -102,6 +102,10 @@ class Crew:
         rule = "workers can change only where elastune starts them"
         raise UserError(rule, "workers of another launcher", "use elastune run --workers LOW:HIGH")
 
+    def replace(self, rank: int) -> None:
+        """Ask for another worker in place of the one of ``rank``."""
+        self.resize(self.size)
+
     def change(self, changes: dict[str, float]) -> None:
         """Ask for parameter changes at one step boundary."""
         rule = "parameters can be changed for all only where elastune starts the workers"

@@ -19,7 +19,7 @@ Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_
 
 @dataclass(frozen=True, config=_RULES)
 class RunStarted:
-    """A run begins (or, with ``resumed_step``, goes on from a checkpoint)."""
+    """A run begins (or, with ``resumed_step``, goes on from a checkpoint). ``adapt``: its policies and monitors."""
 
     program: str
     config: dict[str, Any]
@@ -28,6 +28,7 @@ class RunStarted:
     context: dict[str, Any] = field(default_factory=dict)
     epochs: int | None = None
     resumed_step: int | None = None
+    adapt: dict[str, list[str]] = field(default_factory=dict)
     kind: Literal["run_started"] = "run_started"
 
 
@@ -65,7 +66,10 @@ class LinkMeasured:
 
 @dataclass(frozen=True, config=_RULES)
 class RunFinished:
-    """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction."""
+    """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction.
+
+    ``signals``: what its monitors said last, name -> (value, standard error or None).
+    """
 
     sha256: str
     workers: int
@@ -77,6 +81,7 @@ class RunFinished:
     wait_s: float | None = None
     grad_bytes: int = 0
     stopped: Literal["complete", "max_steps", "requested", "notice"] = "complete"
+    signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     kind: Literal["run_finished"] = "run_finished"
 
 
@@ -126,6 +131,54 @@ class Regrouped:
     pause_s: float
     discarded: int
     kind: Literal["regrouped"] = "regrouped"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Measured:
+    """What a run's monitors said after ``step`` steps. ``signals``: name -> (value, standard error or None).
+
+    Written at most a few times a second, and whenever something was decided. ``lr`` is the first parameter group's.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    seconds: float
+    workers: int
+    batch_size: int
+    lr: float
+    signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    kind: Literal["measured"] = "measured"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Decided:
+    """What ``policy`` decided, and what became of it at the boundary after ``step`` steps.
+
+    ``decision`` holds what is to change (the fields of ``core.signals.Decision``), ``cause`` what the policy saw.
+    disagreed: workers decided differently, so nothing changed; refused: it could not be done, ``detail`` says why.
+    """
+
+    policy: str
+    step: int
+    decision: dict[str, Any]
+    cause: Measured
+    outcome: Literal["applied", "disagreed", "refused"]
+    detail: str = ""
+    kind: Literal["decided"] = "decided"
+
+
+@dataclass(frozen=True, config=_RULES)
+class PolicyFailed:
+    """``hook`` of ``policy`` raised on ``worker``; the run went on unchanged. ``off``: it is not called any more."""
+
+    policy: str
+    hook: str
+    step: int
+    worker: int
+    detail: str
+    off: bool = False
+    kind: Literal["policy_failed"] = "policy_failed"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -247,6 +300,7 @@ class FrontierRow:
     ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
     the program reports none, on its validation data; ``ci`` is the half-width of its 95 % confidence interval.
     ``seconds`` is the time of the whole training; ``time_to_target_s`` is None where the target was not reached.
+    ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
     """
 
     role: Literal["naive", "tuned"]
@@ -269,11 +323,16 @@ class FrontierRow:
     on_front: bool = False
     diverged: int = 0
     trials: list[int] = field(default_factory=list)
+    noise_scale: float | None = None
+    noise_scale_error: float | None = None
 
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierFound:
-    """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it."""
+    """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
+
+    ``support``: how many workers the gradient noise scale supports, in words ("": it was not measured).
+    """
 
     quality: str
     direction: Literal["max", "min"]
@@ -285,6 +344,8 @@ class FrontierFound:
     answer: str
     pick: int | None = None
     command: str = ""
+    support: str = ""
+    supported_workers: int | None = None
     kind: Literal["frontier_found"] = "frontier_found"
 
 
@@ -306,6 +367,9 @@ Record = Annotated[
     | RunFailed
     | StepsTaken
     | Regrouped
+    | Measured
+    | Decided
+    | PolicyFailed
     | Restarted
     | MembershipEvent
     | WorkerGone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,18 @@ from elastune.comm.reducer import Reducer
 from elastune.core.errors import UserError
 from elastune.core.shares import Share
 
-CONTROL = 4
+PART = ("square", "weighted", "count", "loss", "sharpness", "trace")
+"""What each part of a global batch (a slot, or a worker's share) adds to the step's sums, beside its gradients:
+the squared norm of its mean gradient and of that times ``weights``, each times the part's weight; 1; its weighted loss;
+and what was measured of it (``say``)."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step's reduction told beside gradients: sums over parts (``PART``), and the squared norms of the sum."""
+
+    parts: dict[str, float]
+    norms: tuple[float, float] | None
 
 
 class Replica(ABC):
@@ -26,29 +38,34 @@ class Replica(ABC):
     ``backward`` returns with the step complete, or raises ``GroupBroken`` with nothing applied; the step is then
     completed by ``take_held`` or dropped by ``abandon``, and training goes on after ``regroup``.
 
-    ``control`` (set before a step) is summed over the workers that have samples; ``totals``, those sums, are known to
-    all after the step. ``drifts``: buffers move at each worker by itself. ``wait_s``: how long the last step waited for
-    the reduction.
+    ``control`` (set before a step, of the length that ``prepare`` was told) is summed over the workers that have
+    samples; ``totals``, those sums, are known to all after the step, and so is what was ``found``. ``drifts``: buffers
+    move at each worker by itself. ``wait_s``: how long the last step waited for the reduction.
     """
 
     drifts: bool
     _reducer: Reducer[Any] | None
 
-    def __init__(self, module: nn.Module, group: Group) -> None:
+    def __init__(self, module: nn.Module, group: Group, control: int) -> None:
         self.module = module
         self.model: nn.Module = module
         self.group = group
         self.params = [p for p in module.parameters() if p.requires_grad]
-        self.control = [0.0] * CONTROL
-        self.totals = [0.0] * CONTROL
+        self.control = [0.0] * control
+        self.totals = [0.0] * control
+        self.found = Found({}, None)
         self.wait_s = 0.0
+        self._measures = False
+        self._weights: list[torch.Tensor] | None = None
         self._hidden: list[torch.Tensor | None] | None = None
         self._buffers = list(module.buffers())
         self._start = [b.detach().clone() for b in self._buffers]
         # Gradients come about in reverse order of definition; what is known last rides in the last bucket.
         self._order = list(reversed(range(len(self.params))))
         self._place = {i: place for place, i in enumerate(self._order)}
-        self._tail = torch.zeros(len(self.params) + CONTROL, dtype=torch.float32, device=self.params[0].device)
+        self._numbers = len(self.params) + control + len(PART)
+        self._tail = torch.zeros(self._numbers, dtype=torch.float32, device=self.params[0].device)
+        self._part = self._tail[-len(PART) :]
         self._seen: set[int] = set()
         self._collecting = False
         for i, p in enumerate(self.params):
@@ -58,10 +75,20 @@ class Replica(ABC):
         """Prepare for the forward pass of ``share``."""
         if starts_step:
             self._hidden = None
+            self._part.zero_()
             if self._buffers:
                 torch._foreach_copy_(self._start, self._buffers)
             if self._reducer is not None:
                 self._reducer.begin()
+                self._reducer.measure(self._measures, self._weights and [self._weights[i] for i in self._order])
+
+    def measure(self, on: bool, weights: list[torch.Tensor] | None = None) -> None:
+        """Whether the steps from the next on take gradients' norms; ``weights``: a factor for every parameter."""
+        self._measures, self._weights = on, weights
+
+    def say(self, name: str, value: float) -> None:
+        """Something (one of ``PART``) that was measured of the share at hand, weighted; before its ``backward``."""
+        self._part[PART.index(name)] += value
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, share: Share) -> None:
@@ -134,27 +161,70 @@ class Replica(ABC):
     def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.to_dense() if gradient.is_sparse else gradient
 
-    def _put_rest(self, moved: Iterable[torch.Tensor], *, with_control: bool) -> None:
-        """What the backward pass did not bring: unused parameters, buffers, and the tail of flags and control."""
-        assert self._reducer is not None
+    def _put_gradients(self) -> None:
+        """What the backward pass did not bring: of parameters that it did not use."""
         for i in self._order:
             if i not in self._seen:
                 if self.params[i].grad is not None:  # of an earlier pass
                     self._seen.add(i)
                 self._put(i, self.params[i])
+
+    def _put_rest(self, moved: Iterable[torch.Tensor], *, with_control: bool) -> None:
+        """Behind all gradients: buffers, and the tail of flags, control and what was found."""
+        assert self._reducer is not None
         flags = [float(i in self._seen) for i in range(len(self.params))]
-        self._tail.copy_(torch.tensor(flags + (self.control if with_control else [0.0] * CONTROL)))
+        control = self.control if with_control else [0.0] * len(self.control)
+        self._tail[: -len(PART)] = torch.tensor(flags + control)
         for place, value in enumerate([*moved, self._tail], len(self.params)):
             self._reducer.put(place, value)
 
     def _apply(self, sums: Sequence[torch.Tensor]) -> None:
         """Give every parameter that any worker used its gradient."""
         tail = sums[-1].tolist()
-        used, self.totals = tail[: len(self.params)], tail[len(self.params) :]
+        used, self.totals = tail[: len(self.params)], tail[len(self.params) : -len(PART)]
+        assert self._reducer is not None
+        self._find(tail[-len(PART) :], self._reducer.norms() if self._measures else None)
         for i, p in enumerate(self.params):
             p.grad = sums[self._place[i]] if used[i] > 0 else None
         self._hidden = None
         self._move_buffers(sums[len(self.params) : -1])
+
+    def _find(self, parts: list[float], norms: torch.Tensor | None) -> None:
+        pair = None if norms is None else norms.tolist()
+        self.found = Found(dict(zip(PART, parts, strict=True)), None if pair is None else (pair[0], pair[1]))
+
+    def _add_part(self, norms: torch.Tensor | None, loss: torch.Tensor, weight: float) -> None:
+        """A part of weight ``weight`` is done: ``norms`` are those of its weighted gradient."""
+        self._part[_LOSS] += loss.detach().reshape(()) * weight
+        if norms is not None:
+            self._add_norms(norms, weight)
+
+    def _add_norms(self, norms: torch.Tensor, weight: float) -> None:
+        self._part[:2] += norms / weight
+        self._part[_COUNT] += 1
+
+    def _backward_apart(self, loss: torch.Tensor, weight: float) -> torch.Tensor:
+        """A backward pass that adds to what earlier shares left, as ever, and takes the norms of its own gradient."""
+        (loss * weight).backward()
+        norms = self._norms_of_gradients()
+        earlier, self._hidden = self._hidden, None
+        if earlier is not None:
+            for p, grad in zip(self.params, earlier, strict=True):
+                if grad is not None:
+                    p.grad = grad if p.grad is None else grad.add_(p.grad)
+        return norms
+
+    def _norms_of_gradients(self) -> torch.Tensor:
+        """The squared norms of what the parameters have for gradients, as a reducer takes them."""
+        pairs = [(p.grad, i) for i, p in enumerate(self.params) if p.grad is not None]
+        if not pairs:
+            return torch.zeros(2, device=self._part.device)
+        grads = [(grad.coalesce().values() if grad.is_sparse else grad).float() for grad, _ in pairs]
+        plain = torch.stack(torch._foreach_norm(grads)).square().sum()
+        if self._weights is None:
+            return torch.stack((plain, torch.zeros_like(plain)))
+        weighed = [self._dense(grad) * self._weights[i] for grad, i in pairs]
+        return torch.stack((plain, torch.stack(torch._foreach_norm(weighed)).square().sum()))
 
     @abstractmethod
     def _move_buffers(self, moved: Sequence[torch.Tensor]) -> None:
@@ -179,6 +249,9 @@ class Replica(ABC):
                 "gradients of an earlier step",
                 "call optimizer.zero_grad() once in the loop (to accumulate, use --micro-batch)",
             )
+
+
+_COUNT, _LOSS = PART.index("count"), PART.index("loss")
 
 
 def float_buffers(module: nn.Module) -> list[torch.Tensor]:

@@ -24,10 +24,15 @@ class ExactReplica(Replica):
 
     drifts = False
 
-    def __init__(self, module: nn.Module, group: Group, num_slots: int, *, elastic: bool = False) -> None:
-        super().__init__(module, group)
+    def __init__(
+        self, module: nn.Module, group: Group, num_slots: int, control: int = 0, *, elastic: bool = False
+    ) -> None:
+        super().__init__(module, group, control)
+        self._one_slot = num_slots == 1
         like = [self.params[i] for i in self._order] + float_buffers(module) + [self._tail]
-        self._reducer: ExactReducer = ExactReducer([t.detach() for t in like], num_slots, group, hold=elastic)
+        self._reducer: ExactReducer = ExactReducer(
+            [t.detach() for t in like], num_slots, group, len(self.params), hold=elastic
+        )
         self._counters: list[torch.Tensor] | None = None
         self._slot_weight = 0.0
 
@@ -45,18 +50,31 @@ class ExactReplica(Replica):
             self._counters = [b.clone() for b in self._buffers if not b.is_floating_point()]
         self._slot_weight += share.weight
         if share.weight:
-            self._restore_gradients()
-            if share.ends_slot:
-                self._reducer.begin_slot(share.slot, last=share.ends_step)
-                self._reduced_backward(loss, share.weight)
-                self._end_slot(share)
-            else:
-                (loss * share.weight).backward()
-                self._hide_gradients()
+            self._slot_loss(loss, share)
         if share.ends_step:
             sums = self._reducer.finish()
             self.wait_s = self._reducer.wait_s
             self._apply(sums)
+
+    def _slot_loss(self, loss: torch.Tensor, share: Share) -> None:
+        pieces_are_parts = self._measures and self._one_slot
+        if share.ends_slot:
+            self._reducer.begin_slot(share.slot, last=share.ends_step)
+        norms = None
+        if pieces_are_parts:
+            norms = self._backward_apart(loss, share.weight)
+            self._seen.clear()
+        elif share.ends_slot:
+            self._restore_gradients()
+            self._reduced_backward(loss, share.weight)
+        else:
+            self._restore_gradients()
+            (loss * share.weight).backward()
+        self._add_part(norms, loss, share.weight)
+        if share.ends_slot:
+            self._end_slot(share)
+        else:
+            self._hide_gradients()
 
     def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
         if gradient.is_sparse:
@@ -66,8 +84,12 @@ class ExactReplica(Replica):
     def _end_slot(self, share: Share) -> None:
         floats = [(b, s) for b, s in zip(self._buffers, self._start, strict=True) if b.is_floating_point()]
         moved = [(b.detach() - start) * self._slot_weight for b, start in floats]
-        self._slot_weight = 0.0
+        self._put_gradients()
+        if self._measures and not self._one_slot:
+            self._add_norms(self._reducer.slot_norms(), self._slot_weight)
         self._put_rest(moved, with_control=share.ends_step)
+        self._slot_weight = 0.0
+        self._part.zero_()
 
     def _move_buffers(self, moved: Sequence[torch.Tensor]) -> None:
         moves, counters = iter(moved), iter(self._counters or ())

@@ -25,30 +25,60 @@ class FastReplica(Replica):
 
     drifts = True
 
-    def __init__(self, module: nn.Module, group: Group, *, elastic: bool = False) -> None:
-        super().__init__(module, group)
+    def __init__(self, module: nn.Module, group: Group, control: int = 0, *, elastic: bool = False) -> None:
+        super().__init__(module, group, control)
+        self._weight = 0.0
         self._reducer: FlatReducer | None = None
         if elastic or group.size > 1:
             like = [self.params[i] for i in self._order] + [self._tail]
-            self._reducer = FlatReducer([t.detach() for t in like], group, hold=elastic)
+            self._reducer = FlatReducer([t.detach() for t in like], group, len(self.params), hold=elastic)
+
+    def begin(self, share: Share, *, starts_step: bool) -> None:
+        super().begin(share, starts_step=starts_step)
+        if starts_step:
+            self._weight = 0.0
 
     def backward(self, loss: torch.Tensor, share: Share) -> None:
         self._refuse_leftovers()
-        self._restore_gradients()
-        if self._reducer is not None and self.group.size > 1 and share.ends_step:
-            self._reduce(self._reducer, loss, share)
-            return
-        (loss * share.weight).backward()
+        self._weight += share.weight
+        if self._reducer is not None and self.group.size > 1:
+            self._with_others(self._reducer, loss, share)
+        else:
+            self._alone(loss, share)
+
+    def _alone(self, loss: torch.Tensor, share: Share) -> None:
+        """Every share is a part of its own."""
+        if share.weight == 1.0:  # an optimizer may evaluate the whole batch again and again
+            self._part.zero_()
+        norms = None
+        if self._measures:
+            norms = self._backward_apart(loss, share.weight)
+        else:
+            self._restore_gradients()
+            (loss * share.weight).backward()
+        self._add_part(norms, loss, share.weight)
         if not share.ends_step:
             self._hide_gradients()
-        else:
-            self.totals = list(self.control)
+            return
+        self.totals = list(self.control)
+        self._find(self._part.tolist(), self._norms_of_gradients() if self._measures else None)
 
-    def _reduce(self, reducer: FlatReducer, loss: torch.Tensor, share: Share) -> None:
+    def _with_others(self, reducer: FlatReducer, loss: torch.Tensor, share: Share) -> None:
+        """All that this worker runs in a step is one part."""
+        self._restore_gradients()
+        if share.weight:
+            self._add_part(None, loss, share.weight)
+        if not share.ends_step:
+            (loss * share.weight).backward()
+            self._hide_gradients()
+            return
         if share.weight:
             self._reduced_backward(loss, share.weight)
         else:
             self._seen.clear()
+        self._put_gradients()
+        if self._measures and share.weight:
+            self._add_norms(reducer.slot_norms(), self._weight)
         self._put_rest((), with_control=share.weight > 0)
         sums = reducer.finish()
         self.wait_s = reducer.wait_s

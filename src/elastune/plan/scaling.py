@@ -3,6 +3,7 @@
 ``none`` keeps it. ``sqrt`` keeps the variance of an update equal (Krizhevsky, "One weird trick for parallelizing
 convolutional neural networks", 2014). ``linear`` keeps the mean progress per sample equal (Goyal et al.,
 "Accurate, Large Minibatch SGD", 2017, section 2.1). None of them is right everywhere: that is what tuning is for.
+Rules that need more than the ratio, for changes while training runs, are in ``policies.lr_rules``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Literal
 
 Marker = Literal["circle", "square", "diamond", "ring"]
 Line = Literal["solid", "dotted", "steps"]
+COLUMNS = 3  # panels side by side at most
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one meaning. Optional tuples are empty or as long as ``x``.
+    """Points of one meaning, in order of x where they are joined. Optional tuples are empty or as long as ``x``.
 
     A ``y`` of None is a point without a value (it diverged, it failed): a cross on the lower edge. ``error`` holds
-    half-widths. ``hollow`` points are modelled, not measured; lines that lead to one are dashed. ``labels`` show on
-    hover, ``inside`` stands within the marker. ``faint`` series stay behind the others.
+    half-widths, shown as bars or, with ``band``, as a shaded band along the line. ``hollow`` points are modelled, not
+    measured; lines that lead to one are dashed. ``labels`` show on hover, ``inside`` stands within the marker.
+    ``faint`` series stay behind the others.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Series:
     labels: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     faint: bool = False
+    band: bool = False
 
     def __post_init__(self) -> None:
         for name in ("y", "error", "hollow", "labels", "inside"):
@@ -54,6 +57,17 @@ class Series:
     def half_width(self, i: int) -> float:
         """Half-width of the error bar of point ``i``; 0 where it has none."""
         return (self.error[i] or 0.0) if self.error else 0.0
+
+    def edges(self, floor: float) -> tuple[list[float], list[float], list[float]]:
+        """The band around the valued points: x, lower and upper edge, nothing below ``floor``."""
+        valued = [
+            (x, y, self.half_width(i)) for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)) if y is not None
+        ]
+        return (
+            [x for x, _, _ in valued],
+            [max(y - half, min(y, floor)) for _, y, half in valued],
+            [y + half for _, y, half in valued],
+        )
 
     def pieces(self) -> list[tuple[list[int], bool]]:
         """The line in pieces of one style: the points each joins, in order, and whether it is dashed."""
@@ -73,6 +87,19 @@ class Level:
 
     y: float
     name: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at ``x``: a vertical line. ``label``: a word or two at its head, "" for none.
+
+    ``detail`` shows on hover. ``strange``: it stands out.
+    """
+
+    x: float
+    label: str
+    detail: str
+    strange: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,12 +140,27 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels side by side under one title. ``name`` is also the stem of its file."""
+    """Panels under one title, side by side or, where ``stacked``, below each other on one x axis, that of the first.
+
+    ``marks`` run through all panels of a stack. ``name`` is also the stem of its file.
+    """
 
     name: str
     title: str
     panels: tuple[Panel, ...]
     caption: str = ""
+    stacked: bool = False
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """How many panels stand side by side."""
+        return 1 if self.stacked else min(COLUMNS, len(self.panels))
+
+    def x_range(self) -> tuple[float, float]:
+        """What the shared x axis of a stack covers."""
+        lows, highs = zip(*(panel.x_range() for panel in self.panels), strict=True)
+        return min(lows), max(highs)
 
     @property
     def needs_legend(self) -> bool:

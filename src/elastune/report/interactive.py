@@ -15,8 +15,10 @@ from elastune.report.figures import Axis, Figure, Marker, Panel, Series, log_tic
 from elastune.report.text import number
 
 SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
-COLUMNS = 3
 PANEL_HEIGHT_PX = 360
+STACKED_HEIGHT_PX = 190
+LEGEND_BELOW_PX = 58
+BAND_OPACITY = 0.2
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -27,27 +29,33 @@ def script() -> str:
 
 def div(figure: Figure) -> str:
     """``figure`` as an HTML fragment. Everything that came from a journal is escaped."""
-    columns = min(COLUMNS, len(figure.panels))
+    columns = figure.columns
     rows = math.ceil(len(figure.panels) / columns)
     plot = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[_escaped(panel.title) for panel in figure.panels],
         horizontal_spacing=0.11 if columns > 1 else 0.0,
-        vertical_spacing=0.18 if rows > 1 else 0.0,
+        vertical_spacing=(0.04 if figure.stacked else 0.18) if rows > 1 else 0.0,
+        shared_xaxes=figure.stacked,
     )
     named: set[str] = set()
     for place, panel in enumerate(figure.panels):
         _draw(plot, panel, place // columns + 1, place % columns + 1, named)
+    if figure.stacked:
+        plot.update_xaxes(range=figure.x_range())
+        _marks(plot, figure)
+    height = (STACKED_HEIGHT_PX if figure.stacked else PANEL_HEIGHT_PX) * rows
+    headroom = 65 if any(mark.label for mark in figure.marks) else 0
     plot.update_layout(
-        height=PANEL_HEIGHT_PX * rows + 90,
-        margin={"l": 70, "r": 25, "t": 45, "b": 60},
+        height=height + 90 + headroom,
+        margin={"l": 70, "r": 25, "t": 45 + headroom, "b": 60},
         template="none",
         paper_bgcolor="white",
         plot_bgcolor="white",
         font={"family": FONT, "color": palette.INK, "size": 13},
         showlegend=figure.needs_legend,
-        legend={"orientation": "h", "yanchor": "top", "y": -0.16 / rows, "x": 0.5, "xanchor": "center"},
+        legend={"orientation": "h", "yanchor": "top", "y": -LEGEND_BELOW_PX / height, "x": 0.5, "xanchor": "center"},
         hoverlabel={"bgcolor": "white", "font": {"color": palette.INK}},
     )
     if figure.has_hollow:
@@ -60,7 +68,7 @@ def _draw(plot: go.Figure, panel: Panel, row: int, col: int, named: set[str]) ->
     for series in panel.series:
         if not series.x:
             continue
-        for trace in _traces(series, panel.floor(), show=series.name not in named):
+        for trace in _traces(series, panel, show=series.name not in named):
             plot.add_trace(trace, row=row, col=col)
         named.add(series.name)
     for level in panel.levels:
@@ -74,17 +82,67 @@ def _draw(plot: go.Figure, panel: Panel, row: int, col: int, named: set[str]) ->
     plot.update_yaxes(_axis(panel.y, panel.y_range()), row=row, col=col)
 
 
-def _traces(series: Series, floor: float, show: bool) -> list[go.Scatter]:
-    """The line's pieces, the points, the crosses; the points (else the first there is) stand in the legend."""
+def _traces(series: Series, panel: Panel, show: bool) -> list[go.Scatter]:
+    """The band, the line's pieces, the points, the crosses; the points (else the line) stand in the legend."""
     shared: dict[str, Any] = {"name": _escaped(series.name), "legendgroup": series.name, "showlegend": False}
     lines = _lines(series, shared)
     valued = [i for i, y in enumerate(series.y) if y is not None]
     missing = [i for i, y in enumerate(series.y) if y is None]
     points = [_points(series, series.marker, valued, shared)] if series.marker and valued else []
-    crosses = [_crosses(series, missing, floor, shared)] if missing else []
+    crosses = [_crosses(series, missing, panel.floor(), shared)] if missing else []
+    band = [_band(series, panel.y_range()[0], shared)] if series.band else []
     for speaker in (*points, *lines, *crosses)[:1]:
         speaker.showlegend = show
-    return [*lines, *points, *crosses]
+    return [*band, *lines, *points, *crosses]
+
+
+def _marks(plot: go.Figure, figure: Figure) -> None:
+    """Lines through the whole stack; at their heads labels, and a point each to hover over."""
+    for mark in figure.marks:
+        color = palette.BEFORE if mark.strange else palette.QUIET
+        line = {"color": color, "width": 1, "dash": "dot" if mark.strange else "solid"}
+        plot.add_shape(type="line", xref="x", yref="paper", x0=mark.x, x1=mark.x, y0=0, y1=1, line=line, layer="below")
+        if mark.label:
+            at = {
+                "x": mark.x,
+                "xref": "x",
+                "y": 1.0,
+                "yref": "paper",
+                "yshift": 8,
+                "xanchor": "left",
+                "yanchor": "bottom",
+            }
+            plot.add_annotation(text=_escaped(mark.label), textangle=-40, showarrow=False, font={"size": 11}, **at)
+    if figure.marks:
+        heads = go.Scatter(
+            x=[mark.x for mark in figure.marks],
+            y=[figure.panels[0].y_range()[1]] * len(figure.marks),
+            mode="markers",
+            marker={
+                "symbol": "triangle-down",
+                "size": 10,
+                "color": [palette.BEFORE if mark.strange else palette.INK for mark in figure.marks],
+            },
+            hovertext=["<br>".join(map(_escaped, mark.detail.split("; "))) for mark in figure.marks],
+            hoverinfo="text",
+            cliponaxis=False,
+            showlegend=False,
+        )
+        plot.add_trace(heads, row=1, col=1)
+
+
+def _band(series: Series, floor: float, shared: dict[str, Any]) -> go.Scatter:
+    xs, low, high = series.edges(floor)
+    return go.Scatter(
+        x=[*xs, *reversed(xs)],
+        y=[*high, *reversed(low)],
+        fill="toself",
+        fillcolor=f"rgba({','.join(str(int(series.color[i : i + 2], 16)) for i in (1, 3, 5))},{BAND_OPACITY})",
+        mode="lines",
+        line={"width": 0},
+        hoverinfo="skip",
+        **shared,
+    )
 
 
 def _crosses(series: Series, points: list[int], floor: float, shared: dict[str, Any]) -> go.Scatter:
@@ -103,11 +161,13 @@ def _lines(series: Series, shared: dict[str, Any]) -> list[go.Scatter]:
     if series.line is None:
         return []
     style = {"color": series.color, "width": 2, "shape": "hv" if series.line == "steps" else "linear"}
-    pieces: dict[bool, tuple[list[float | None], list[float | None]]] = {}
+    pieces: dict[bool, tuple[list[float | None], list[float | None], list[str]]] = {}
     for points, dashed in series.pieces():
-        xs, ys = pieces.setdefault(dashed, ([], []))
+        xs, ys, hover = pieces.setdefault(dashed, ([], [], []))
         xs += [*(series.x[i] for i in points), None]
         ys += [*(series.y[i] for i in points), None]
+        hover += [*_hover(series, points), ""]
+    speaks = series.marker is None and bool(series.labels)  # else its points do
     plain_dash = "dot" if series.line == "dotted" else "solid"
     return [
         go.Scatter(
@@ -115,17 +175,18 @@ def _lines(series: Series, shared: dict[str, Any]) -> list[go.Scatter]:
             y=ys,
             mode="lines",
             line={**style, "dash": "dash" if dashed else plain_dash},
-            hoverinfo="skip",
+            hovertext=hover if speaks else None,
+            hoverinfo="text" if speaks else "skip",
             **shared,
         )
-        for dashed, (xs, ys) in sorted(pieces.items(), reverse=True)
+        for dashed, (xs, ys, hover) in sorted(pieces.items(), reverse=True)
     ]
 
 
 def _points(series: Series, shape: Marker, points: list[int], shared: dict[str, Any]) -> go.Scatter:
     ring = shape == "ring"
     symbol = SYMBOLS[shape]
-    error = [series.half_width(i) for i in points]
+    error = [0.0 if series.band else series.half_width(i) for i in points]
     return go.Scatter(
         x=[series.x[i] for i in points],
         y=[series.y[i] for i in points],

@@ -11,7 +11,8 @@ from elastune.drive.command import program_path, run_command
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
-from elastune.report import frontier_figures, study_figures, tables
+from elastune.report import adapting, adapting_figure, frontier_figures, study_figures, tables
+from elastune.report.adapting import Adaptation
 from elastune.report.changes import Changes, changes_line, changes_table, gather_changes, gone_table
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
@@ -39,7 +40,8 @@ def write_run_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     run = gather_run(entries)
     if run is None:
         raise _nothing("run", out_dir)
-    return write(run_page(run, gather_changes(entries), ledger(entries)), out_dir)
+    adaptation = adapting.gather_adaptation(entries)
+    return write(run_page(run, gather_changes(entries), ledger(entries), adaptation), out_dir)
 
 
 def write_study_report(entries: Sequence[Entry], out_dir: Path) -> Path:
@@ -58,11 +60,18 @@ def write_frontier_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     return write(frontier_page(study), out_dir)
 
 
-def run_page(run: RunStory, changes: Changes | None = None, seen: Ledger | None = None) -> Page:
-    """The page of one run; ``changes`` of its workers, and its samples as ``seen``, where the journal tells of them."""
-    changes = changes or Changes()
+def run_page(
+    run: RunStory,
+    changes: Changes | None = None,
+    seen: Ledger | None = None,
+    adaptation: Adaptation | None = None,
+) -> Page:
+    """The page of one run; ``changes`` of its workers, its samples as ``seen``, and its ``adaptation``, where the
+    journal tells of them."""
+    changes, adaptation = changes or Changes(), adaptation or Adaptation()
     name = Path(plain(run.started.program)).name
     workers = run.started.means.get("workers", 1)
+    asked_to_adapt = {"policy": list(adaptation.policies), "monitor": list(adaptation.monitors)}
     on = count(workers, "worker") if isinstance(workers, int) else "its workers"
     end = run.finished
     if end:
@@ -76,14 +85,17 @@ def run_page(run: RunStory, changes: Changes | None = None, seen: Ledger | None 
         steps = run.reports[-1].step if run.reports else 0
         answer = f"{name} on {on}: {count(steps, 'step')} reported so far."
         state = "unfinished: it runs on, or was ended from outside"
-    sections = [Section("The run", (tables.run_table(run),)), *_changes_sections(changes, seen)]
+    sections = [Section("The run", (tables.run_table(run),)), *_adapting_sections(adaptation)]
+    sections += _changes_sections(changes, seen)
     reports = tables.reports_table(run)
     if reports.rows:
         sections.append(Section(reports.title, (reports,), folded=True))
     if run.failed and run.failed.log:
         sections.append(Section("The worker's log", (Note(run.failed.log, log=True),)))
     sections.append(Section("How it was measured", _how(run.started.context)))
-    figures = (study_figures.curves(run), study_figures.workers(run, changes))
+    adapted = adapting_figure.over_time(run, adaptation)
+    workers_alone = None if adapted else study_figures.workers(run, changes)
+    figures = (adapted, study_figures.curves(run), workers_alone)
     started = run.started
     return Page(
         kind="run",
@@ -92,9 +104,19 @@ def run_page(run: RunStory, changes: Changes | None = None, seen: Ledger | None 
         ended=end is not None,
         figures=tuple(figure for figure in figures if figure),
         sections=tuple(sections),
-        command=run_command(started.program, started.config, started.means, started.seed, started.epochs),
+        command=run_command(
+            started.program, started.config, {**started.means, **asked_to_adapt}, started.seed, started.epochs
+        ),
         command_note="These settings again:",
     )
+
+
+def _adapting_sections(adaptation: Adaptation) -> list[Section]:
+    """What was decided, and which policies failed, if any did."""
+    found = (adapting.decisions_table(adaptation), adapting.failures_table(adaptation))
+    summary = adapting.adaptation_line(adaptation)
+    parts = (*((Note(f"{summary[0].upper()}{summary[1:]}."),) if summary else ()), *(t for t in found if t.rows))
+    return [Section("How it adapted", parts)] if parts else []
 
 
 def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
@@ -144,6 +166,7 @@ def frontier_page(study: StudyStory) -> Page:
     history = study_figures.history(study)
     figures = [frontier_figures.tradeoff(found), frontier_figures.front(found)] if found.rows else []
     naive, tuned = number(found.hypervolume_naive), number(found.hypervolume_tuned)
+    support = (Note(plain(found.support, 600)),) if found.support else ()
     covered = f"Hypervolume of the front: {tuned} tuned, {naive} by the naive rule (more is better)."
     return Page(
         kind="frontier",
@@ -152,7 +175,7 @@ def frontier_page(study: StudyStory) -> Page:
         ended=study.finished is not None,
         figures=tuple(figures + ([history] if history else [])),
         sections=(
-            Section("The frontier", (tables.frontier_table(found), Note(covered))),
+            Section("The frontier", (tables.frontier_table(found), *support, Note(covered))),
             *_study_sections(study, found),
         ),
         command=plain(found.command, 4000),

@@ -14,12 +14,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from elastune.report import palette
-from elastune.report.figures import Axis, Figure, Marker, Panel, Series, log_ticks
+from elastune.report.figures import Axis, Figure, Mark, Marker, Panel, Series, log_ticks
 from elastune.report.text import number
 
 MARKERS: dict[Marker, str] = {"circle": "o", "square": "s", "diamond": "D", "ring": "o"}
 PANEL_INCHES = (4.6, 3.7)
-COLUMNS = 3
+STACKED_INCHES = (9.2, 1.9)
+BAND_OPACITY = 0.22
 DPI = 200
 DOTS = (0, (1, 2))
 MAX_CROSSINGS = 60  # markers on a line, beyond which the line stands alone
@@ -27,17 +28,22 @@ MAX_CROSSINGS = 60  # markers on a line, beyond which the line stands alone
 
 def png(figure: Figure) -> bytes:
     """``figure`` as a PNG file's bytes. The same figure gives the same bytes."""
-    columns = min(COLUMNS, len(figure.panels))
+    columns = figure.columns
     rows = math.ceil(len(figure.panels) / columns)
-    width = max(PANEL_INCHES[0] * columns, 6.4)
-    canvas = Canvas(figsize=(width, PANEL_INCHES[1] * rows + 0.9), dpi=DPI, layout="constrained", facecolor="white")
+    each = STACKED_INCHES if figure.stacked else PANEL_INCHES
+    width = max(each[0] * columns, 6.4)
+    canvas = Canvas(figsize=(width, each[1] * rows + 0.9), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(canvas)
-    grid = canvas.subplots(rows, columns, squeeze=False)
+    grid = canvas.subplots(rows, columns, squeeze=False, sharex=figure.stacked)
     axes = [ax for row in grid for ax in row]
     for ax, panel in zip(axes, figure.panels, strict=False):
         _draw(ax, panel)
     for ax in axes[len(figure.panels) :]:
         ax.set_axis_off()
+    if figure.stacked:
+        axes[0].set_xlim(figure.x_range())
+        canvas.align_ylabels(axes)
+        _marks(axes, figure.marks)
     title = canvas.suptitle(figure.title, fontsize=13, fontweight="bold", color=palette.INK)
     title.set_parse_math(False)
     if figure.needs_legend:
@@ -78,7 +84,22 @@ def _axis(ax: Axes, axis: Axis, limits: tuple[float, float], across: bool) -> tu
     return limits
 
 
+def _marks(axes: Sequence[Axes], marks: Sequence[Mark]) -> None:
+    """Lines through all ``axes``; their labels stand above the first."""
+    for mark in marks:
+        color = palette.BEFORE if mark.strange else palette.QUIET
+        for ax in axes:
+            ax.axvline(mark.x, color=color, linewidth=0.9, linestyle=DOTS if mark.strange else "-", zorder=1.4)
+        if mark.label:
+            at: dict[str, Any] = {"xy": (mark.x, 1.0), "xycoords": axes[0].get_xaxis_transform()}
+            look: dict[str, Any] = {"rotation": 40, "ha": "left", "va": "bottom", "fontsize": 7.5, "color": palette.INK}
+            axes[0].annotate(mark.label, **at, xytext=(0, 2), textcoords="offset points", parse_math=False, **look)
+
+
 def _line(ax: Axes, series: Series) -> None:
+    if series.band:
+        xs, low, high = series.edges(floor=ax.get_ylim()[0])
+        ax.fill_between(xs, low, high, color=series.color, alpha=BAND_OPACITY, linewidth=0, zorder=1.8)
     if series.line is None:
         return
     shape = "steps-post" if series.line == "steps" else "default"
@@ -96,7 +117,7 @@ def _points(ax: Axes, series: Series, floor: float) -> None:
     valued = [i for i, y in enumerate(series.y) if y is not None]
     lost = [series.x[i] for i in range(len(series.x)) if series.y[i] is None]
     ax.plot(lost, [floor] * len(lost), "x", color=series.color, markersize=7, markeredgewidth=1.8, zorder=order)
-    barred = [i for i in valued if series.half_width(i)]
+    barred = [i for i in valued if series.half_width(i) and not series.band]
     if barred:
         bars = [series.half_width(i) for i in barred]
         look: dict[str, Any] = {"color": series.color, "elinewidth": 1.2, "capsize": 3, "linestyle": "none"}

@@ -33,7 +33,9 @@ class Checkpoint:
     seconds: float
     metrics: dict[str, float]
     batch_size: int | None = None  # where it was changed while training ran
+    micro_batch: int | None = None
     trail: Trail = field(default_factory=list)
+    adapt: dict[str, Any] = field(default_factory=dict)  # what monitors and policies go on from
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -46,7 +48,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         "seconds": checkpoint.seconds,
         "metrics": checkpoint.metrics,
         "batch_size": checkpoint.batch_size,
+        "micro_batch": checkpoint.micro_batch,
         "trail": checkpoint.trail,
+        "adapt": checkpoint.adapt,
     }
     plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     final = folder / f"step-{checkpoint.position.step:010d}"
@@ -92,7 +96,9 @@ def load(path: Path) -> Checkpoint:
             seconds=float(tree["seconds"]),
             metrics={str(name): float(value) for name, value in tree["metrics"].items()},
             batch_size=None if tree["batch_size"] is None else int(tree["batch_size"]),
+            micro_batch=None if tree["micro_batch"] is None else int(tree["micro_batch"]),
             trail=_trail(tree),
+            adapt=dict(tree["adapt"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, torch.OutOfMemoryError) as error:
         fix = "delete this folder to continue from the one before it"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from elastune.core.run import Position
+from elastune.core.votes import VOTE
 from elastune.journal.records import Record, StepsTaken
 
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
@@ -43,16 +44,30 @@ def checksum(indices: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Control:
-    """What each worker adds to a step's reduction beside gradients; read back as sums over workers."""
+    """What each worker adds to a step's reduction beside gradients; read back as sums over workers.
+
+    ``waiting``: policies of this worker wait for what other workers' policies give. ``vote``: what is to change
+    (``core.votes``). ``times``: three numbers for each rank, of which a worker gives its own
+    (``monitors.base.WorkerTimes``); as many ranks as there can ever be.
+    """
 
     stop: float = 0.0
     heard: float = 0.0
     samples: float = 0.0
     checksum: float = 0.0
+    waiting: float = 0.0
+    vote: Sequence[float] = (0.0,) * VOTE
+    times: Sequence[float] = ()
 
     def to_list(self) -> list[float]:
         """In the order of the fields."""
-        return [self.stop, self.heard, self.samples, self.checksum]
+        return [self.stop, self.heard, self.samples, self.checksum, self.waiting, *self.vote, *self.times]
+
+    @staticmethod
+    def of(sums: Sequence[float]) -> Control:
+        """What ``to_list`` of all workers add up to."""
+        stop, heard, samples, checksum, waiting, *rest = sums
+        return Control(stop, heard, samples, checksum, waiting, rest[:VOTE], rest[VOTE:])
 
 
 class Claims:

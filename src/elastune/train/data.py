@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import Means, Position
 from elastune.core.shares import Share, shares
 from elastune.train.rng import SeededSamples, epoch_order
 
@@ -49,17 +49,31 @@ def check_dataset(dataset: Any, batch_size: Any) -> None:
 
 
 def training_steps(
-    length: int, batch_size: int, offset: int, means: Means, workers: int, rank: int, drop_last: bool
+    length: int,
+    batch_size: int,
+    at: Position,
+    means: Means,
+    workers: int,
+    rank: int,
+    drop_last: bool,
+    compared: Callable[[int], bool] = lambda step: False,
 ) -> Iterator[Step]:
-    """The steps of an epoch of ``length`` samples from ``offset`` on, as worker ``rank`` of ``workers`` takes them."""
-    known: dict[int, list[Share]] = {}
+    """The steps of an epoch of ``length`` samples from ``at`` on, as worker ``rank`` of ``workers`` takes them.
+
+    ``compared``: whether in step n, counted from 1, gradients of parts of the batch are to be compared.
+    """
+    known: dict[tuple[int, bool], list[Share]] = {}
+    offset, number = at.offset, at.step
     while offset < length:
         size = min(batch_size, length - offset)
         if drop_last and size < batch_size:
             return
-        if size not in known:
-            known[size] = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch)
-        yield Step(offset, size, known[size])
+        number += 1
+        kind = (size, compared(number))
+        if kind not in known:
+            cuts = means.num_slots, workers, rank, means.mode, means.micro_batch
+            known[kind] = shares(size, *cuts, compared=kind[1])
+        yield Step(offset, size, known[kind])
         offset += size
 
 

@@ -17,6 +17,7 @@ from elastune.elastic.holder import Packed
 from elastune.journal.records import Checkpointed, Record, Restarted
 from elastune.mechanisms.base import flatten, unflatten
 from elastune.train import checkpoint as checkpoints
+from elastune.train.adapt import Adapter
 from elastune.train.progress import Progress
 from elastune.train.state import Tensors, from_tree, to_tree
 from elastune.train.trained import Trained
@@ -26,12 +27,19 @@ class Keeper:
     """One worker's state, for its crew (``elastic.holder.Holder``) and for its run's folder."""
 
     def __init__(
-        self, spec: RunSpec, config: Config, crew: Crew, progress: Progress, send: Callable[[Record], None]
+        self,
+        spec: RunSpec,
+        config: Config,
+        crew: Crew,
+        progress: Progress,
+        adapter: Adapter,
+        send: Callable[[Record], None],
     ) -> None:
         self._spec = spec
         self._config = config
         self.crew = crew
         self._progress = progress
+        self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
         self.trained: Trained | None = None
@@ -55,6 +63,7 @@ class Keeper:
         return int(json.loads(self._snapshot[0])["progress"]["position"]["step"])
 
     def regroup(self, group: Group) -> None:
+        self._adapter.regrouped()
         if self.trained is None:
             return
         if self.mid_step:
@@ -80,6 +89,7 @@ class Keeper:
         tensors: Tensors = {}
         tree = to_tree(self.trained.state(), tensors)
         header = {"state": tree, "names": list(tensors), "progress": self._progress.to_json()}
+        header["adapt"] = self._adapter.to_json()
         return json.dumps(header).encode(), [t.detach() for t in tensors.values()]
 
     def unpack(self, packed: Packed) -> None:
@@ -90,7 +100,9 @@ class Keeper:
     def stand_at(self, packed: Packed) -> None:
         """This worker was rewound to ``packed``, though its model is still to be built."""
         self._snapshot = packed
-        self._progress.take(json.loads(packed[0])["progress"])
+        told = json.loads(packed[0])
+        self._progress.take(told["progress"])
+        self._adapter.take(told["adapt"])
 
     def rewind(self, packed: Packed) -> None:
         """Be where a snapshot of this worker was taken; it may be needed again."""
@@ -103,6 +115,7 @@ class Keeper:
         named = dict(zip(told["names"], tensors, strict=True))
         self.trained.load(from_tree(told["state"], named), "the state of another worker")
         self._progress.take(told["progress"])
+        self._adapter.take(told["adapt"])
 
     def snapshot(self) -> Packed:
         assert self._snapshot is not None
@@ -162,7 +175,9 @@ class Keeper:
             progress.times.seconds,
             progress.metrics,
             progress.batch_size,
+            progress.micro_batch,
             progress.trail,
+            self._adapter.to_json(),
         )
         path = checkpoints.save(self._spec.out / "checkpoints", kept)
         self._send(Checkpointed(progress.position.step, str(path)))
@@ -186,6 +201,9 @@ class Keeper:
         self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
         self._progress.times.seconds_before = kept.seconds
         self._progress.batch_size, self._progress.trail = kept.batch_size, kept.trail
+        self._progress.micro_batch = kept.micro_batch
+        if kept.adapt:
+            self._adapter.take(kept.adapt, resumed=True)
 
     def _meaning(self) -> dict[str, Any]:
         spec, means = self._spec, self._spec.means

@@ -7,23 +7,28 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
+from elastune.policies.base import Policy
 
 
 @dataclass(frozen=True)
 class LoadedProgram:
-    """A user's program: ``train(session)``, its default ``config``; for tuning ``space(trial)`` and ``objectives``."""
+    """A user's program: ``train(session)``, its default ``config``; for tuning ``space(trial)`` and ``objectives``.
+
+    ``policies``: the classes of policies that it defines, by name.
+    """
 
     train: Callable[[Any], None]
     space: Callable[[Any], dict[str, Any]] | None
     objectives: dict[str, str]
     config: Config
+    policies: dict[str, type[Policy]] = field(default_factory=dict)
 
 
 def load(program: Program) -> LoadedProgram:
@@ -36,7 +41,7 @@ def load(program: Program) -> LoadedProgram:
     space = getattr(module, "space", None)
     if space is not None and not callable(space):
         raise UserError("space must be a function of a trial", type(space).__name__, "def space(trial): return {...}")
-    return LoadedProgram(train, space, _objectives(module), _config(module))
+    return LoadedProgram(train, space, _objectives(module), _config(module), _policies(module))
 
 
 def merge(config: Config, changes: Config) -> Config:
@@ -78,6 +83,11 @@ def _objectives(module: ModuleType) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in found.items()):
         raise UserError("objectives must map names to 'max' or 'min'", found, "objectives = {'accuracy': 'max'}")
     return dict(found)
+
+
+def _policies(module: ModuleType) -> dict[str, type[Policy]]:
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    return {name: kind for name, kind in found.items() if issubclass(kind, Policy) and kind is not Policy}
 
 
 def _config(module: ModuleType) -> Config:

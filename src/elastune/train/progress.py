@@ -17,10 +17,10 @@ class Progress:
     """Changed in place as training goes on.
 
     ``dirty``: since its last step this worker has done what cannot be repeated without the workers it was done with:
-    evaluated a part of a data set, or built what training begins with. ``batch_size``: what the run was changed to use,
-    instead of what the program asks for. ``made``: the parameter changes so far, each with its value and the step at
-    which it was made; ``unmade``: those made before this worker was rewound. ``reports``: how many were made since the
-    last step. ``trail``: which samples were used.
+    evaluated a part of a data set, or built what training begins with. ``batch_size`` and ``micro_batch``: what the run
+    was changed to use, instead of what the program and the run's means ask for. ``made``: what the coordinator
+    changed so far, each with its value and the step at which it was made; ``unmade``: those made before
+    this worker was rewound. ``reports``: how many were made since the last step. ``trail``: which samples were used.
     """
 
     times: StepTimes
@@ -29,6 +29,7 @@ class Progress:
     stopped: str = "complete"
     dirty: bool = True
     batch_size: int | None = None
+    micro_batch: int | None = None
     made: Made = field(default_factory=dict)
     unmade: Made = field(default_factory=dict)
     reports: int = 0
@@ -40,6 +41,7 @@ class Progress:
             "position": asdict(self.position),
             "metrics": self.metrics,
             "batch_size": self.batch_size,
+            "micro_batch": self.micro_batch,
             "made": self.made,
             "reports": self.reports,
             "trail": self.trail,
@@ -51,6 +53,7 @@ class Progress:
         self.position = Position(**other["position"])
         self.metrics = {str(name): float(value) for name, value in other["metrics"].items()}
         self.batch_size = None if other["batch_size"] is None else int(other["batch_size"])
+        self.micro_batch = None if other["micro_batch"] is None else int(other["micro_batch"])
         self.trail = [[int(number) for number in piece] for piece in other["trail"]]
         self.made = {str(name): (float(value), int(step)) for name, (value, step) in other["made"].items()}
         self.reports = int(other["reports"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,10 +17,13 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
+from elastune.core.signals import Signal
 from elastune.elastic.crew import Crew
 from elastune.elastic.holder import Packed
 from elastune.journal.records import Record, Reported
 from elastune.mechanisms.registry import prepare as prepare_replica
+from elastune.policies.base import Policy
+from elastune.train.adapt import Adapter
 from elastune.train.data import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.keeper import Keeper
 from elastune.train.precision import autocast_forward
@@ -37,7 +41,8 @@ class Session:
     """A worker's view of a run. Every worker of a run executes the same function with its own session.
 
     ``snapshot``: what this worker was rewound to, and goes on from; ``unmade``: the changes it had made. ``rehearsal``:
-    a joiner's first time through the training function, which ends after a few passes that do not count.
+    a joiner's first time through the training function, which ends after a few passes that do not count. ``policies``:
+    classes of policies of the user's own, by name.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Session:
         snapshot: Packed | None = None,
         rehearsal: bool = False,
         unmade: Made | None = None,
+        policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self.device = device
@@ -63,8 +69,11 @@ class Session:
         self._clock = clock or SystemClock()
         self._snapshot = snapshot
         self._progress = Progress(StepTimes(self._clock), unmade=unmade or {})
-        self.keeper = Keeper(spec, config, crew, self._progress, send)
-        self._stepper = Stepper(spec, crew, self._progress, self.keeper, device, send, stop_requested, rehearsal)
+        self._adapter = Adapter(spec, crew, self._progress, send, policies)
+        self.keeper = Keeper(spec, config, crew, self._progress, self._adapter, send)
+        self._stepper = Stepper(
+            spec, crew, self._progress, self.keeper, self._adapter, device, send, stop_requested, rehearsal
+        )
         self._passes_in_epoch = 0
         if snapshot is not None:
             self.keeper.stand_at(snapshot)
@@ -154,7 +163,8 @@ class Session:
             raise UserError(rule, f"{means.mode} mode, up to {workers} workers", "use --mode fast --workers 1")
         model.to(self.device)
         self._spread([*model.parameters(), *model.buffers()])
-        replica = prepare_replica(model, means, crew.group, elastic=crew.elastic)
+        control = len(self._stepper.control().to_list())
+        replica = prepare_replica(model, means, crew.group, control=control, elastic=crew.elastic)
         self.keeper.trained = Trained(replica, optimizer, schedulers)
         if means.precision == "bf16":
             autocast_forward(model, self.device)
@@ -291,6 +301,8 @@ class Session:
             progress.reports += 1
         else:  # on the way back to where the run is: what was reported there stands
             progress.metrics = {**means, **progress.metrics}
+        if self._adapter.survives_divergence:
+            return
         wrong = [f"{name} is {value}" for name, value in means.items() if not math.isfinite(value)]
         if wrong:
             raise Diverged(f"{', '.join(wrong)} after step {at.step}")
@@ -325,6 +337,15 @@ class Session:
         self._stepper.count()
         self._stepper.claims.flush()
         self.keeper.save()
+
+    @property
+    def signals(self) -> dict[str, Signal]:
+        """What the run's monitors say by now, by name."""
+        return self._adapter.monitoring.signals
+
+    def finish(self) -> None:
+        """The training function has ended."""
+        self._adapter.after_train(self.trained)
 
     def flush(self) -> None:
         """Send what was not sent yet of the record of samples."""

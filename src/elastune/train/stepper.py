@@ -11,11 +11,14 @@ import torch
 
 from elastune.comm.group import GroupBroken
 from elastune.core.errors import Diverged, UserError
-from elastune.core.run import RunSpec
+from elastune.core.run import Means, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.shares import Share, contributors
 from elastune.elastic.crew import Crew
 from elastune.journal.records import Record, Regrouped
+from elastune.mechanisms.base import Replica
+from elastune.monitors.base import WorkerTimes
+from elastune.train.adapt import Adapter
 from elastune.train.claims import PRIME, Claims, Control, checksum, follow
 from elastune.train.data import Loading, Step, fetch, pass_order, to_device, training_indices, training_steps, usable
 from elastune.train.keeper import Keeper
@@ -26,6 +29,7 @@ from elastune.train.trained import Trained
 
 CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
 REHEARSED = 2
+WORKER_TIMES = 3  # numbers of one worker's times in the control vector
 Outcome = Literal["over", "stopped", "again"]
 
 
@@ -46,6 +50,7 @@ class Stepper:
         crew: Crew,
         progress: Progress,
         keeper: Keeper,
+        adapter: Adapter,
         device: torch.device,
         send: Callable[[Record], None],
         stop_requested: Callable[[], bool],
@@ -55,6 +60,7 @@ class Stepper:
         self._crew = crew
         self._progress = progress
         self._keeper = keeper
+        self._adapter = adapter
         self._device = device
         self._send = send
         self._stop_requested = stop_requested
@@ -68,7 +74,9 @@ class Stepper:
         self._step: Step | None = None
         self._expected = Control()
         self._length = 0
+        self._size = 0
         self._stop_votes = 0.0
+        self._times = WorkerTimes()  # of the step before, while the version stays
         self._saved = 0  # the step of the newest checkpoint that was due by its number
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -79,22 +87,25 @@ class Stepper:
         """The batches of what is left of the epoch."""
         progress, trained = self._progress, self._trained()
         self.admit()
+        self._adapter.begin_pass(trained, len(dataset), batch_size)
         order = pass_order(len(dataset), self._spec.seed, progress.position.epoch, shuffle)
         outcome: Outcome = "again"
         while outcome == "again":
             size = batch_size if progress.batch_size is None else progress.batch_size
+            self._size = size
             outcome = yield from self._under_one_version(dataset, order, size, drop_last, loading, trained)
         if outcome == "over":
             progress.position = replace(progress.position, epoch=progress.position.epoch + 1, offset=0)
             self.claims.flush()
             self._keeper.settle()
+            self._adapter.after_epoch(trained, self._size)
 
     def _under_one_version(
         self, dataset: Any, order: torch.Tensor, size: int, drop_last: bool, loading: Loading, trained: Trained
     ) -> Generator[Any, None, Outcome]:
-        crew, at, means = self._crew, self._progress.position, self._spec.means
+        crew, at, means = self._crew, self._progress.position, self._means()
         place = (min(means.num_slots, means.workers), 0) if self._rehearsal else (crew.size, crew.rank)
-        plan = list(training_steps(len(order), size, at.offset, means, *place, drop_last))
+        plan = list(training_steps(len(order), size, at, means, *place, drop_last, self._compares))
         data = fetch(dataset, training_indices(plan, order), loading, self._spec.seed, at.epoch)
         if self._rehearsal:
             yield from self._rehearse(plan, data, trained)
@@ -103,7 +114,7 @@ class Stepper:
         for step in plan:
             if not self._go_on(trained):
                 return "stopped"
-            if crew.version != version or self._progress.batch_size not in (None, size):
+            if crew.version != version or self._progress.batch_size not in (None, size) or self._means() != means:
                 return "again"
             self._expected = Control(
                 samples=step.size, checksum=checksum(order[step.offset : step.offset + step.size]) % PRIME
@@ -119,6 +130,13 @@ class Stepper:
             self.count()
         return "over"
 
+    def _means(self) -> Means:
+        micro_batch = self._progress.micro_batch
+        return self._spec.means if micro_batch is None else replace(self._spec.means, micro_batch=micro_batch)
+
+    def _compares(self, step: int) -> bool:
+        return not self.several_closures and self._adapter.monitoring.compares(step)
+
     def _is_last(self, step: Step) -> bool:
         """Whether the pass ends with ``step``: what follows may have to be repeated, and begins with this step then.
 
@@ -133,12 +151,15 @@ class Stepper:
         crew, progress = self._crew, self._progress
         progress.times.begin_step()
         self._set_control(step, order, trained)
+        data_s = 0.0
         crew.say("computing", progress.position.step)
         for i, share in enumerate(step.shares):
             if crew.broken:
                 crew.recover(GroupBroken("the version is over"))
                 return False
+            fetching = progress.times.now
             batch = to_device(next(data), self._device)
+            data_s += progress.times.now - fetching
             # Data are fetched before seeding: augmentation in this process must not show in the slot's own stream.
             seed_everything(derive(self._spec.seed, "slot", progress.position.step, share.slot, share.samples.start))
             rates = learning_rates(trained.optimizer)
@@ -156,7 +177,9 @@ class Stepper:
             self._check_used(rates if not share.ends_step else None, trained)
         if self.mid_step:  # the reduction was given up
             return False
-        progress.times.end_step(trained.replica.wait_s)
+        wait_s = trained.replica.wait_s
+        step_s = progress.times.end_step(wait_s)
+        self._times = WorkerTimes(data_s, max(0.0, step_s - data_s - wait_s), wait_s)
         return True
 
     def _rehearse(self, plan: list[Step], data: Iterator[Any], trained: Trained) -> Generator[Any, None, NoReturn]:
@@ -184,12 +207,13 @@ class Stepper:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
         step = self._progress.position.step
         looks = self._device.type == "cpu" or step % CHECK_LOSS_EVERY == 0
-        if looks and not math.isfinite(value := float(loss.detach())):
+        if looks and not self._adapter.survives_divergence and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
         share, self._used = self._share, True
         if not self.several_closures:
             self._share = None
         replica = self._trained().replica
+        self._adapter.monitoring.bend(replica, loss, share, step + 1)
         if share.ends_step:
             self._crew.say("reducing", step, self._trained().gradient_bytes)
         served = False
@@ -202,13 +226,13 @@ class Stepper:
                 self.mid_step, self._crew.live = True, False
                 return
         if share.ends_step and not self._rehearsal:
-            self._completed(replica.totals, served)
+            self._completed(replica, served)
 
-    def _completed(self, totals: list[float], served: bool) -> None:
+    def _completed(self, replica: Replica, served: bool) -> None:
         """The step's reduction is here in full, or another worker's of the same step."""
         assert self._step is not None
         self._keeper.mid_step, self._keeper.uncounted = False, 1
-        found = Control(*totals)
+        found = Control.of(replica.totals)
         expected = self._expected
         if (found.samples, int(found.checksum) % PRIME) != (expected.samples, expected.checksum):
             raise RuntimeError(f"a step of {expected.samples:g} samples summed up {found.samples:g}, or other ones")
@@ -217,6 +241,10 @@ class Stepper:
         crew.end_step(found.heard, count, served=served)
         crew.say("computing", progress.position.step + 1)
         self._stop_votes = found.stop
+        self._adapter.completed(found, count)
+        if self._adapter.monitoring:
+            at = self._progress.position.step + 1
+            self._adapter.monitoring.read(at, self._step.size, crew.size, replica.found, found.times)
         self._tell_of_regrouping(progress.times.now)
 
     def _tell_of_regrouping(self, now: float) -> None:
@@ -225,6 +253,7 @@ class Stepper:
         crew.last_step = crew.version, now
         if before is None or before[0] == crew.version:
             return
+        self._times = WorkerTimes()
         if crew.rank == 0:
             median_s, _ = self._progress.times.medians()
             self._send(
@@ -262,6 +291,9 @@ class Stepper:
             self._change(changes, trained)
         if crew.version != version:
             return True  # come here once more, as a member of the new version
+        self._adapter.boundary(trained, self._size)
+        if crew.version != version:
+            return True
         if every and done and done % every == 0 and self._saved != done:
             self._saved = done
             self.claims.flush()
@@ -280,12 +312,27 @@ class Stepper:
     def _set_control(self, step: Step, order: torch.Tensor, trained: Trained) -> None:
         own = [share for share in step.shares if share.weight]
         indices = [order[step.offset + s.samples.start : step.offset + s.samples.stop] for s in own]
-        trained.replica.control = Control(
+        self._adapter.monitoring.prepare(trained.replica, trained.optimizer, self._progress.position.step + 1)
+        if self.several_closures:
+            trained.replica.measure(False)
+        trained.replica.control = self.control(
             stop=float(self._stop_requested()),
             heard=self._crew.begin_step(),
             samples=sum(len(part) for part in indices),
             checksum=sum(checksum(part) for part in indices) % PRIME,
         ).to_list()
+
+    def control(self, stop: float = 0.0, heard: float = 0.0, samples: float = 0.0, checksum: float = 0.0) -> Control:
+        """This worker's part of the next step's control vector; always of the same length."""
+        adapter = self._adapter
+        times: list[float] = []
+        if adapter.monitoring.times:
+            crew, own = self._crew, self._times
+            times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if crew.elastic else crew.size))
+            if crew.live:
+                at = WORKER_TIMES * crew.rank
+                times[at : at + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
+        return Control(stop, heard, samples, checksum, adapter.waiting, adapter.vote(), times)
 
     def count(self) -> None:
         """The user's lines about a completed step have run, if there is one that was not counted yet."""
@@ -300,6 +347,11 @@ class Stepper:
         )
         self._progress.reports = 0
         self._keeper.uncounted = 0
+        trained = self._trained()
+        decision = self._adapter.apply(trained)
+        if decision is not None and decision.stop:
+            self._stop_votes = 1.0
+        self._adapter.after_step(trained, self._progress.batch_size or self._size)
 
     def _check_used(self, rates: list[float] | None, trained: Trained) -> None:
         """The user's loop body must have done its part, and inside of a step no more than that."""

@@ -39,9 +39,11 @@ class StepTimes:
         """A step's first data are about to be fetched."""
         self._step_started = self._clock.now()
 
-    def end_step(self, wait_s: float) -> None:
-        """The step's last line ran; ``wait_s`` of it waited for the reduction."""
-        self._steps.append((self._clock.now() - self._step_started, wait_s))
+    def end_step(self, wait_s: float) -> float:
+        """The step's last line ran; ``wait_s`` of it waited for the reduction. Returns its seconds."""
+        step_s = self._clock.now() - self._step_started
+        self._steps.append((step_s, wait_s))
+        return step_s
 
     def medians(self) -> tuple[float | None, float | None]:
         """Median seconds of a step and of its waiting, warm-up left out; None of too few steps."""

@@ -147,9 +147,11 @@ class Worker:
             snapshot=snapshot,
             rehearsal=rehearsal,
             unmade=unmade,
+            policies=self._program.policies,
         )
 
     def _finish(self, session: Session, crew: Crew) -> None:
+        session.finish()
         seconds, trained = session.seconds, session.trained
         session.flush()
         session.keeper.settle()
@@ -174,6 +176,7 @@ class Worker:
                 wait_s=wait_s,
                 grad_bytes=trained.gradient_bytes if trained is not None else 0,
                 stopped=session.stopped,  # type: ignore[arg-type]
+                signals={name: (signal.value, signal.error) for name, signal in session.signals.items()},
             )
         )
 

@@ -1,0 +1,78 @@
+"""What training says of itself while it runs (signals), and what a policy may make of it (decisions)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A measured value; ``error`` is its standard error, where one is known."""
+
+    value: float
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a run stands after ``step`` completed steps, equal on every worker.
+
+    ``lr`` is that of the first parameter group; ``batch_size`` the global one; ``seconds`` training time so far.
+    ``signals``: the monitors' newest values by name. ``lr_at_start`` and ``batch_at_start`` are the program's own.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    seconds: float
+    workers: int
+    batch_size: int
+    lr: float
+    micro_batch: int | None = None
+    signals: Mapping[str, Signal] = field(default_factory=dict)
+    lr_at_start: float = 0.0
+    batch_at_start: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to change at the next step boundary; None and False leave things as they are.
+
+    ``workers``: ask for so many (they come when they are warm). ``replace_rank``: another worker for that of this rank.
+    ``lr`` sets every parameter group's learning rate, ``lr_factor`` multiplies it (after ``lr``), over ``ramp_steps``
+    steps in equal parts where that is positive. ``correct_momentum``: divide SGD's momentum buffers by ``lr_factor``,
+    so that the velocity of the parameters does not jump with the learning rate. ``remember``: keep a copy of model and
+    optimizer in memory; ``restore``: go back to it (the place in the data stays). ``stop``: checkpoint and end.
+    """
+
+    workers: int | None = None
+    replace_rank: int | None = None
+    batch_size: int | None = None
+    micro_batch: int | None = None
+    lr: float | None = None
+    lr_factor: float | None = None
+    ramp_steps: int = 0
+    correct_momentum: bool = False
+    remember: bool = False
+    restore: bool = False
+    stop: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether it changes nothing."""
+        return self == Decision()
+
+    def merged(self, later: Decision) -> Decision:
+        """Both together: factors multiply, of other values that of ``later`` counts."""
+        mine = asdict(self)
+        others = {name: value for name, value in asdict(later).items() if value is not None and value is not False}
+        if self.lr_factor is not None and later.lr_factor is not None:
+            others["lr_factor"] = self.lr_factor * later.lr_factor
+        others["ramp_steps"] = max(self.ramp_steps, later.ramp_steps)
+        return Decision(**{**mine, **others})
+
+    def to_json(self) -> dict[str, Any]:
+        """What differs from an empty decision."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}

@@ -1,0 +1,39 @@
+"""The training loss, smoothed.
+
+Bias and variance: the mean over the last ``memory`` readings' batches, each at the parameters of its own step, so it
+lags behind while the loss falls. Weighted by the batch: a short last batch of an epoch counts for what it holds, and
+after a change of batch every sample counts alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastune.core.signals import Signal
+from elastune.monitors import averages
+from elastune.monitors.base import Monitor, Need, Reading, State
+from elastune.monitors.options import check
+
+
+@dataclass(frozen=True)
+class Loss(Monitor):
+    """Signal ``loss``. ``memory``: in readings; 1 is the newest batch's."""
+
+    every: int = 1
+    memory: float = 20.0
+
+    name = "loss"
+    needs = frozenset[Need]()
+
+    def __post_init__(self) -> None:
+        check(self.every, self.memory)
+
+    def init(self) -> State:
+        return averages.empty(2)
+
+    def update(self, state: State, reading: Reading) -> State:
+        return averages.with_value(state, reading.loss, reading.batch, self.memory)
+
+    def signals(self, state: State) -> dict[str, Signal]:
+        loss = averages.mean(state)
+        return {} if loss is None else {"loss": loss}

@@ -1,0 +1,129 @@
+"""Where the workers' time goes: step time and its parts, throughput, who is slow, how well the run scales.
+
+Each worker times its own step: ``data_s`` fetching samples, ``compute_s`` forward and backward, ``wait_s`` waiting for
+the reduction. Means are over the workers that know their times, medians over the last ``memory`` readings of the same
+batch and number of workers. The times that a step brings are those of the step before it, so a reading counts only
+where batch and workers are those of the reading before: a short last batch of an epoch leaves the medians alone, and a
+change replaces them with the second reading after it. (Where no two readings in a row agree, nothing is told.)
+
+    throughput = batch / step_s                    samples a second
+    scaling_efficiency = 1 - wait_s / step_s       the part of the workers' time that is not spent waiting
+    straggler: a rank whose data_s + compute_s exceed ``factor`` times the median of the other workers' in ``patience``
+    readings in a row; the slowest, where there are several
+
+Bias and variance: a median shrugs off pauses (a checkpoint, a collection of garbage) that a mean would count, so
+``samples / throughput`` is a little less than the whole time. Its standard error is 1.2533 x 1.4826 MAD / sqrt(n), of a
+normal sample. Efficiency counts the network's time as waiting, and a straggler's victims' time too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastune.core.errors import UserError
+from elastune.core.signals import Signal
+from elastune.monitors.base import Monitor, Reading, State, WorkerTimes
+from elastune.monitors.options import check
+
+_MEDIAN_ERROR = 1.2533 * 1.4826
+
+
+@dataclass(frozen=True)
+class Performance(Monitor):
+    """Signals ``step_s``, ``data_s``, ``compute_s``, ``wait_s``, ``throughput``, ``scaling_efficiency``, and
+    ``straggler`` (a rank) while there is one."""
+
+    every: int = 1
+    memory: int = 20
+    factor: float = 1.5
+    patience: int = 5
+
+    name = "performance"
+    needs = frozenset({"times"})
+
+    def __post_init__(self) -> None:
+        check(self.every, self.memory)
+        if not 1 < self.factor < math.inf:
+            raise UserError("a straggler is slower than others by a factor above 1", self.factor, "give factor=1.5")
+        if self.patience < 1:
+            raise UserError("a straggler is told after one reading or more", self.patience, "give patience=5")
+
+    def init(self) -> State:
+        return {"batch": 0, "workers": 0, "window": [], "slow": []}
+
+    def update(self, state: State, reading: Reading) -> State:
+        known = [times for times in reading.times if _known(times)]
+        if not known:
+            return state
+        now = {"batch": reading.batch, "workers": reading.workers}
+        if now != {name: state[name] for name in now}:
+            slow = state["slow"] if reading.workers == state["workers"] else []
+            return {**now, "window": state["window"], "slow": slow}
+        parts = (
+            (times.data_s for times in known),
+            (times.compute_s for times in known),
+            (times.wait_s for times in known),
+        )
+        entry = [*now.values(), *(sum(part) / len(known) for part in parts)]
+        alike = [old for old in state["window"] if old[:2] == entry[:2]]
+        return {**now, "window": [*alike, entry][-self.memory :], "slow": self._slow(state["slow"], reading.times)}
+
+    def _slow(self, before: Sequence[Sequence[float]], times: Sequence[WorkerTimes]) -> list[list[float]]:
+        """By rank: for how many readings in a row it has been slow, and how slow (over the others) it was last."""
+        busy = [own.data_s + own.compute_s if _known(own) else None for own in times]
+        ordered = sorted(busy_s for busy_s in busy if busy_s is not None)
+        found: list[list[float]] = []
+        for rank, own_s in enumerate(busy):
+            typical_s = _median_of_others(ordered, own_s)
+            excess = own_s / typical_s if own_s is not None and typical_s > 0 else 0.0
+            so_far = before[rank][0] if len(before) == len(times) else 0
+            found.append([so_far + 1 if excess > self.factor else 0, excess])
+        return found
+
+    def signals(self, state: State) -> dict[str, Signal]:
+        if not state["window"]:
+            return {}
+        batch, _, *_ = state["window"][-1]
+        data_s, compute_s, wait_s = (list(part) for part in list(zip(*state["window"], strict=True))[2:])
+        step_s = [sum(parts) for parts in zip(data_s, compute_s, wait_s, strict=True)]
+        told = {
+            "step_s": _median(step_s),
+            "data_s": _median(data_s),
+            "compute_s": _median(compute_s),
+            "wait_s": _median(wait_s),
+            "throughput": _median([batch / s for s in step_s]),
+            "scaling_efficiency": _median([1 - w / s for w, s in zip(wait_s, step_s, strict=True)]),
+        }
+        stragglers = [(excess, rank) for rank, (times, excess) in enumerate(state["slow"]) if times >= self.patience]
+        if stragglers:
+            told["straggler"] = Signal(float(max(stragglers)[1]))
+        return told
+
+
+def _known(times: WorkerTimes) -> bool:
+    return min(times.data_s, times.compute_s, times.wait_s) >= 0 and 0 < times.step_s < math.inf
+
+
+def _median_of_others(ordered: Sequence[float], own: float | None) -> float:
+    """The median of the ``ordered`` values without ``own``, one of them; 0 where there are no others."""
+    if own is None or len(ordered) < 2:
+        return 0.0
+    at, count = bisect_left(ordered, own), len(ordered) - 1
+
+    def other(index: int) -> float:
+        return ordered[index if index < at else index + 1]
+
+    return (other((count - 1) // 2) + other(count // 2)) / 2
+
+
+def _median(values: Sequence[float]) -> Signal:
+    """The median, and its standard error from the median absolute deviation, of two values or more."""
+    middle = statistics.median(values)
+    if len(values) < 2:
+        return Signal(middle)
+    spread = statistics.median(abs(value - middle) for value in values)
+    return Signal(middle, _MEDIAN_ERROR * spread / math.sqrt(len(values)))

@@ -1,0 +1,63 @@
+"""Monitors by name: the library's own, and those of installed packages (entry points ``elastune.monitors``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from types import MappingProxyType
+
+from elastune.core.errors import UserError
+from elastune.monitors.base import Monitor
+from elastune.monitors.curvature import Curvature
+from elastune.monitors.loss import Loss
+from elastune.monitors.noise_scale import NoiseScale
+from elastune.monitors.options import built, split
+from elastune.monitors.performance import Performance
+from elastune.monitors.preconditioned import PreconditionedNoiseScale
+
+ENTRY_POINTS = "elastune.monitors"
+_OWN: tuple[type[Monitor], ...] = (NoiseScale, PreconditionedNoiseScale, Performance, Curvature, Loss)
+MONITORS: Mapping[str, type[Monitor]] = MappingProxyType({kind.name: kind for kind in _OWN})
+
+
+def parse(text: str) -> Monitor:
+    """The monitor that ``text`` asks for: "noise_scale" or "noise_scale:every=10,memory=50".
+
+    Raises ``UserError`` for an unknown name or option, and for a value that the option cannot have.
+    """
+    name, options = split(text)
+    if name in MONITORS:
+        return built(name, MONITORS[name], options)
+    return built(name, _installed(name), options)
+
+
+def choose(texts: Iterable[str]) -> tuple[Monitor, ...]:
+    """One monitor of each name in ``texts``, in the order of first mention; one with options replaces a bare name.
+
+    Raises ``UserError`` where two ask for differing options of one monitor.
+    """
+    chosen: dict[str, tuple[bool, Monitor]] = {}
+    for text in texts:
+        monitor, explicit = parse(text), bool(split(text)[1])
+        was_explicit, before = chosen.get(monitor.name, (False, monitor))
+        if explicit and was_explicit and monitor != before:
+            raise UserError("a monitor has one set of options", f"{before} and {monitor}", "keep one of them")
+        chosen[monitor.name] = (True, monitor) if explicit else (was_explicit, before)
+    return tuple(monitor for _, monitor in chosen.values())
+
+
+def _installed(name: str) -> type[Monitor]:
+    """The class of that name which an installed package offers."""
+    offered = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    if name not in offered:
+        raise UserError("a monitor must be known", name, f"use one of {', '.join([*MONITORS, *sorted(offered)])}")
+    try:
+        kind = offered[name].load()
+    except Exception as error:
+        raise UserError(
+            f"an installed monitor must load: {type(error).__name__}: {error}", offered[name].value, "mend its package"
+        ) from error
+    if not isinstance(kind, type) or not issubclass(kind, Monitor) or getattr(kind, "name", None) != name:
+        fix = f"subclass elastune.monitors.base.Monitor with name = {name!r}"
+        raise UserError("an installed monitor is a Monitor of its entry point's name", offered[name].value, fix)
+    return kind

@@ -1,0 +1,1 @@
+"""What may change while training runs, and when: users write these."""

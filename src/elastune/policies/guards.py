@@ -1,0 +1,297 @@
+"""Guards: what holds a policy back. They compose: each sees what the one before it let through.
+
+A guard is a frozen value with a pure ``filter``; all that changes is in its state (JSON), which travels with the
+policy's. Guards look at changes of workers, batch, micro-batch and learning rate. A decision to go back to a remembered
+state or to stop is an emergency and passes whole; to remember costs nothing and passes too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from elastune.core.errors import UserError
+from elastune.core.signals import Decision, Snapshot
+from elastune.policies.base import Policy
+
+if TYPE_CHECKING:
+    from elastune.policies.run import Run
+
+State = dict[str, Any]
+GUARD_OPTIONS: Mapping[str, type] = MappingProxyType(
+    {
+        **dict.fromkeys(("min_batch", "max_batch", "min_workers", "max_workers"), int),
+        "hysteresis": float,
+        **dict.fromkeys(("patience", "cooldown", "budget"), int),
+    }
+)
+"""What every policy can be given, and the type of its value."""
+
+
+class Guard(ABC):
+    """One reason to hold a decision back."""
+
+    def init(self) -> State:
+        """The state before the first decision."""
+        return {}
+
+    @abstractmethod
+    def filter(self, decision: Decision, snapshot: Snapshot, state: State) -> tuple[Decision | None, State]:
+        """What may be done of ``decision`` (None: nothing), and the state from now on. ``decision`` may be empty."""
+
+
+@dataclass(frozen=True)
+class Bounds(Guard):
+    """Global batch and workers stay within bounds; None leaves a side open.
+
+    What goes further is cut to the bound. The learning rate's factor is then cut with it, by the same power of the
+    ratio of batches: exact for none, linear, sqrt and legw, near for adascale. A bound that lies behind the present
+    value turns no growth into a shrinking: then nothing changes.
+    """
+
+    min_batch: int | None = None
+    max_batch: int | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        for what, low, high in (
+            ("batch", self.min_batch, self.max_batch),
+            ("workers", self.min_workers, self.max_workers),
+        ):
+            for value in (low, high):
+                _at_least(f"a bound of {what}", value if value is not None else 1, 1)
+            if low is not None and high is not None and low > high:
+                raise UserError(f"min_{what} must not exceed max_{what}", f"{low} and {high}", "swap them")
+
+    def filter(self, decision: Decision, snapshot: Snapshot, state: State) -> tuple[Decision | None, State]:
+        workers, batch = decision.workers, decision.batch_size
+        if workers is not None:
+            workers = _clamped(workers, snapshot.workers, self.min_workers, self.max_workers)
+            decision = replace(decision, workers=workers)
+        if batch is not None:
+            allowed = _clamped(batch, snapshot.batch_size, self.min_batch, self.max_batch)
+            decision = _without_batch(decision) if allowed is None else _rebatched(decision, snapshot, allowed)
+        return (None if decision.empty else decision), state
+
+
+@dataclass(frozen=True)
+class Hysteresis(Guard):
+    """A change of batch or workers by less than ``ratio`` (1.5: half as much again, or a third less) is dropped."""
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        _at_least("hysteresis", self.ratio, 1.0)
+
+    def filter(self, decision: Decision, snapshot: Snapshot, state: State) -> tuple[Decision | None, State]:
+        if decision.workers is not None and self._small(decision.workers, snapshot.workers):
+            decision = replace(decision, workers=None)
+        if decision.batch_size is not None and self._small(decision.batch_size, snapshot.batch_size):
+            decision = _without_batch(decision)
+        return (None if decision.empty else decision), state
+
+    def _small(self, new: int, old: int) -> bool:
+        return new < old * self.ratio and old < new * self.ratio
+
+
+@dataclass(frozen=True)
+class Patience(Guard):
+    """The same kind of change must be asked for at ``looks`` calls of the hook in a row; for noisy signals.
+
+    The kind: up, down, or neither, of workers and of the batch. Only for policies that look at every call.
+    """
+
+    looks: int
+
+    def __post_init__(self) -> None:
+        _at_least("patience", self.looks, 1)
+
+    def init(self) -> State:
+        return {"kind": [0, 0], "seen": 0}
+
+    def filter(self, decision: Decision, snapshot: Snapshot, state: State) -> tuple[Decision | None, State]:
+        if decision.empty:
+            return None, self.init()
+        kind = [_sign(decision.workers, snapshot.workers), _sign(decision.batch_size, snapshot.batch_size)]
+        seen = state["seen"] + 1 if kind == state["kind"] else 1
+        if seen < self.looks:
+            return None, {"kind": kind, "seen": seen}
+        return decision, self.init()
+
+
+@dataclass(frozen=True)
+class Cooldown(Guard):
+    """After a change, none for ``steps`` steps."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _at_least("cooldown", self.steps, 0)
+
+    def init(self) -> State:
+        return {"changed": None}
+
+    def filter(self, decision: Decision, snapshot: Snapshot, state: State) -> tuple[Decision | None, State]:
+        changed = state["changed"]
+        if decision.empty or (changed is not None and snapshot.step - changed < self.steps):
+            return None, state
+        return decision, {"changed": snapshot.step}
+
+
+@dataclass(frozen=True)
+class Budget(Guard):
+    """At most ``changes`` changes. To repeat the wish for workers that was allowed last is free: they may be late."""
+
+    changes: int
+
+    def __post_init__(self) -> None:
+        _at_least("budget", self.changes, 0)
+
+    def init(self) -> State:
+        return {"made": 0, "workers": None}
+
+    def filter(self, decision: Decision, snapshot: Snapshot, state: State) -> tuple[Decision | None, State]:
+        if decision.empty:
+            return None, state
+        repeated = decision == Decision(workers=decision.workers) and decision.workers == state["workers"]
+        if repeated:
+            return decision, state
+        if state["made"] >= self.changes:
+            return None, state
+        return decision, {"made": state["made"] + 1, "workers": decision.workers}
+
+
+class Guarded(Policy):
+    """``policy`` behind ``guards``; its state is that of both.
+
+    Where the guards let nothing of a decision through, the policy is put back as it was before the hook: it never
+    decided. So a schedule is late rather than lost, and a policy need not know that it is guarded.
+    """
+
+    def __init__(self, policy: Policy, guards: tuple[Guard, ...]) -> None:
+        self.policy = policy
+        self.guards = guards
+        self._states = [guard.init() for guard in guards]
+        self._asking = ""  # the hook that asked last: when it asks for nothing, patience starts anew
+
+    @property
+    def monitors(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.policy.monitors
+
+    @property
+    def survives_divergence(self) -> bool:  # type: ignore[override]
+        return self.policy.survives_divergence
+
+    def before_train(self, run: Run) -> None:
+        self._call("before_train", run)
+
+    def before_epoch(self, run: Run) -> None:
+        self._call("before_epoch", run)
+
+    def before_step(self, run: Run) -> None:
+        self._call("before_step", run)
+
+    def after_step(self, run: Run) -> None:
+        self._call("after_step", run)
+
+    def after_epoch(self, run: Run) -> None:
+        self._call("after_epoch", run)
+
+    def after_train(self, run: Run) -> None:
+        self._call("after_train", run)
+
+    def state(self) -> dict[str, Any]:
+        guards = {type(guard).__name__: state for guard, state in zip(self.guards, self._states, strict=True)}
+        return {"policy": self.policy.state(), "guards": guards, "asking": self._asking}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.policy.load(state["policy"])
+        self._asking = state["asking"]
+        # A resumed run may be given other guards than it had
+        self._states = [state["guards"].get(type(guard).__name__, guard.init()) for guard in self.guards]
+
+    def _call(self, hook: str, run: Run) -> None:
+        if getattr(type(self.policy), hook) is getattr(Policy, hook):
+            return
+        before = copy.deepcopy(self.policy.state())
+        getattr(self.policy, hook)(run)
+        asked = run.decision
+        if asked.empty and hook != self._asking:
+            return
+        self._asking = hook
+        allowed, self._states = screen(self.guards, asked, run.snapshot, self._states)
+        if allowed != asked:
+            run.replace_decision(allowed)
+        if allowed.empty and not asked.empty:
+            self.policy.load(before)
+
+
+def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
+    """The guards that ``options`` (of ``GUARD_OPTIONS``) ask for, in the order that makes sense of them.
+
+    First what a change may be, then whether it is worth it, then whether it is time, and only then is it counted.
+    """
+    bounds = {name: value for name, value in options.items() if name.startswith(("min_", "max_"))}
+    guards: list[Guard] = [Bounds(**bounds)] if bounds else []
+    later: Mapping[str, Callable[..., Guard]] = {
+        "hysteresis": Hysteresis,
+        "patience": Patience,
+        "cooldown": Cooldown,
+        "budget": Budget,
+    }
+    return (*guards, *(guard(options[name]) for name, guard in later.items() if name in options))
+
+
+def screen(
+    guards: tuple[Guard, ...], decision: Decision, snapshot: Snapshot, states: list[State]
+) -> tuple[Decision, list[State]]:
+    """What all ``guards`` let through of ``decision``, in order, and their states from now on.
+
+    A guard behind one that dropped the decision sees an empty one.
+    """
+    if decision.stop or decision.restore:
+        return decision, states
+    left = replace(decision, remember=False)
+    after: list[State] = []
+    for guard, state in zip(guards, states, strict=True):
+        passed, new = guard.filter(left, snapshot, state)
+        left = passed or Decision()
+        after.append(new)
+    return replace(left, remember=decision.remember), after
+
+
+def _clamped(new: int, old: int, low: int | None, high: int | None) -> int | None:
+    """``new`` within the bounds; None where that would be no step from ``old`` towards ``new``."""
+    inside = max(new, low) if low is not None else new
+    inside = min(inside, high) if high is not None else inside
+    return inside if _sign(inside, old) == _sign(new, old) != 0 else None
+
+
+def _without_batch(decision: Decision) -> Decision:
+    """``decision`` without its change of the batch and what belongs to it."""
+    return replace(decision, batch_size=None, lr_factor=None, ramp_steps=0, correct_momentum=False)
+
+
+def _rebatched(decision: Decision, snapshot: Snapshot, batch: int) -> Decision:
+    """``decision`` with another batch size, its factor on the learning rate cut accordingly."""
+    asked, factor = decision.batch_size, decision.lr_factor
+    if asked is None or asked == batch:
+        return decision
+    if factor is not None and asked != snapshot.batch_size:
+        factor **= math.log(batch / snapshot.batch_size) / math.log(asked / snapshot.batch_size)
+    return replace(decision, batch_size=batch, lr_factor=factor)
+
+
+def _sign(new: int | None, old: int) -> int:
+    return 0 if new is None else (new > old) - (new < old)
+
+
+def _at_least(what: str, value: float, least: float) -> None:
+    if not least <= value < math.inf:
+        raise UserError(f"{what} must be at least {least:g}", value, "give a larger number")

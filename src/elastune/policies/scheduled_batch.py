@@ -1,0 +1,86 @@
+"""The batch size by a schedule.
+
+Smith et al., "Don't Decay the Learning Rate, Increase the Batch Size" (2018): where a schedule would divide the
+learning rate by k, multiply the batch by k instead: as many samples, fewer steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from elastune.core.errors import UserError
+from elastune.policies.base import Policy
+from elastune.policies.lr_rules import check_rule, rule_monitors
+
+if TYPE_CHECKING:
+    from elastune.policies.run import Run
+
+Unit = Literal["epoch", "step"]
+
+
+class ScheduledBatch(Policy):
+    """``scheduled_batch``: at each of the epochs (or steps, with ``by=step``) ``at`` the batch is multiplied by
+    ``factor``, or becomes the next of ``batches``.
+
+    A milestone counts once that many epochs or steps are complete. The change is decided before the next step and made
+    after it. The learning rate follows by the rule ``lr``, over ``ramp_steps`` steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        at: tuple[int, ...],
+        factor: float = 2.0,
+        batches: tuple[int, ...] = (),
+        by: Unit = "epoch",
+        lr: str = "none",
+        ramp_steps: int = 0,
+        correct_momentum: bool = False,
+    ) -> None:
+        check_milestones("scheduled_batch", at, batches)
+        if not 0.0 < factor < math.inf or ramp_steps < 0:
+            value = f"{factor} and {ramp_steps}"
+            raise UserError("scheduled_batch needs factor > 0 and ramp_steps >= 0", value, "give larger ones")
+        self.at = at
+        self.factor = factor
+        self.batches = batches
+        self.by = by
+        self.lr = check_rule(lr)
+        self.ramp_steps = ramp_steps
+        self.correct_momentum = correct_momentum
+        self.done = 0
+
+    @property
+    def monitors(self) -> tuple[str, ...]:  # type: ignore[override]
+        return rule_monitors(self.lr)
+
+    def before_step(self, run: Run) -> None:
+        due = passed(self.at, run.epoch if self.by == "epoch" else run.step)
+        if due <= self.done:
+            return
+        if self.batches:
+            batch = self.batches[due - 1]
+        else:
+            batch = max(1, round(run.batch_size() * self.factor ** (due - self.done)))
+        run.set_batch_size(batch, lr=self.lr, ramp_steps=self.ramp_steps, correct_momentum=self.correct_momentum)
+        self.done = due
+
+    def state(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+
+def passed(at: tuple[int, ...], now: int) -> int:
+    """How many of the milestones ``at`` are complete."""
+    return sum(milestone <= now for milestone in at)
+
+
+def check_milestones(policy: str, at: tuple[int, ...], values: tuple[int, ...]) -> None:
+    """Milestones must ascend, from 0 on; where ``values`` are given, one to each, at least 1."""
+    if not at or min(at) < 0 or list(at) != sorted(set(at)):
+        raise UserError(f"{policy}'s milestones must ascend from 0", "/".join(map(str, at)), "such as at=30/60/90")
+    if values and (len(values) != len(at) or min(values) < 1):
+        shown = f"{'/'.join(map(str, values))} at {'/'.join(map(str, at))}"
+        raise UserError(
+            f"{policy} needs one value of at least 1 for each milestone", shown, "give as many as milestones"
+        )

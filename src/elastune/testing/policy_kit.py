@@ -1,0 +1,304 @@
+"""For policies: a hook called by hand, a crowd of workers in one process, and what every policy has to do.
+
+class TestMine(PolicyKit):
+    def make(self) -> Policy: ...
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from elastune.core.signals import Decision, Signal, Snapshot
+from elastune.policies.base import Policy
+from elastune.policies.exchange import Op, Submission, Value, hashed, pack, resolve
+from elastune.policies.handle import Handle
+from elastune.policies.host import HOOKS, Failure, PolicyHost, Proposal
+from elastune.policies.run import Limits, Run
+
+LIMITS = Limits(low=1, high=8, longest_batch=10_000)
+EPOCH_STEPS = 50
+Measured = float | tuple[float, float] | Signal  # a value; with its standard error
+
+
+# -- one hook ----------------------------------------------------------------------------------------------------------
+
+
+def sit(signals: Mapping[str, Measured] | None = None, **changed: Any) -> Snapshot:
+    """A snapshot in the middle of a training; ``changed`` holds fields of ``Snapshot``."""
+    found = {name: _signal(value) for name, value in (signals or {}).items()}
+    fields = {"step": 100, "epoch": 2, "samples": 6400, "seconds": 10.0, "workers": 2, "batch_size": 64, "lr": 0.1}
+    fields |= {"lr_at_start": 0.1, "batch_at_start": 64}
+    return Snapshot(**{**fields, **changed}, signals=found)
+
+
+def _signal(value: Measured) -> Signal:
+    if isinstance(value, Signal):
+        return value
+    return Signal(*value) if isinstance(value, tuple) else Signal(value)
+
+
+class Echo:
+    """Carries collectives as if every worker had given the same."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Handle[Any]:
+        given = Submission(0, hashed(name or ""), op, value, root)
+        handle: Handle[Any] = Handle(lambda handle: None)
+        handle.settle(resolve([pack([given])] * self.workers).done[given.name])
+        return handle
+
+
+def fake_run(
+    signals: Mapping[str, Measured] | None = None,
+    *,
+    limits: Limits = LIMITS,
+    rank: int = 0,
+    known: Sequence[str] | None = None,
+    **changed: Any,
+) -> Run:
+    """A run to call a hook with; ``changed`` as for ``sit``. Collectives answer as if all workers gave the same."""
+    snapshot = sit(signals, **changed)
+    return Run(snapshot, limits, rank, Echo(snapshot.workers), known)
+
+
+def decide(policy: Policy, hook: str = "after_step", **run: Any) -> Decision:
+    """What ``hook`` asks for, given ``fake_run(**run)``."""
+    found = fake_run(**run)
+    getattr(policy, hook)(found)
+    return found.decision
+
+
+# -- several workers ---------------------------------------------------------------------------------------------------
+
+
+def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
+    """``snapshot`` after ``decision`` was applied, with no ramp."""
+    lr = (snapshot.lr if decision.lr is None else decision.lr) * (decision.lr_factor or 1.0)
+    return replace(
+        snapshot,
+        lr=lr,
+        workers=decision.workers or snapshot.workers,
+        batch_size=decision.batch_size or snapshot.batch_size,
+        micro_batch=decision.micro_batch or snapshot.micro_batch,
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of what the workers asked for, at the boundary after ``step`` steps."""
+
+    step: int
+    proposals: tuple[Proposal, ...]  # rank 0's
+    outcome: Literal["applied", "disagreed"]
+
+
+class Crowd:
+    """Workers in one process, whose hosts run the policies that ``make(rank)`` gives; they train nothing.
+
+    Decisions ride through a step as in training: what a hook asks for after step s counts after step s + 1, if all ask
+    alike. When workers change, hooks that wait are cancelled, and a joiner takes over rank 0's state, as JSON.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        make: Callable[[int], Sequence[tuple[str, Policy]]],
+        *,
+        limits: Limits = LIMITS,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self._make = make
+        self.limits = limits
+        self.snapshot = replace(snapshot or sit(step=0, epoch=0, samples=0, seconds=0.0), workers=workers)
+        self.hosts = [PolicyHost(make(rank)) for rank in range(workers)]
+        self.verdicts: list[Verdict] = []
+        self.exchanges = 0
+
+    @property
+    def decisions(self) -> list[tuple[int, Decision]]:
+        """Those that were applied, each with its step."""
+        return [(v.step, p.decision) for v in self.verdicts if v.outcome == "applied" for p in v.proposals]
+
+    @property
+    def waiting(self) -> bool:
+        return any(host.waiting for host in self.hosts)
+
+    def failures(self) -> list[tuple[int, Failure]]:
+        """The failures since the last call, each with its rank."""
+        return [(rank, failure) for rank, host in enumerate(self.hosts) for failure in host.take_failures()]
+
+    def call(self, hook: str) -> None:
+        """One hook, on every worker."""
+        for rank, host in enumerate(self.hosts):
+            host.call(hook, self.snapshot, self.limits, rank)
+
+    def exchange(self) -> None:
+        """One exchange, where a worker waits for it."""
+        if self.waiting:
+            self.exchanges += 1
+            rows = [host.offer() for host in self.hosts]
+            for rank, host in enumerate(self.hosts):
+                host.deliver([list(row) for row in rows], rank)
+
+    def step(self, signals: Mapping[str, Measured] | None = None) -> None:
+        """A training step, which measures ``signals``, with the hooks around it."""
+        self.call("before_step")
+        votes = [host.take_proposals() for host in self.hosts]
+        now = self.snapshot
+        found = dict(now.signals) if signals is None else {name: _signal(value) for name, value in signals.items()}
+        samples = now.samples + now.batch_size
+        self.snapshot = replace(now, step=now.step + 1, samples=samples, seconds=now.seconds + 0.1, signals=found)
+        self._settle(votes)
+        self.exchange()
+        self.call("after_step")
+
+    def train(self, steps: Iterable[Mapping[str, Measured]]) -> None:
+        """A whole training whose steps measure ``steps``, in epochs of ``EPOCH_STEPS``, to the end of all hooks."""
+        self.call("before_train")
+        for number, signals in enumerate(steps):
+            if number % EPOCH_STEPS == 0:
+                self.call("before_epoch")
+            self.step(signals)
+            if number % EPOCH_STEPS == EPOCH_STEPS - 1:
+                self.snapshot = replace(self.snapshot, epoch=self.snapshot.epoch + 1)
+                self.call("after_epoch")
+        self.call("after_train")
+        while self.waiting:
+            self.exchange()
+
+    def _settle(self, votes: list[list[Proposal]]) -> None:
+        if not any(votes):
+            return
+        agreed = all(vote == votes[0] for vote in votes)
+        self.verdicts.append(Verdict(self.snapshot.step, tuple(votes[0]), "applied" if agreed else "disagreed"))
+        for proposal in votes[0] if agreed else ():
+            self.snapshot = moved(self.snapshot, proposal.decision)
+        self._become(self.snapshot.workers)
+
+    def _become(self, workers: int) -> None:
+        if workers == len(self.hosts):
+            return
+        for host in self.hosts:
+            host.cancel()
+        state = json.dumps(self.hosts[0].state())
+        del self.hosts[workers:]
+        for rank in range(len(self.hosts), workers):
+            self.hosts.append(PolicyHost(self._make(rank)))
+            self.hosts[-1].load(json.loads(state))
+
+
+# -- what every policy has to do ---------------------------------------------------------------------------------------
+
+_NAMES = ("noise_scale", "noise_scale_adam", "gradient_variance", "gradient_square", "throughput", "loss")
+_TIMES = ("step_s", "data_s", "compute_s", "wait_s")
+CALM: dict[str, Measured] = {
+    "noise_scale": (16.0, 1.0),
+    "noise_scale_adam": (16.0, 1.0),
+    "gradient_variance": 16.0,
+    "gradient_square": 1.0,
+    "step_s": 0.1,
+    "data_s": 0.01,
+    "compute_s": 0.08,
+    "wait_s": 0.01,
+    "throughput": 640.0,
+    "loss": 1.0,
+    "scaling_efficiency": 0.9,
+}
+"""A batch of 64 is beyond the noise scale, the workers are busy, and the loss stays."""
+
+
+def stormy(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]:
+    """Signals of many sizes, now and then missing, as random as ``seed``."""
+    rng = random.Random(seed)
+    found: list[dict[str, Measured]] = []
+    for _ in range(steps):
+        signals: dict[str, Measured] = {}
+        for name in (*_NAMES, *_TIMES):
+            value = math.exp(rng.uniform(-8.0, 8.0))
+            signals[name] = (value, value * rng.random())
+        signals["scaling_efficiency"] = rng.random()
+        if rng.random() < 0.3:
+            signals["straggler"] = float(rng.randrange(workers))
+        found.append({name: value for name, value in signals.items() if rng.random() < 0.9})
+    return found
+
+
+class PolicyKit(ABC):
+    """Inherit, and say how to make one; a new one each time.
+
+    ``calm``: signals at which it changes nothing, from step 0 on with 2 workers and a batch of 64. None for a policy
+    that changes something whatever is measured (a schedule): it must then do so within ``steps`` steps.
+    """
+
+    calm: ClassVar[Mapping[str, Measured] | None] = CALM
+    steps: ClassVar[int] = 120
+    limits: ClassVar[Limits] = LIMITS
+
+    @abstractmethod
+    def make(self) -> Policy:
+        """A new policy."""
+
+    def crowd(self, workers: int = 2, limits: Limits | None = None) -> Crowd:
+        return Crowd(workers, lambda rank: [("it", self.make())], limits=limits or self.limits)
+
+    def test_it_overrides_a_hook(self) -> None:
+        kind = type(self.make())
+        assert any(getattr(kind, hook) is not getattr(Policy, hook) for hook in HOOKS)
+
+    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("limits", [None, Limits(2, 2, 100), Limits(1, 3, 64)], ids=("its own", "none", "narrow"))
+    def test_it_asks_for_nothing_that_cannot_be(self, seed: int, limits: Limits | None) -> None:
+        crowd = self.crowd(limits=limits)
+        crowd.train(stormy(seed, self.steps))
+        assert crowd.failures() == []
+        assert {verdict.outcome for verdict in crowd.verdicts} <= {"applied"}, "workers that see the same do the same"
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300])
+    def test_it_survives_signals_that_are_no_use(self, value: float) -> None:
+        crowd = self.crowd()
+        usual = stormy(0, self.steps)
+        crowd.train({**dict.fromkeys(signals, (value, math.nan))} if i % 3 else {} for i, signals in enumerate(usual))
+        assert crowd.failures() == []
+        assert all(math.isfinite(d.lr_factor or 1.0) and math.isfinite(d.lr or 0.0) for _, d in crowd.decisions)
+
+    def test_nothing_measured_is_survived(self) -> None:
+        crowd = self.crowd()
+        crowd.train(itertools.repeat({}, self.steps))
+        assert crowd.failures() == []
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_it_goes_on_from_its_state(self, seed: int) -> None:
+        before, after = stormy(seed, self.steps), stormy(seed + 100, self.steps)
+        crowd = self.crowd()
+        crowd.train(before)
+        other = self.crowd(len(crowd.hosts))
+        other.snapshot = crowd.snapshot
+        for mine, theirs in zip(crowd.hosts, other.hosts, strict=True):
+            theirs.load(json.loads(json.dumps(mine.state())))
+            assert json.loads(json.dumps(theirs.state())) == json.loads(json.dumps(mine.state()))
+        crowd.verdicts.clear()
+        for signals in after:
+            crowd.step(signals)
+            other.step(signals)
+        assert other.verdicts == crowd.verdicts
+
+    def test_it_leaves_a_calm_run_alone(self) -> None:
+        crowd = self.crowd()
+        crowd.train(itertools.repeat(CALM if self.calm is None else self.calm, self.steps))
+        asked = [decision for _, decision in crowd.decisions if not _only_remembers(decision)]
+        assert bool(asked) == (self.calm is None)
+
+
+def _only_remembers(decision: Decision) -> bool:
+    return decision == Decision(remember=True)

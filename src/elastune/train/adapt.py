@@ -1,0 +1,356 @@
+"""Policies at work: hooks are called, what they decide is agreed on in a step's reduction, and applied behind it.
+
+Each worker runs the same policies on the same signals. What they ask for rides as a vote in the next reduction, whose
+sums tell all workers alike whether all have decided the same, and what. Nothing waits, nothing of it is lost or done
+twice when workers die: a vote counts with the step that carried it, and joiners take over states and open proposals.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.run import RunSpec
+from elastune.core.signals import Decision, Signal, Snapshot
+from elastune.core.votes import VOTE, outcome, vote
+from elastune.elastic.crew import Crew
+from elastune.journal.records import Decided, Measured, PolicyFailed, Record
+from elastune.policies.base import Policy
+from elastune.policies.host import PolicyHost, Proposal
+from elastune.policies.registry import build_all, monitors_for
+from elastune.policies.run import Limits
+from elastune.train.claims import Control
+from elastune.train.monitoring import Monitoring
+from elastune.train.progress import Progress
+from elastune.train.rates import Ramp, scale_rates, set_rates
+from elastune.train.state import Tensors, from_tree, to_tree
+from elastune.train.trained import Trained
+
+MEASURED_EVERY_S = 0.5
+MOST_DISAGREEMENTS = 3  # in a row: policies that go on like this only cost time
+_ABSTENTION = (0.0,) * VOTE
+
+
+@dataclass
+class _Standing:
+    """What of a run's adaptation is to be known to joiners and checkpoints, beside monitors and policies."""
+
+    began: bool = False
+    epoch: int = -1  # the last whose before_epoch was called
+    step: int = -1  # the last whose before_step was called
+    lr: float = 0.0  # the program's own
+    batch_size: int = 0
+    disagreements: int = 0
+    remembers: bool = False
+    ramps: list[dict[str, Any]] = field(default_factory=list)
+    proposals: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Adapter:
+    """What one worker's run measures, and what its policies make of it."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        crew: Crew,
+        progress: Progress,
+        send: Callable[[Record], None],
+        kinds: Mapping[str, type[Policy]],
+    ) -> None:
+        policies = build_all(spec.adapt.policies, kinds)
+        wanted = monitors_for(policy for _, policy in policies)
+        self.monitoring = Monitoring((*wanted, *spec.adapt.monitors), spec.seed)
+        self.survives_divergence = any(policy.survives_divergence for _, policy in policies)
+        self._spec = spec
+        self._crew = crew
+        self._progress = progress
+        self._send = send
+        self._host = PolicyHost(policies)
+        self._adapts = bool(policies)
+        self._standing = _Standing()
+        self._proposals: list[Proposal] = []
+        self._agreed: Decision | None = None  # to be applied behind the step at hand
+        self._carried: list[Proposal] = []  # what the agreement is about
+        self._exchange_due = self._resync_due = self._remember_due = False
+        self._good: tuple[Any, Tensors] | None = None
+        self._longest: int | None = None
+        self._measured_s = -math.inf
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    def begin_pass(self, trained: Trained, length: int, batch_size: int) -> None:
+        """A training pass over ``length`` samples goes on, or begins; the program asks for ``batch_size``."""
+        self._longest = length
+        standing = self._standing
+        if not standing.batch_size:
+            standing.batch_size, standing.lr = batch_size, _rate(trained)
+
+    def boundary(self, trained: Trained, batch_size: int) -> None:
+        """Between steps, before another: what has to be done by all workers together."""
+        if self._resync_due:
+            self._resync()
+        if self._exchange_due:
+            self._exchange_due = False
+            rows = self._crew.gather(self._host.offer())
+            if self._host.waiting:  # workers that were lost meanwhile cancel all that waits
+                self._host.deliver(rows, self._crew.rank)
+                self._collect()
+        if self._remember_due:
+            self._remember_due = False
+            self._remember(trained)
+        if not self._adapts:
+            return
+        standing, at = self._standing, self._progress.position
+        if not standing.began:
+            standing.began = True
+            self._call("before_train", trained, batch_size)
+        if standing.epoch < at.epoch:
+            standing.epoch = at.epoch
+            self._call("before_epoch", trained, batch_size)
+        if standing.step < at.step:  # a step that is done again was announced
+            standing.step = at.step
+            self._call("before_step", trained, batch_size)
+
+    def after_epoch(self, trained: Trained, batch_size: int) -> None:
+        """A training pass is over."""
+        if self._adapts:
+            self._call("after_epoch", trained, batch_size)
+
+    def after_train(self, trained: Trained | None) -> None:
+        """The run is over."""
+        if self._adapts and trained is not None and self._standing.began:
+            batch_size = self._progress.batch_size or self._standing.batch_size
+            self._call("after_train", trained, batch_size, ended=True)
+            self._host.cancel()
+
+    def _call(self, hook: str, trained: Trained, batch_size: int, ended: bool = False) -> None:
+        if not self._crew.live:
+            return
+        snapshot = self.snapshot(trained, batch_size)
+        self._host.call(hook, snapshot, self._limits(ended), self._crew.rank)
+        self._collect()
+
+    def _collect(self) -> None:
+        self._proposals += self._host.take_proposals()
+        for failure in self._host.take_failures():
+            self._send(
+                PolicyFailed(
+                    policy=failure.policy,
+                    hook=failure.hook,
+                    step=failure.step,
+                    worker=self._crew.worker,
+                    detail=failure.detail,
+                    off=failure.off,
+                )
+            )
+
+    def _limits(self, ended: bool) -> Limits:
+        elastic, size = self._spec.elastic, self._crew.size
+        low, high = (elastic.low, self._spec.most_workers) if self._crew.elastic else (size, size)
+        return Limits(min(low, size), max(high, size), self._longest, ended)
+
+    def snapshot(self, trained: Trained, batch_size: int) -> Snapshot:
+        """Where the run stands."""
+        at, standing = self._progress.position, self._standing
+        return Snapshot(
+            step=at.step,
+            epoch=at.epoch,
+            samples=at.samples,
+            seconds=self._progress.times.seconds,
+            workers=self._crew.size,
+            batch_size=batch_size,
+            lr=_rate(trained),
+            micro_batch=self._progress.micro_batch or self._spec.means.micro_batch,
+            signals=self.monitoring.signals,
+            lr_at_start=standing.lr,
+            batch_at_start=standing.batch_size,
+        )
+
+    # -- agreement ----------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> float:
+        """1.0 where a hook of this worker waits for the others'."""
+        return float(self._adapts and self._host.waiting)
+
+    def vote(self) -> list[float] | tuple[float, ...]:
+        """This worker's part of a step's control vector."""
+        return vote(_merged(self._proposals)) if self._proposals else _ABSTENTION
+
+    def completed(self, control: Control, voters: int) -> None:
+        """A step's reduction is in: ``voters`` workers had a vote."""
+        self._exchange_due = control.waiting > 0
+        self._agreed, self._carried = None, []
+        if not self._proposals and not any(control.vote):
+            return
+        self._carried, self._proposals = self._proposals, []
+        self._agreed = outcome(control.vote, voters)
+        standing = self._standing
+        standing.disagreements = standing.disagreements + 1 if self._agreed is None else 0
+        self._resync_due = self._agreed is None
+
+    def apply(self, trained: Trained) -> Decision | None:
+        """Behind the user's lines of a step: do what was agreed on in it. Returns it, where it was done."""
+        self._ramp(trained)
+        decision, carried = self._agreed, self._carried
+        self._agreed, self._carried = None, []
+        done: Decision | None = None
+        if decision is not None and not decision.empty:
+            refusal = ""
+            try:
+                self._change(decision, trained)
+                done = decision
+            except UserError as error:
+                refusal = str(error)
+            self._tell(carried, "refused" if refusal else "applied", refusal)
+        elif carried and decision is None:
+            self._tell(carried, "disagreed", "workers decided differently")
+        return done
+
+    def after_step(self, trained: Trained, batch_size: int) -> None:
+        """Behind a step and what it changed."""
+        if self._adapts:
+            self._call("after_step", trained, batch_size)
+        now = self._progress.times.seconds
+        if self.monitoring and self._crew.rank == 0 and now - self._measured_s >= MEASURED_EVERY_S:
+            self._measured_s = now
+            self._send(_measured(self.snapshot(trained, batch_size)))
+
+    def _tell(self, proposals: list[Proposal], what: Any, detail: str) -> None:
+        """Of an elastic run every member tells it: whoever dies, it is known. Of several equal records one is kept."""
+        if not (self._crew.elastic or self._crew.rank == 0):
+            return
+        step = self._progress.position.step
+        for proposal in proposals:
+            decision = proposal.decision.to_json()
+            self._send(Decided(proposal.policy, step, decision, _measured(proposal.cause), what, detail))
+
+    def _resync(self) -> None:
+        """After a disagreement all policies go on from rank 0's states."""
+        self._resync_due = False
+        own = json.dumps(self._host.state()).encode() if self._crew.rank == 0 else b""
+        rows = self._crew.gather([float(byte) for byte in own])
+        found = next((row for row in rows if row), None)
+        if found is not None:
+            self._host.load(json.loads(bytes(int(byte) for byte in found)))
+        self._proposals = []
+        if self._standing.disagreements >= MOST_DISAGREEMENTS and self._adapts:
+            self._adapts = False
+            detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: policies must not depend on the rank"
+            self._send(PolicyFailed("all", "vote", self._progress.position.step, 0, detail, off=True))
+
+    # -- change -------------------------------------------------------------------------------------------------------
+
+    def _change(self, decision: Decision, trained: Trained) -> None:
+        progress, crew = self._progress, self._crew
+        if decision.restore and self._good is None:
+            rule = "a run goes back to what it remembers"
+            raise UserError(rule, "nothing yet", "let the policy remember first")
+        if decision.workers is not None:
+            crew.resize(decision.workers)
+        if decision.replace_rank is not None:
+            crew.replace(decision.replace_rank)
+        if decision.restore:
+            self._restore(trained)
+        if decision.batch_size is not None:
+            progress.batch_size = decision.batch_size
+        if decision.micro_batch is not None:
+            progress.micro_batch = decision.micro_batch
+        if decision.lr is not None:
+            self._standing.ramps = []
+            set_rates(trained.optimizer, trained.schedulers, decision.lr)
+        if decision.lr_factor is not None:
+            ramp = Ramp(decision.lr_factor, max(1, decision.ramp_steps), 0, decision.correct_momentum)
+            self._standing.ramps.append(asdict(ramp))
+            if not decision.ramp_steps:
+                self._ramp(trained, newest_only=True)
+        if decision.remember:
+            self._remember(trained)
+
+    def _ramp(self, trained: Trained, newest_only: bool = False) -> None:
+        """The next part of learning-rate changes that come about step by step."""
+        kept = self._standing.ramps[:-1] if newest_only else []
+        for told in self._standing.ramps[len(kept) :]:
+            ramp = Ramp(**told)
+            factor, left = ramp.next()
+            factors = [factor] * len(trained.optimizer.param_groups)
+            scale_rates(trained.optimizer, trained.schedulers, factors, correct_momentum=ramp.correct_momentum)
+            kept += [] if left is None else [asdict(left)]
+        self._standing.ramps = kept
+
+    def _remember(self, trained: Trained) -> None:
+        tensors: Tensors = {}
+        tree = to_tree(trained.state(), tensors)
+        self._good = json.loads(json.dumps(tree)), {name: t.detach().clone() for name, t in tensors.items()}
+        self._standing.remembers = True
+
+    def _restore(self, trained: Trained) -> None:
+        """Weights and optimizer as remembered; learning rates stay, and so does the place in the data."""
+        assert self._good is not None
+        tree, tensors = self._good
+        good = from_tree(tree, {name: t.clone() for name, t in tensors.items()})
+        now = trained.state()
+        optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
+        trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
+
+    # -- when workers come and go -------------------------------------------------------------------------------------
+
+    def regrouped(self) -> None:
+        """The workers are others now: what waited for those before is over; joiners remember nothing."""
+        self._host.cancel()
+        self._exchange_due = False
+        self._good, self._remember_due = None, self._standing.remembers
+
+    def to_json(self) -> dict[str, Any]:
+        """What a joiner or a checkpoint needs to go on from here."""
+        proposals = [
+            {"policy": p.policy, "step": p.step, "decision": p.decision.to_json(), "cause": asdict(p.cause)}
+            for p in self._proposals
+        ]
+        standing = {**asdict(self._standing), "proposals": proposals}
+        return {"monitors": self.monitoring.to_json(), "policies": self._host.state(), "standing": standing}
+
+    def take(self, told: Mapping[str, Any], *, resumed: bool = False) -> None:
+        """Go on from ``to_json`` of another worker, of this one earlier, or (``resumed``) of a checkpoint."""
+        self.monitoring.take(told["monitors"])
+        self._host.load(told["policies"], pardon=resumed)
+        self._standing = _Standing(**told["standing"])
+        self._standing.began = self._standing.began and not resumed
+        self._proposals = [
+            Proposal(p["policy"], p["step"], Decision(**p["decision"]), _snapshot(p["cause"]))
+            for p in self._standing.proposals
+        ]
+        self._agreed, self._carried, self._resync_due = None, [], False
+        self._good, self._remember_due = None, self._standing.remembers
+        self._adapts = self._adapts and self._standing.disagreements < MOST_DISAGREEMENTS
+
+
+def _merged(proposals: list[Proposal]) -> Decision:
+    return reduce(Decision.merged, (proposal.decision for proposal in proposals), Decision())
+
+
+def _rate(trained: Trained) -> float:
+    return float(trained.optimizer.param_groups[0].get("lr", 0.0))
+
+
+def _measured(at: Snapshot) -> Measured:
+    return Measured(
+        step=at.step,
+        epoch=at.epoch,
+        samples=at.samples,
+        seconds=at.seconds,
+        workers=at.workers,
+        batch_size=at.batch_size,
+        lr=at.lr,
+        signals={name: (signal.value, signal.error) for name, signal in at.signals.items()},
+    )
+
+
+def _snapshot(told: Mapping[str, Any]) -> Snapshot:
+    signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
+    return replace(Snapshot(**{**told, "signals": {}}), signals=signals)

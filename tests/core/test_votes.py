@@ -1,0 +1,70 @@
+"""Votes add up exactly in single precision, and tell equal decisions from unequal ones."""
+
+from dataclasses import fields
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.core.signals import Decision
+from elastune.core.votes import MOST_VOTERS, VOTE, outcome, vote
+
+COUNTS = st.none() | st.integers(0, 2**32 - 3)
+RATES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+DECISIONS = st.builds(
+    Decision,
+    workers=COUNTS,
+    replace_rank=COUNTS,
+    batch_size=COUNTS,
+    micro_batch=COUNTS,
+    lr=RATES,
+    lr_factor=RATES,
+    ramp_steps=st.integers(0, 10**6),
+    correct_momentum=st.booleans(),
+    remember=st.booleans(),
+    restore=st.booleans(),
+    stop=st.booleans(),
+)
+
+
+def summed(decisions: list[Decision]) -> list[float]:
+    """As a reduction adds them, in single precision."""
+    total = torch.zeros(VOTE)
+    for decision in decisions:
+        total = total + torch.tensor(vote(decision))
+    return total.tolist()
+
+
+@given(DECISIONS, st.integers(1, MOST_VOTERS))
+def test_what_all_decide_comes_out_as_it_went_in(decision: Decision, voters: int) -> None:
+    assert outcome(summed([decision] * voters), voters) == decision
+
+
+@given(DECISIONS, DECISIONS, st.integers(1, 8), st.integers(1, 8))
+def test_different_decisions_are_found_out(one: Decision, other: Decision, ones: int, others: int) -> None:
+    found = outcome(summed([one] * ones + [other] * others), ones + others)
+    assert found == one if one == other else found is None
+
+
+@given(DECISIONS)
+def test_one_that_says_nothing_disagrees_with_one_that_says_something(decision: Decision) -> None:
+    if not decision.empty:
+        assert outcome(summed([decision, Decision()]), 2) is None
+
+
+def test_a_lost_vote_is_no_agreement() -> None:
+    assert outcome(summed([Decision(batch_size=64)]), 2) is None
+
+
+def test_nobody_deciding_is_cheap_to_see() -> None:
+    assert vote(Decision()) == [0.0] * VOTE
+
+
+def test_merged_decisions() -> None:
+    both = Decision(batch_size=64, lr_factor=2.0).merged(Decision(lr_factor=0.5, workers=3, stop=True))
+    assert both == Decision(batch_size=64, lr_factor=1.0, workers=3, stop=True)
+    assert Decision(lr=0.1).merged(Decision()) == Decision(lr=0.1)
+    assert Decision().empty
+    assert not both.empty
+    assert both.to_json() == {"workers": 3, "batch_size": 64, "lr_factor": 1.0, "stop": True}
+    assert {f.name for f in fields(Decision)} >= set(both.to_json())

@@ -1,0 +1,162 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastune.core.errors import UserError
+from elastune.core.signals import Snapshot
+from elastune.policies.pace import Pace
+from elastune.policies.provisioning import Climb, Provisioning, Rules, advance, worth
+from elastune.policies.run import Limits
+from elastune.testing.policy_world import World
+
+RULES = Rules(threshold=0.5, add=1, settle=3, retry=100, wait_s=10)
+
+
+def curve(compute_s, reduce_s):
+    """A step that computes ``compute_s`` on one worker, and reduces for ``reduce_s`` a further worker."""
+
+    def step_time(workers, batch):
+        return compute_s / workers + reduce_s * (workers - 1), compute_s / workers
+
+    return step_time
+
+
+def chosen(step_time, low, high, threshold=0.5):
+    """Where a climb without noise ends, by definition."""
+    rate = {w: 1 / step_time(w, 1)[0] for w in range(low, high + 1)}
+    workers = low
+    while workers < high and worth(workers, rate[workers], workers + 1, rate[workers + 1]) >= threshold:
+        workers += 1
+    return workers
+
+
+def test_worth_of_an_added_worker():
+    assert worth(4, 400, 5, 500) == pytest.approx(1)
+    assert worth(4, 400, 8, 800) == pytest.approx(1)
+    assert worth(4, 400, 5, 400) == 0
+    assert worth(4, 400, 5, 350) == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.03])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("compute_s", "reduce_s"), [(0.4, 0.004), (0.4, 0.02), (0.4, 0.05), (0.1, 0.0), (0.1, 0.2)])
+def test_it_ends_at_the_knee_and_stays(compute_s, reduce_s, seed, jitter):
+    step_time = curve(compute_s, reduce_s)
+    best = chosen(step_time, 1, 16)
+    world = World(step_time, Limits(1, 16), workers=1, batch=256, jitter=jitter, seed=seed)
+    policy = Provisioning(retry=0)
+    world.train(policy, 1600)
+    assert step_time(world.workers, 256)[0] <= 1.05 * step_time(best, 256)[0]
+    assert world.workers - best in ((0, 1) if jitter else (0,)), "noise may keep one more, which is nearly worth it"
+    decided, workers = len(world.decisions), world.workers
+    world.train(policy, 1000)
+    assert (len(world.decisions), world.workers) == (decided, workers), "it stays where it has settled"
+
+
+def test_it_tries_again_after_a_while():
+    slow = [0.2]
+    world = World(lambda w, b: (0.1 / w + slow[0] * (w - 1), 0.1 / w), Limits(1, 4), workers=1, batch=64)
+    policy = Provisioning(retry=300)
+    world.train(policy, 250)
+    assert world.workers == 1
+    assert [d.workers for _, d in world.decisions] == [2, 1]
+    slow[0] = 0.0  # the network has become better
+    world.train(policy, 1000)
+    assert world.workers == 4
+
+
+def test_workers_that_never_come():
+    world = World(curve(0.4, 0.0), Limits(1, 8), workers=2, batch=64, free=3)
+    policy = Provisioning(retry=0, wait_s=5)
+    world.train(policy, 1500)
+    assert world.workers == 3
+    assert [d.workers for _, d in world.decisions] == [3, 4], "it asks once and lets it be"
+    world.free = 4
+    world.train(policy, 1500)
+    assert world.workers == 4, "one that comes late is measured, and the climb goes on"
+    assert [d.workers for _, d in world.decisions] == [3, 4, 5]
+
+
+def test_late_workers_that_bring_nothing_are_given_back():
+    world = World(curve(0.1, 0.2), Limits(1, 8), workers=1, batch=64, free=1)
+    policy = Provisioning(retry=0, wait_s=1)
+    world.train(policy, 500)
+    assert policy.climb.phase == "settled"
+    world.free = 8
+    world.train(policy, 500)
+    assert world.workers == 1
+    assert [d.workers for _, d in world.decisions] == [2, 1]
+
+
+def test_a_lost_worker_changes_nothing():
+    world = World(curve(0.4, 0.02), Limits(1, 8), workers=1, batch=64)
+    policy = Provisioning(retry=0)
+    world.train(policy, 1500)
+    workers, decided = world.workers, len(world.decisions)
+    assert 1 < workers < 8
+    world.lose()
+    world.train(policy, 500)
+    assert (world.workers, len(world.decisions)) == (workers, decided)
+
+
+@pytest.mark.parametrize("at", [15, 60, 75, 110])
+def test_workers_lost_while_it_climbs(at):
+    step_time = curve(0.4, 0.01)
+    world = World(step_time, Limits(1, 16), workers=3, batch=64)
+    policy = Provisioning(retry=0, wait_s=60)
+    world.train(policy, at)
+    world.lose(2)
+    world.train(policy, 2500)
+    assert world.workers == chosen(step_time, 1, 16)
+
+
+def test_another_batch_is_measured_anew():
+    world = World(lambda w, b: (b * 0.001 / w + 0.03 * (w - 1), b * 0.001 / w), Limits(1, 8), workers=1, batch=64)
+    policy = Provisioning(retry=0)
+    world.train(policy, 800)
+    few = world.workers
+    world.batch = 1024
+    world.train(policy, 1500)
+    assert world.workers > few
+
+
+def test_strides_pass_where_slots_divide_unevenly():
+    slots = 8
+
+    def step_time(workers, batch):
+        compute_s = 0.1 * -(-slots // workers)
+        return compute_s + 0.001, compute_s
+
+    worlds = {add: World(step_time, Limits(1, 8), workers=4, batch=64) for add in (1, 4)}
+    for add, world in worlds.items():
+        world.train(Provisioning(add=add, retry=0), 1000)
+    assert {add: world.workers for add, world in worlds.items()} == {1: 4, 4: 8}
+
+
+def test_no_more_workers_than_samples_or_limits():
+    for limits, batch, end in ((Limits(2, 2), 64, 2), (Limits(1, 8), 3, 3)):
+        world = World(curve(0.1, 0.0), limits, workers=2, batch=batch)
+        world.train(Provisioning(), 900)
+        assert world.workers == end
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from([32, 64]), st.floats(0.0, 20.0)), min_size=1, max_size=80))
+def test_whatever_happens_it_asks_for_what_is_allowed(history):
+    climb, seconds = Climb(), 0.0
+    for step, (workers, batch, took_s) in enumerate(history, 1):
+        seconds += took_s
+        now = Snapshot(step, 0, 0, seconds, workers, batch, 0.1)
+        climb, asked = advance(climb, now, 1, 6, RULES)
+        assert asked is None or (1 <= asked <= 6 and asked != workers)
+        assert climb.pace == Pace.from_json(climb.pace.to_json())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"threshold": -0.1}, {"threshold": 2}, {"add": 0}, {"settle": 0}, {"settle": 65}, {"retry": -1}]
+)
+def test_wrong_options(wrong):
+    with pytest.raises(UserError, match="provisioning cannot work with this"):
+        Provisioning(**wrong)
+    with pytest.raises(UserError):
+        Provisioning(wait_s=float("nan"))
