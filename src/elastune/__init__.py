@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from elastune.drive.api import tune as tune
     from elastune.drive.job import JobFailed as JobFailed
     from elastune.drive.results import Study as Study
+    from elastune.policies.base import Policy as Policy
+    from elastune.policies.run import Run as Run
     from elastune.train import datasets as datasets
     from elastune.train.session import Session as Session
 
@@ -24,6 +26,8 @@ _HOMES = {
     "UserError": "core.errors",
     "Means": "core.run",
     "JobFailed": "drive.job",
+    "Policy": "policies.base",
+    "Run": "policies.run",
     "Session": "train.session",
     "Study": "drive.results",
     "run": "drive.api",

@@ -80,7 +80,9 @@ def test_one_line(here: Path, elastune: Command, arguments: list[str], expected:
     (here / "empty.py").write_text("")
     (here / "broken.py").write_text("import math\ndef train(session:\n")
     (here / "raises.py").write_text("1 / 0\n")
-    space = "def space(trial):\n    return {'policy': trial.suggest_categorical('policy', ['none', 'wizard:might=9'])}\n"
+    space = (
+        "def space(trial):\n    return {'policy': trial.suggest_categorical('policy', ['none', 'wizard:might=9'])}\n"
+    )
     (here / "adaptive.py").write_text(f"objectives = {{'loss': 'min'}}\n{space}def train(session):\n    pass\n")
     before = files(here)
     assert expected in elastune(*arguments).line

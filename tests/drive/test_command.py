@@ -16,6 +16,15 @@ def test_command_names_what_decides_the_result():
     assert run_command("f.py", {}, means) == "elastune run f.py --precision bf16 --micro-batch 4 --threads 2"
 
 
+def test_command_names_what_adapts_the_run():
+    assert run_command("f.py", {}, {"policy": "none", "monitor": []}) == "elastune run f.py"
+    assert run_command("f.py", {}, {"policy": "gns:max_batch=64"}) == "elastune run f.py --policy gns:max_batch=64"
+    means = {"policy": ["warmup", "gns"], "monitor": ["noise_scale:every=10"]}
+    assert run_command("f.py", {}, means) == (
+        "elastune run f.py --policy warmup --policy gns --monitor noise_scale:every=10"
+    )
+
+
 def test_command_keeps_every_digit():
     assert "lr=0.08144886973076099" in run_command("f.py", {"lr": 0.08144886973076099}, {})
 

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from elastune.core.run import Means
-from elastune.drive.frontier_rows import Times, Yardstick, answer, falls, hypervolumes, mark_front, row
+from elastune.drive.frontier_rows import (
+    Times,
+    Yardstick,
+    answer,
+    falls,
+    hypervolumes,
+    mark_front,
+    noise_scale_of,
+    row,
+    support,
+)
 from elastune.drive.measure import Training
 from elastune.journal.records import FrontierRow, Reported, RunFinished, TrialFinished
 from elastune.plan.step_time import StepTime
@@ -175,3 +185,39 @@ def test_an_answer_to_a_target() -> None:
         [cell(), cell(workers=2, quality=0.895)], COUNTS, BY
     )
     assert "miss the target 0.9 at 1 worker: 0.8000" in answer([cell(quality=0.8)], COUNTS, BY)
+
+
+def with_scale(*signals: tuple[float, float | None]) -> list[RunFinished]:
+    return [RunFinished("sha", 1, 30, 300, 1.0, {}, signals={"noise_scale": signal}) for signal in signals]
+
+
+def test_the_noise_scale_of_a_row_is_the_mean_over_its_seeds() -> None:
+    assert noise_scale_of(with_scale((400.0, 30.0))) == (400.0, 30.0)
+    assert noise_scale_of(with_scale((390.0, 30.0), (410.0, 40.0))) == (400.0, 25.0), "what the runs say of themselves"
+    mean, error = noise_scale_of(with_scale((300.0, 1.0), (500.0, 1.0)))
+    assert (mean, error) == (400.0, pytest.approx(100.0)), "unless they differ by more"
+    assert noise_scale_of(with_scale((400.0, None))) == (400.0, None)
+    assert noise_scale_of([RunFinished("sha", 1, 30, 300, 1.0, {})]) == (None, None)
+    one = training(0.9)
+    assert one.run is not None
+    measured = replace(one, result=replace(one.result, run=replace(one.run, signals={"noise_scale": (70.0, 5.0)})))
+    found = made([measured])
+    assert found is not None
+    assert (found.noise_scale, found.noise_scale_error) == (70.0, 5.0)
+
+
+def test_the_noise_scale_says_how_many_workers_it_supports() -> None:
+    text, workers = support(cell(noise_scale=412.3, noise_scale_error=29.6), MODEL)
+    assert workers == 41
+    assert text == (
+        "gradient noise scale 412 ± 30 at the end of training: batches up to about 412 keep their efficiency; at 10 "
+        "samples per worker (where a worker is still 50 % efficient by the fitted step-time model) that supports "
+        "41 workers"
+    )
+    text, workers = support(cell(noise_scale=4.2), MODEL)
+    assert (workers, "noise scale 4.2 at the end" in text) == (1, True), "one worker always works"
+    text, workers = support(cell(noise_scale=400.0), replace(MODEL, per_sample_s=0.0))
+    assert workers == 1
+    assert "samples cost too little" in text
+    assert support(cell(), MODEL) == ("", None)
+    assert support(cell(noise_scale=math.inf), MODEL) == ("", None)

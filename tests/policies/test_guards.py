@@ -14,9 +14,9 @@ from elastune.policies.guards import (
     Bounds,
     Budget,
     Cooldown,
-    Guarded,
     Hysteresis,
     Patience,
+    guarded,
     guards_for,
     screen,
 )
@@ -205,7 +205,7 @@ class Doubles(Policy):
 
 
 def test_a_dropped_decision_was_never_made():
-    policy = Guarded(Doubles(), (Cooldown(10),))
+    policy = guarded(Doubles(), (Cooldown(10),))
     assert decide(policy, step=0) == Decision(batch_size=128, lr_factor=2.0)
     assert decide(policy, step=5) == NOTHING
     assert policy.policy.asked == 1
@@ -215,13 +215,15 @@ def test_a_dropped_decision_was_never_made():
 
 
 def test_a_cut_decision_was_made():
-    policy = Guarded(Doubles(), (Bounds(max_batch=100),))
+    policy = guarded(Doubles(), (Bounds(max_batch=100),))
     assert decide(policy) == Decision(batch_size=100, lr_factor=pytest.approx(100 / 64))
     assert policy.policy.asked == 1
 
 
 def test_it_is_as_its_policy_is():
-    policy = Guarded(Doubles(), (Cooldown(1),))
+    policy = guarded(Doubles(), (Cooldown(1),))
+    assert type(policy).after_step is not Policy.after_step
+    assert type(policy).before_step is Policy.before_step
     assert policy.monitors == ("loss",)
     assert policy.survives_divergence is True
 
@@ -232,7 +234,7 @@ def test_what_the_hook_raises_passes_through():
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
-        Guarded(Breaks(), (Cooldown(1),)).before_epoch(fake_run())
+        guarded(Breaks(), (Cooldown(1),)).before_epoch(fake_run())
 
 
 class Seldom(Policy):
@@ -246,13 +248,13 @@ class Seldom(Policy):
 
 
 def test_hooks_that_never_ask_do_not_break_patience():
-    policy = Guarded(Seldom(), (Patience(2),))
+    policy = guarded(Seldom(), (Patience(2),))
     found = [decide(policy, hook) for hook in ("before_step", "after_step", "before_step", "after_step")]
     assert found == [NOTHING, NOTHING, NOTHING, Decision(workers=3)]
 
 
 def test_its_state_travels():
-    policy, other = (Guarded(Doubles(), guards_for(ALL)) for _ in range(2))
+    policy, other = (guarded(Doubles(), guards_for(ALL)) for _ in range(2))
     for step in range(4):
         decide(policy, step=step)
     other.load(json.loads(json.dumps(policy.state())))
@@ -262,8 +264,18 @@ def test_its_state_travels():
     assert any(decision != NOTHING for decision in after[0])
 
 
+def test_tuples_stay_tuples():
+    class Keeps(Policy):
+        def __init__(self):
+            self.seen = (1, 2)
+
+    policy = guarded(Keeps(), (Cooldown(1),))
+    policy.load(json.loads(json.dumps(policy.state())))
+    assert policy.policy.seen == (1, 2)
+
+
 def test_a_resumed_run_may_have_other_guards():
-    policy, other = Guarded(Doubles(), guards_for({"cooldown": 100})), Guarded(Doubles(), guards_for(ALL))
+    policy, other = guarded(Doubles(), guards_for({"cooldown": 100})), guarded(Doubles(), guards_for(ALL))
     decide(policy, step=0)
     other.load(policy.state())
     assert [type(guard).__name__ for guard in other.guards] == list(other.state()["guards"])
@@ -272,7 +284,7 @@ def test_a_resumed_run_may_have_other_guards():
 
 
 def test_workers_agree_behind_guards_and_the_batch_grows_at_their_pace():
-    crowd = Crowd(2, lambda rank: [("doubles", Guarded(Doubles(), guards_for({"cooldown": 10, "max_batch": 512})))])
+    crowd = Crowd(2, lambda rank: [("doubles", guarded(Doubles(), guards_for({"cooldown": 10, "max_batch": 512})))])
     crowd.train([{}] * 100)
     assert {verdict.outcome for verdict in crowd.verdicts} == {"applied"}
     assert [decision.batch_size for _, decision in crowd.decisions] == [128, 256, 512]

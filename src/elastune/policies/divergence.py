@@ -6,7 +6,8 @@ is in memory, the data go on from where they are (so they are skipped too), and 
 
 What it cannot do: tell a spike that would have healed from one that would not (``patience`` waits for it); save a run
 whose data or program yield the NaN; know that the copy is good: a decision counts one step after the loss that
-it rests on, so training may break between the two. Then every try fails, and the run stops.
+it rests on, so training may break between the two, and when workers change the copy is taken anew. Then every try fails,
+and the run stops.
 """
 
 from __future__ import annotations
@@ -88,6 +89,16 @@ def _sane(guard: Guard, step: int, loss: float, rules: Rules) -> tuple[Guard, Ac
     return guard, None
 
 
+def newest_loss(run: Run) -> float | None:
+    """The loss of the last step, finite or not, where the snapshot tells it; else the monitor's smoothed one, which
+    shows a divergence later, and never a loss that is not finite. None: nothing is known yet."""
+    loss: float | None = getattr(run.snapshot, "loss", None)
+    if loss is None:
+        smoothed = run.snapshot.signals.get("loss")
+        loss = None if smoothed is None else smoothed.value
+    return loss
+
+
 class DivergenceGuard(Policy):
     """Keep a copy of model and optimizer every ``every`` steps while the loss is sane; when it is not finite, or above
     ``factor`` x its smoothed value ``patience`` steps in a row, go back to the copy and multiply the learning rate by
@@ -116,8 +127,8 @@ class DivergenceGuard(Policy):
 
     def after_step(self, run: Run) -> None:
         """Judge the step's loss."""
-        loss = run.loss()
-        if math.isnan(loss) and not self.guard.sane and run.step <= 1:
+        loss = newest_loss(run)
+        if loss is None:
             return
         self.guard, action = advance(self.guard, run.step, loss, self.rules)
         if action == "remember":

@@ -3,8 +3,8 @@
 Every worker's row holds all that its hooks wait for. What is in all rows is resolved; what is missing somewhere waits
 for the next exchange. A hook does nothing while it waits, so one that an exchange brought nothing on any worker would
 get nothing from the next either: its collectives fail there and then, with the ranks that lack them. So whatever
-workers call, in whatever order, nothing waits for ever. All of it follows from the rows alone: every worker comes to the
-same result, to the bit.
+workers call, in whatever order, nothing waits for ever. All of it follows from the rows alone: every worker comes to
+the same result, to the bit.
 """
 
 from __future__ import annotations

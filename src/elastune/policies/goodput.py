@@ -27,12 +27,12 @@ from elastune.core.signals import Snapshot
 from elastune.plan.goodput import Noise, Performance, efficiency, overlapped
 from elastune.policies.base import Policy
 from elastune.policies.lr_rules import check_rule
-from elastune.policies.pace import MOST_STEPS, Pace
 
 if TYPE_CHECKING:
     from elastune.policies.run import Run
 
 MOST_OBSERVED = 64  # settings whose newest times are kept
+LEAST_EVERY = 5  # steps; the monitor needs some to tell the new setting's times
 RETRY_LOOKS = 10  # how many looks later workers are asked for again that have not come
 OVERLAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 
@@ -146,7 +146,7 @@ def better(
 
 
 class Goodput(Policy):
-    """Look after ``every`` steps (1 to 64) with one setting, and change what promises more than ``gain`` (0.05: 5 %).
+    """Look after ``every`` steps with one setting, and change what promises more than ``gain`` (0.05: 5 %).
 
     Batches lie between the program's own and ``max_batch`` samples, workers within the run's limits; ``fixed_workers``
     leaves these alone. Workers take time to come: meanwhile the batch is the best one for those that are there.
@@ -165,23 +165,24 @@ class Goodput(Policy):
     ) -> None:
         if max_batch < 1:
             raise UserError("the largest batch holds at least one sample", max_batch, "give max_batch=4096, say")
-        if not 1 <= every <= MOST_STEPS:
-            raise UserError(f"goodput looks after 1 to {MOST_STEPS} steps", every, "give every=50, say")
+        if every < LEAST_EVERY:
+            raise UserError(f"goodput looks after {LEAST_EVERY} steps or more", every, "give every=50, say")
         if not 0 < gain < math.inf:
             raise UserError("a gain in goodput is a positive part of it", gain, "give gain=0.05, say, for 5 %")
         self.max_batch, self.every, self.gain, self.fixed_workers = max_batch, every, gain, fixed_workers
         self.lr = check_rule(lr)
-        self.pace = Pace()
+        self.setting, self.steps = (0, 0), 0  # steps made with this setting since the last look
         self.observed: tuple[Observed, ...] = ()
         self.asked = (0, 0)  # workers, and the step at which they were asked for
 
     def after_step(self, run: Run) -> None:
-        """Time the step; after ``every`` of them, look around."""
-        self.pace = self.pace.after(run.snapshot)
-        if self.pace.count < self.every:
+        """After ``every`` steps with one setting, look around."""
+        setting = (run.size(), run.batch_size())
+        self.setting, self.steps = setting, self.steps + 1 if setting == self.setting else 0
+        if self.steps < self.every:
             return
-        pace, self.pace = self.pace, self.pace.afresh()
-        seen, noise = observe(run.snapshot, pace), gradient_noise(run.snapshot)
+        self.steps = 0
+        seen, noise = observe(run.snapshot), gradient_noise(run.snapshot)
         if seen is None:
             return
         others = (o for o in self.observed if (o.workers, o.batch) != (seen.workers, seen.batch))
@@ -210,25 +211,23 @@ class Goodput(Policy):
     def state(self) -> dict[str, Any]:
         """What it has measured and asked for."""
         observed = [[o.workers, o.batch, o.step_s, o.compute_s] for o in self.observed]
-        return {"pace": self.pace.to_json(), "observed": observed, "asked": list(self.asked)}
+        return {"setting": list(self.setting), "steps": self.steps, "observed": observed, "asked": list(self.asked)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.pace = Pace.from_json(state["pace"])
+        self.setting, self.steps = (state["setting"][0], state["setting"][1]), state["steps"]
         self.observed = tuple(Observed(*row) for row in state["observed"])
         self.asked = (state["asked"][0], state["asked"][1])
 
 
-def observe(now: Snapshot, pace: Pace) -> Observed | None:
-    """What ``pace`` measured, cut in the proportion in which the performance monitor found workers to compute and to
-    wait; None where it has not told yet.
-    """
-    parts = [now.signals.get(name) for name in ("data_s", "compute_s", "wait_s")]
-    data_s, compute_s, wait_s = (math.nan if part is None else part.value for part in parts)
-    share = (data_s + compute_s) / (data_s + compute_s + wait_s) if data_s + compute_s > 0 else math.nan
-    if not 0 < share <= 1:
+def observe(now: Snapshot) -> Observed | None:
+    """What the performance monitor says of the present setting; None where it has not told yet."""
+    parts = [now.signals.get(name) for name in ("step_s", "data_s", "compute_s")]
+    step_s, data_s, compute_s = (math.nan if part is None else part.value for part in parts)
+    busy_s = min(data_s + compute_s, step_s)
+    if not (0 < busy_s and step_s < math.inf):
         return None
-    return Observed(pace.workers, pace.batch, pace.step_s, pace.step_s * share)
+    return Observed(now.workers, now.batch_size, step_s, busy_s)
 
 
 def gradient_noise(now: Snapshot) -> Noise | None:

@@ -7,7 +7,6 @@ state or to stop is an emergency and passes whole; to remember costs nothing and
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -18,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
 from elastune.policies.base import Policy
+from elastune.policies.state import as_tuples, put_back, state_of
 
 if TYPE_CHECKING:
     from elastune.policies.run import Run
 
 State = dict[str, Any]
+_HOOKS = tuple(name for name in vars(Policy) if name.startswith(("before_", "after_")))
 GUARD_OPTIONS: Mapping[str, type] = MappingProxyType(
     {
         **dict.fromkeys(("min_batch", "max_batch", "min_workers", "max_workers"), int),
@@ -168,7 +169,7 @@ class Budget(Guard):
 
 
 class Guarded(Policy):
-    """``policy`` behind ``guards``; its state is that of both.
+    """``policy`` behind ``guards``, with its hooks (see ``guarded``); its state is that of both.
 
     Where the guards let nothing of a decision through, the policy is put back as it was before the hook: it never
     decided. So a schedule is late rather than lost, and a policy need not know that it is guarded.
@@ -180,46 +181,18 @@ class Guarded(Policy):
         self._states = [guard.init() for guard in guards]
         self._asking = ""  # the hook that asked last: when it asks for nothing, patience starts anew
 
-    @property
-    def monitors(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.policy.monitors
-
-    @property
-    def survives_divergence(self) -> bool:  # type: ignore[override]
-        return self.policy.survives_divergence
-
-    def before_train(self, run: Run) -> None:
-        self._call("before_train", run)
-
-    def before_epoch(self, run: Run) -> None:
-        self._call("before_epoch", run)
-
-    def before_step(self, run: Run) -> None:
-        self._call("before_step", run)
-
-    def after_step(self, run: Run) -> None:
-        self._call("after_step", run)
-
-    def after_epoch(self, run: Run) -> None:
-        self._call("after_epoch", run)
-
-    def after_train(self, run: Run) -> None:
-        self._call("after_train", run)
-
     def state(self) -> dict[str, Any]:
         guards = {type(guard).__name__: state for guard, state in zip(self.guards, self._states, strict=True)}
         return {"policy": self.policy.state(), "guards": guards, "asking": self._asking}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.policy.load(state["policy"])
+        self.policy.load(as_tuples(state["policy"], self.policy.state()))
         self._asking = state["asking"]
         # A resumed run may be given other guards than it had
         self._states = [state["guards"].get(type(guard).__name__, guard.init()) for guard in self.guards]
 
     def _call(self, hook: str, run: Run) -> None:
-        if getattr(type(self.policy), hook) is getattr(Policy, hook):
-            return
-        before = copy.deepcopy(self.policy.state())
+        before = state_of(type(self.policy).__name__, self.policy)
         getattr(self.policy, hook)(run)
         asked = run.decision
         if asked.empty and hook != self._asking:
@@ -229,7 +202,23 @@ class Guarded(Policy):
         if allowed != asked:
             run.replace_decision(allowed)
         if allowed.empty and not asked.empty:
-            self.policy.load(before)
+            put_back(self.policy, before)
+
+
+def guarded(policy: Policy, guards: tuple[Guard, ...]) -> Guarded:
+    """``policy`` behind ``guards``. It has the hooks that the policy has, no others: they would be called in vain."""
+    kind = type(policy)
+    hooks = {hook: _through(hook) for hook in _HOOKS if getattr(kind, hook) is not getattr(Policy, hook)}
+    as_it_is = {"monitors": policy.monitors, "survives_divergence": policy.survives_divergence}
+    made: Guarded = type(f"Guarded{kind.__name__}", (Guarded,), {**hooks, **as_it_is})(policy, guards)
+    return made
+
+
+def _through(name: str) -> Callable[[Guarded, Run], None]:
+    def hook(self: Guarded, run: Run) -> None:
+        self._call(name, run)
+
+    return hook
 
 
 def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:

@@ -14,7 +14,7 @@ from elastune.policies.cost import CostCap
 from elastune.policies.divergence import DivergenceGuard
 from elastune.policies.gns import GrowWithNoise
 from elastune.policies.goodput import Goodput
-from elastune.policies.guards import GUARD_OPTIONS, Guarded, guards_for
+from elastune.policies.guards import GUARD_OPTIONS, guarded, guards_for
 from elastune.policies.parse import Option, options_of, split, values
 from elastune.policies.provisioning import Provisioning
 from elastune.policies.scheduled_batch import ScheduledBatch
@@ -59,7 +59,7 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
         policy = kind(**{option: value for option, value in given.items() if option in own})
     except ValueError as error:
         raise UserError(f"{name} must accept its options", f"{text}: {error}", "give others") from None
-    return Guarded(policy, guards) if guards else policy
+    return guarded(policy, guards) if guards else policy
 
 
 def build_all(

@@ -11,6 +11,7 @@ shrink away a worker of its choice (fewer workers means that the last ranks leav
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -50,9 +51,10 @@ def advance(
 class StragglerResponse(Policy):
     """Act on a worker that was the straggler for ``patience`` steps, at most ``tries`` times in a run.
 
-    ``action="replace"``: another worker is started for it, and it leaves when that one is warm. ``action="shrink"``:
-    train on without it, which can be done only where it is the last rank; of others nothing is said or done.
-    After that nothing is done for ``rest`` steps, in which the replacement comes.
+    ``action="replace"``: it leaves, and another worker is started for it. ``action="shrink"``: train on without it,
+    which can be done only where it is the last rank; of others nothing is said or done. After that nothing is done for
+    ``rest`` steps, in which the replacement comes; nor is anything while there are as few workers as are allowed, for
+    with no room for another the run would have to stop.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("performance",)
@@ -69,8 +71,8 @@ class StragglerResponse(Policy):
     def after_step(self, run: Run) -> None:
         """Count how long one worker has been named; act when it is long enough."""
         value = run.signal("straggler")
-        named = round(value) if value == value else None
-        if self.action == "shrink" and (named != run.size() - 1 or run.size() <= run.limits.low):
+        named = round(value) if math.isfinite(value) else None
+        if run.size() <= run.limits.low or (self.action == "shrink" and named != run.size() - 1):
             named = None
         self.watch, rank = advance(self.watch, run.step, run.size(), named, self.patience, self.rest, self.tries)
         if rank is None:

@@ -51,6 +51,14 @@ class TrialStory:
         return self.started.phase if self.started else "search"
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Its configuration, and the policy that adapted it if one did."""
+        if self.started is None:
+            return {}
+        policy = self.started.means.get("policy", "none")
+        return {**self.started.config, **({} if policy == "none" else {"policy": policy})}
+
+    @property
     def complete(self) -> bool:
         return self.finished is not None and self.finished.state == "complete"
 

@@ -134,7 +134,7 @@ def describe_trial(trial: TrialStory, study: StudyStory) -> str:
     parts += [f"{plain(name, 30)} {number(trial.value(name))}" for name in study.objectives if trial.complete]
     if trial.started:
         parts += [count(int(_workers(trial)), "worker")] if _workers(trial) else []
-        parts.append(plain(settings_text(trial.started.config), 160))
+        parts.append(plain(settings_text(trial.settings), 160))
     if trial.finished and trial.finished.reason:
         parts.append(plain(trial.finished.reason, 100))
     return "; ".join(parts)

@@ -47,7 +47,7 @@ def frontier_table(found: FrontierFound) -> Table:
     """One line a row of the frontier, in its order; the pick stands out."""
     price = found.price_per_worker_hour
     unit = "worker-hours" if price == 1.0 else f"at {number(price)} a worker-hour"
-    header = (
+    header: tuple[str, ...] = (
         "rule",
         "workers",
         "batch size",
@@ -60,9 +60,14 @@ def frontier_table(found: FrontierFound) -> Table:
         "mechanism, mode",
         "other settings",
     )
-    rows = tuple(_frontier_cells(row, i == found.pick) for i, row in enumerate(found.rows))
+    rows: tuple[tuple[str, ...], ...] = tuple(_frontier_cells(row, i == found.pick) for i, row in enumerate(found.rows))
     strong = frozenset({found.pick}) if found.pick is not None else frozenset()
-    return Table("The frontier", header, rows, frozenset(range(1, 9)), strong=strong, spare=(10, 9, 8, 5, 7))
+    numeric = frozenset(range(1, 9))
+    if any(row.noise_scale is not None for row in found.rows):
+        header, numeric = (*header, "noise scale (samples)"), numeric | {len(header)}
+        scales = (plus_minus(row.noise_scale, row.noise_scale_error) for row in found.rows)
+        rows = tuple((*cells, scale) for cells, scale in zip(rows, scales, strict=True))
+    return Table("The frontier", header, rows, numeric, strong=strong, spare=(10, 9, 8, 5, 7))
 
 
 def times_table(times: TimesFitted) -> Table:
@@ -263,7 +268,7 @@ def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _settings_of(trial: TrialStory) -> str:
-    return settings_text(trial.started.config) if trial.started else "–"
+    return settings_text(trial.settings) if trial.started else "–"
 
 
 def _mean_of(trial: TrialStory, name: str) -> str:

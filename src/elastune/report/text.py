@@ -28,9 +28,9 @@ def number(value: float | None, digits: int = 4) -> str:
     return _trimmed(f"{value:.{decimals}f}")
 
 
-def plus_minus(mean: float, half_width: float | None, digits: int = 4) -> str:
+def plus_minus(mean: float | None, half_width: float | None, digits: int = 4) -> str:
     """``0.9812 ± 0.0021``: the interval to two significant digits, the mean to as many decimals."""
-    if half_width is None or not math.isfinite(half_width) or not math.isfinite(mean):
+    if mean is None or half_width is None or not math.isfinite(half_width) or not math.isfinite(mean):
         return number(mean, digits)
     if half_width == 0 or not 1e-6 <= half_width < 1e6:
         return f"{number(mean, digits)} ± {number(half_width, 2)}"

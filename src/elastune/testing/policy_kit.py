@@ -287,6 +287,7 @@ class PolicyKit(ABC):
         for mine, theirs in zip(crowd.hosts, other.hosts, strict=True):
             theirs.load(json.loads(json.dumps(mine.state())))
             assert json.loads(json.dumps(theirs.state())) == json.loads(json.dumps(mine.state()))
+            mine.take_proposals()  # those are no part of a policy's state
         crowd.verdicts.clear()
         for signals in after:
             crowd.step(signals)

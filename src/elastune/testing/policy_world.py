@@ -6,11 +6,13 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
-from elastune.core.signals import Decision, Signal, Snapshot
+from elastune.core.signals import Decision, Signal
+from elastune.monitors.base import Reading, WorkerTimes
+from elastune.monitors.performance import Performance
 from elastune.policies.base import Policy
-from elastune.policies.run import Collectives, Limits, Run
+from elastune.policies.run import Limits
+from elastune.testing.policy_kit import fake_run
 
 StepTime = Callable[[int, int], tuple[float, float]]
 """(workers, global batch) -> seconds of a step, and how many of them are computing."""
@@ -21,8 +23,8 @@ class World:
     """A run of one policy. What it decides counts after the next step; its state goes through JSON again and again.
 
     ``variance`` and ``square``: tr(Sigma) of one sample's gradient and |G|^2. ``jitter``: relative standard deviation
-    of step times; about every 40th step pauses besides. ``free``: workers there are at most, ``warm_steps`` until one
-    has come.
+    of times and noise; about every 40th step pauses besides. ``free``: workers there are at most, ``warm_steps`` until
+    one has come. Times reach the policy through the performance monitor, as in a run.
     """
 
     step_time: StepTime
@@ -45,6 +47,9 @@ class World:
         self.batch_at_start, self.target, self._coming = self.batch, self.workers, 0
         self._random = random.Random(self.seed)
         self._pending = Decision()
+        self._monitor = Performance()
+        self._measured = self._monitor.init()
+        self._times: tuple[int, WorkerTimes] = (0, WorkerTimes())  # of the last step, and how many workers made it
 
     def lose(self, count: int = 1) -> None:
         """So many workers die; others are started for them, as far as there are any."""
@@ -55,45 +60,44 @@ class World:
         for _ in range(steps):
             if self.stopped:
                 return
-            whole_s, compute_s = self.step_time(self.workers, self.batch)
-            pause_s = 20 * whole_s if self._random.random() < 1 / 40 else 0.0
-            self.step += 1
-            self.seconds += whole_s * max(1 + self._random.gauss(0, self.jitter), 0.1) + pause_s
-            decision = self.hook(policy, whole_s, compute_s)
-            if not decision.empty:
-                self.decisions.append((self.step, decision))
+            signals = self._make_step()
+            run = fake_run(
+                signals,
+                limits=self.limits,
+                step=self.step,
+                seconds=self.seconds,
+                workers=self.workers,
+                batch_size=self.batch,
+                lr=self.lr,
+                batch_at_start=self.batch_at_start,
+            )
+            policy.after_step(run)
+            if not run.decision.empty:
+                self.decisions.append((self.step, run.decision))
             self._apply(self._pending)
-            self._pending = decision
+            self._pending = run.decision
             if self.step % 7 == 0:
                 policy.load(json.loads(json.dumps(policy.state())))
 
-    def hook(self, policy: Policy, whole_s: float, compute_s: float) -> Decision:
-        """What the policy asks for after a step that took so long."""
-        measured = {
-            "gradient_variance": self.variance,
-            "gradient_square": self.square,
-            "noise_scale": self.variance / self.square,
-            "step_s": whole_s,
-            "data_s": 0.0,
-            "compute_s": compute_s,
-            "wait_s": whole_s - compute_s,
+    def _make_step(self) -> dict[str, Signal]:
+        """One more step, and what is measured in it: the times of the step before, as they ride in the reduction."""
+        self.step += 1
+        before, times = self._times
+        known = (times,) * self.workers if before == self.workers else ()
+        reading = Reading(self.step, self.batch, self.workers, 1.0, times=known)
+        self._measured = self._monitor.update(self._measured, reading)
+        whole_s, compute_s = (self._shaken(s) for s in self.step_time(self.workers, self.batch))
+        wait_s = max(whole_s - compute_s, 0.0) + (20 * whole_s if self._random.random() < 1 / 40 else 0.0)
+        self._times = self.workers, WorkerTimes(0.0, compute_s, wait_s)
+        self.seconds += compute_s + wait_s
+        noise = {"gradient_variance": self.variance, "gradient_square": self.square}
+        return {
+            **{name: Signal(self._shaken(value)) for name, value in noise.items()},
+            **self._monitor.signals(self._measured),
         }
-        signals = {name: Signal(value * (1 + self._random.gauss(0, self.jitter))) for name, value in measured.items()}
-        snapshot = Snapshot(
-            step=self.step,
-            epoch=0,
-            samples=0,
-            seconds=self.seconds,
-            workers=self.workers,
-            batch_size=self.batch,
-            lr=self.lr,
-            signals=signals,
-            lr_at_start=0.1,
-            batch_at_start=self.batch_at_start,
-        )
-        run = Run(snapshot, self.limits, 0, cast(Collectives, object()))
-        policy.after_step(run)
-        return run.decision
+
+    def _shaken(self, value: float) -> float:
+        return value * max(1 + self._random.gauss(0, self.jitter), 0.1)
 
     def _apply(self, decision: Decision) -> None:
         self.batch = decision.batch_size or self.batch

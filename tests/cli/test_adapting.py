@@ -1,0 +1,80 @@
+"""Runs and studies that adapt, through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from elastune.journal.reader import read
+from elastune.journal.records import Decided, Measured, RunStarted
+
+Command = Callable[..., Any]
+DOUBLING = """
+from elastune.policies.base import Policy
+
+class Doubling(Policy):
+    monitors = ("loss",)
+
+    def __init__(self, at: int = 3) -> None:
+        self.at = at
+
+    def after_step(self, run):
+        if run.step == self.at:
+            run.set_batch_size(2 * run.batch_size(), lr="linear")
+"""
+
+
+def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastune: Command) -> None:
+    text = DOUBLING + (here / "linear.py").read_text()
+    (here / "adaptive.py").write_text(text)
+    said = elastune(
+        *("run", "adaptive.py", "--policy", "Doubling:at=2", "--monitor", "noise_scale", "--set", "lr=0.01"),
+        *("--tensorboard", "--out", "out", "--json"),
+    )
+    assert said.code == 0, said.err
+    adapt = said.json["adapt"]
+    assert (adapt["policies"], adapt["decisions"], adapt["failed"]) == (["Doubling:at=2"], 1, 0)
+    assert adapt["noise_scale"] > 0
+    assert adapt["batch_size"] in (16, 32), "as measured last"
+    assert "Doubling: batch 16 -> 32, lr 0.01 -> 0.02" in said.err
+    records = [entry.record for entry in read(here / "out" / "journal.jsonl")]
+    (started,) = [record for record in records if isinstance(record, RunStarted)]
+    assert started.adapt == {"policies": ["Doubling:at=2"], "monitors": ["noise_scale"]}
+    (decided,) = [record for record in records if isinstance(record, Decided)]
+    assert (decided.outcome, decided.decision["batch_size"], decided.cause.batch_size) == ("applied", 32, 16)
+    events = EventAccumulator(str(here / "out" / "tensorboard"))
+    events.Reload()
+    batches = [(event.step, event.value) for event in events.Scalars("run/batch_size")]
+    assert batches == [(m.step, m.batch_size) for m in records if isinstance(m, Measured)]
+    assert f"decisions/{decided.policy}/text_summary" in events.Tags()["tensors"]
+
+    told = elastune("report", "out", "--tensorboard")
+    assert told.code == 0, told.err
+    assert "Decisions (1)" in told.out
+    assert "batch 16 -> 32, lr 0.01 -> 0.02" in told.out
+    assert "events  out/tensorboard" in told.out
+    assert json.loads(elastune("report", "out", "--json").out)["adapt"] == adapt
+    assert (here / "out" / "adapting.png").exists()
+
+
+def test_a_study_has_static_and_adaptive_trials(here: Path, elastune: Command) -> None:
+    space = (
+        '\ndef space(trial):\n    policy = trial.suggest_categorical("policy", ["none", "Doubling:at=1"])\n'
+        '    return {"policy": policy, "lr": 0.01}\n'
+    )
+    (here / "adaptive.py").write_text(DOUBLING + (here / "linear.py").read_text() + space)
+    said = elastune("tune", "adaptive.py", "--trials", "2", "--sampler", "grid", "--out", "out", "--json")
+    assert said.code == 0, said.err
+    assert said.json["trials"] == {"complete": 2}
+    report = (here / "out" / "report.html").read_text()
+    assert "policy=Doubling:at=1" in report
+    found = {trial["means"]["policy"]: trial["values"]["loss"] for trial in said.json["front"]}
+    assert found, "the front holds one of them at least"
+    assert set(found) <= {"none", "Doubling:at=1"}
+    assert ("--policy" in said.json["pick"]["command"]) == (
+        next(t for t in said.json["front"] if t["trial"] == said.json["pick"]["trial"])["means"]["policy"] != "none"
+    )

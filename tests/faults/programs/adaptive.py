@@ -1,0 +1,96 @@
+"""The program of ``elastic.py`` under policies, good ones and bad ones."""
+
+from __future__ import annotations
+
+import math
+
+from elastic import config, train  # noqa: F401
+from elastune import Policy
+
+
+class Steered(Policy):
+    """What it does hangs on every bit of what was measured."""
+
+    monitors = ("noise_scale", "loss")
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def before_epoch(self, run) -> None:
+        if run.epoch == 1:
+            run.set_batch_size(96, lr="linear", ramp_steps=5, correct_momentum=True)
+
+    def after_step(self, run) -> None:
+        self.seen += 1
+        if self.seen % 3 == 0 and math.isfinite(run.grad_noise_scale()):
+            run.scale_lr(1 + 0.01 * math.sin(1e6 * run.grad_noise_scale() + 1e6 * run.loss()))
+        if self.seen == 12:
+            run.set_batch_size(48)
+
+
+class Remembering(Policy):
+    """Goes back once, to a state four steps old."""
+
+    def after_step(self, run) -> None:
+        if run.step == 6:
+            run.remember()
+        if run.step == 11:
+            run.restore()
+            run.scale_lr(0.5)
+
+
+class Talking(Policy):
+    """Every kind of collective, in another order on every worker; what it learns decides."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+
+    def after_step(self, run) -> None:
+        names = ["a", "b", "c"]
+        turn = run.rank() % 3
+        asked = {name: run.allreduce_async(1.0, "sum", name=name) for name in names[turn:] + names[:turn]}
+        ranks = run.allgather(float(run.rank()))
+        first = run.broadcast(run.rank() + 7.0, root=0)
+        workers = {asked[name].result() for name in names}
+        if workers == {float(len(ranks))} and ranks == sorted(ranks) and first == 7.0:
+            self.heard += 1
+        if self.heard == 3:
+            run.set_lr(1e-3)
+            self.heard = 100
+
+
+class Divided(Policy):
+    """Workers want different things."""
+
+    def after_step(self, run) -> None:
+        if run.step in (4, 9):
+            run.set_batch_size(64 + run.rank())
+
+
+class Failing(Policy):
+    """Raises now and then, on one worker only."""
+
+    def after_step(self, run) -> None:
+        if run.step in (4, 9) and run.rank() == 0:
+            run.set_batch_size(32)
+            raise KeyError("no such thing")
+
+
+class Greedy(Policy):
+    """Asks for what cannot be."""
+
+    def after_step(self, run) -> None:
+        if run.step == 4:
+            run.set_batch_size(10**7)
+        if run.step == 6:
+            run.resize(99)
+        if run.step == 8:
+            run.set_lr(float("nan"))
+
+
+class Growing(Policy):
+    """One more worker after every few steps."""
+
+    def after_step(self, run) -> None:
+        if run.step % 8 == 0 and run.size() < 3:
+            run.resize(run.size() + 1)

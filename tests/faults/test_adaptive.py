@@ -1,0 +1,160 @@
+"""Policies at work while workers die, freeze, come and go: what is decided does not depend on it, nor do weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Adapt, Elastic, Program
+from elastune.journal.records import Decided, Measured, PolicyFailed, RunFinished, StepsTaken
+from elastune.testing.elastic_runs import Ran, Runs
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "adaptive.py")
+SAMPLES = 1000
+
+
+def under(*policies: str) -> dict[str, Adapt]:
+    return {"adapt": Adapt(policies=policies)}
+
+
+def decided(ran: Ran) -> list[tuple[str, int, str, tuple[tuple[str, object], ...]]]:
+    """Every decision once: who, behind which step, what became of it, what it was."""
+    found = [r for r in ran.records if isinstance(r, Decided)]
+    return sorted({(r.policy, r.step, r.outcome, tuple(sorted(r.decision.items()))) for r in found})
+
+
+def failed(ran: Ran) -> list[PolicyFailed]:
+    return [r for r in ran.records if isinstance(r, PolicyFailed)]
+
+
+@pytest.fixture(scope="module")
+def steered(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """On one worker, undisturbed."""
+    ran = Runs(cluster, tmp_path_factory.mktemp("steered"), PROGRAM)(1, spec=under("Steered"))
+    assert ran.ledger.exact
+    assert len(decided(ran)) > 10
+    return ran
+
+
+@pytest.fixture(scope="module")
+def plain(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Without policies."""
+    return Runs(cluster, tmp_path_factory.mktemp("plain"), PROGRAM)(1)
+
+
+@pytest.fixture
+def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
+    return Runs(cluster, tmp_path, PROGRAM)
+
+
+def same(ran: Ran, undisturbed: Ran) -> None:
+    assert ran.sha256 == undisturbed.sha256
+    assert decided(ran) == decided(undisturbed)
+    assert ran.ledger.exact, ran.ledger
+    assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3
+    ends = [r.outcome for r in (ran, undisturbed)]
+    assert all(isinstance(end, RunFinished) for end in ends)
+    bits = [{k: v for k, v in end.signals.items() if k in ("noise_scale", "loss")} for end in ends]
+    assert bits[0] == bits[1] != {}
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_decisions_do_not_depend_on_the_number_of_workers(runs: Runs, steered: Ran, workers: int) -> None:
+    same(runs(workers, spec=under("Steered")), steered)
+
+
+@pytest.mark.parametrize("place", ["before", "scatter", "gather", "reduced", "after"])
+@pytest.mark.parametrize("worker", [0, 2])
+def test_a_worker_dies_in_the_step_that_carries_a_decision(runs: Runs, steered: Ran, worker: int, place: str) -> None:
+    """Step 13 carries what was decided after step 12; nothing of it is lost, or done twice."""
+    same(runs(3, faults=[f"kill {worker} 12 {place}"], spec=under("Steered")), steered)
+
+
+def test_served_by_another(runs: Runs, steered: Ran) -> None:
+    same(runs(3, faults=["break 1 12 reduced"], spec=under("Steered")), steered)
+
+
+def test_killed_in_an_evaluation_all_go_back_and_decide_the_same_again(runs: Runs, steered: Ran) -> None:
+    same(runs(3, faults=["kill 1 16 evaluation"], spec=under("Steered")), steered)
+
+
+def test_joiners_take_over_monitors_and_policies(runs: Runs, steered: Ran) -> None:
+    ran = runs(1, resize=["5 3", "25 2"], pause_s=0.06, spec=under("Steered"))
+    same(ran, steered)
+    assert max(len(r.members) for r in ran.regrouped) == 3
+
+
+def test_a_resumed_run_decides_as_one_that_never_stopped(runs: Runs, steered: Ran, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = runs(2, out=out, spec={**under("Steered"), "max_steps": 14})
+    assert isinstance(first.outcome, RunFinished)
+    second = runs(3, out=out, spec={**under("Steered"), "resume": True})
+    assert second.sha256 == steered.sha256
+
+
+def test_collectives_in_any_order(runs: Runs) -> None:
+    ran = runs(3, spec=under("Talking"))
+    assert [d[2:] for d in decided(ran)] == [("applied", (("lr", 1e-3),))]
+    assert not failed(ran)
+
+
+def test_collectives_while_workers_die_and_join(runs: Runs) -> None:
+    ran = runs(3, faults=["kill 0 2 gather", "kill 2 5 after"], spec=under("Talking"))
+    assert isinstance(ran.outcome, RunFinished), ran.outcome
+    assert ran.ledger.exact
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_going_back_to_what_was_remembered(runs: Runs, plain: Ran, workers: int) -> None:
+    ran = runs(workers, spec=under("Remembering"))
+    assert [d[3] for d in decided(ran)] == [(("remember", True),), (("lr_factor", 0.5), ("restore", True))]
+    assert ran.sha256 == runs(2, spec=under("Remembering")).sha256 != plain.sha256
+
+
+def test_workers_that_want_different_things_change_nothing(runs: Runs, plain: Ran) -> None:
+    ran = runs(3, spec=under("Divided"))
+    assert ran.sha256 == plain.sha256
+    assert {d[2] for d in decided(ran)} == {"disagreed"}
+    assert {d[1] for d in decided(ran)} == {5, 10}
+
+
+def test_a_policy_that_raises_changes_nothing(runs: Runs, plain: Ran) -> None:
+    ran = runs(2, spec=under("Failing"))
+    assert ran.sha256 == plain.sha256
+    assert [(f.policy, f.hook, f.step) for f in failed(ran)] == [("Failing", "after_step", s) for s in (4, 9)]
+    assert "KeyError" in failed(ran)[0].detail
+    assert "adaptive.py" in failed(ran)[0].detail
+
+
+def test_a_policy_that_asks_for_the_impossible_changes_nothing(runs: Runs, plain: Ran) -> None:
+    ran = runs(2, spec=under("Greedy"))
+    assert ran.sha256 == plain.sha256
+    assert sorted({f.step for f in failed(ran)}) == [4, 6, 8]
+
+
+def test_a_policy_brings_workers_and_no_member_restarts(runs: Runs, plain: Ran) -> None:
+    pids: list[dict[int, int]] = []
+    ran = runs(1, act=lambda handle, records: pids.append(dict(handle.pids)), pause_s=0.06, spec=under("Growing"))
+    assert ran.sha256 == plain.sha256
+    assert max(len(r.members) for r in ran.regrouped) == 3
+    assert len({p[0] for p in pids if 0 in p}) == 1, "the first worker is one process throughout"
+
+
+def test_static_workers_cannot_be_resized(runs: Runs, plain: Ran) -> None:
+    ran = runs(2, elastic=Elastic(low=2, high=2), spec=under("Growing"))
+    assert ran.sha256 == plain.sha256
+    assert failed(ran)
+
+
+def test_what_is_measured_is_written_down(runs: Runs) -> None:
+    ran = runs(
+        2, pause_s=0.05, spec={"adapt": Adapt(monitors=("noise_scale", "performance", "loss", "curvature:every=5"))}
+    )
+    found = [r for r in ran.records if isinstance(r, Measured)]
+    assert len(found) >= 3
+    signals = found[-1].signals
+    assert {"noise_scale", "step_s", "loss", "sharpness", "hessian_trace", "fisher_trace"} <= set(signals)
+    assert [r.step for r in found] == sorted(r.step for r in found)
+    assert any(isinstance(r, StepsTaken) for r in ran.records)

@@ -1,0 +1,125 @@
+"""The norms that ride in a reduction are those of the parts' gradients, whatever the parts are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from elastune.comm.group import Group
+from elastune.core.run import Means, Mode
+from elastune.core.shares import Share, shares
+from elastune.mechanisms.base import Replica
+from elastune.mechanisms.registry import prepare
+
+BATCH = 13  # slots of unequal size
+X, Y = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(1)), torch.arange(BATCH) % 3
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
+def squares(indices: range, weights: list[torch.Tensor] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The squared norm of the mean gradient over ``indices``, and of its product with ``weights``."""
+    module = network()
+    loss = F.cross_entropy(module(X[list(indices)]), Y[list(indices)])
+    grads = torch.autograd.grad(loss, list(module.parameters()))
+    plain = sum((g.double() ** 2).sum() for g in grads)
+    weighed = sum(((g * w).double() ** 2).sum() for g, w in zip(grads, weights or [torch.zeros(())] * 4, strict=True))
+    return torch.as_tensor(plain), torch.as_tensor(weighed)
+
+
+def run_step(replica: Replica, plan: list[Share]) -> None:
+    for i, share in enumerate(plan):
+        replica.begin(share, starts_step=i == 0)
+        indices = list(share.samples)
+        replica.backward(F.cross_entropy(replica.model(X[indices]), Y[indices]), share)
+
+
+def prepared(mode: Mode, slots: int) -> Replica:
+    return prepare(network(), Means(mode=mode, num_slots=slots), Group())
+
+
+CASES: dict[str, tuple[Mode, int, int | None, Callable[[Share], int]]] = {
+    "a slot is a part": ("exact", 4, None, lambda share: share.slot),
+    "a slot in pieces is one part": ("exact", 4, 2, lambda share: share.slot),
+    "more slots than samples": ("exact", 16, None, lambda share: share.slot),
+    "one slot is halved": ("exact", 1, None, lambda share: share.samples.start),
+    "pieces of one slot are parts": ("exact", 1, 4, lambda share: share.samples.start),
+    "one worker's samples are halved": ("fast", 4, None, lambda share: share.samples.start),
+    "micro-batches are parts": ("fast", 4, 5, lambda share: share.samples.start),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("weighed", [False, True])
+def test_norms_of_parts_and_of_the_whole(case: str, weighed: bool) -> None:
+    mode, slots, micro_batch, part_of = CASES[case]
+    plan = shares(BATCH, slots, 1, 0, mode, micro_batch, compared=True)
+    replica = prepared(mode, slots)
+    weights = [torch.rand_like(p) + 0.5 for p in replica.params] if weighed else None
+    replica.measure(True, weights)
+    run_step(replica, plan)
+    parts: dict[int, list[int]] = {}
+    for share in plan:
+        parts.setdefault(part_of(share), []).extend(share.samples)
+    assert len(parts) > 1
+    expected = [
+        (len(part) / BATCH, squares(range(part[0], part[-1] + 1), weights if weighed else None))
+        for part in parts.values()
+    ]
+    found = replica.found
+    assert found.parts["count"] == len(parts)
+    assert found.parts["square"] == pytest.approx(float(sum(w * s for w, (s, _) in expected)), rel=1e-5)
+    assert found.norms is not None
+    whole = squares(range(BATCH), weights if weighed else None)
+    assert found.norms[0] == pytest.approx(float(whole[0]), rel=1e-5)
+    if weighed:
+        assert found.parts["weighted"] == pytest.approx(float(sum(w * s for w, (_, s) in expected)), rel=1e-5)
+        assert found.norms[1] == pytest.approx(float(whole[1]), rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_the_loss_is_that_of_the_global_batch(mode: Mode) -> None:
+    replica = prepared(mode, 4)
+    run_step(replica, shares(BATCH, 4, 1, 0, mode, 5))
+    assert replica.found.parts["loss"] == pytest.approx(F.cross_entropy(network()(X), Y).item(), rel=1e-6)
+    assert replica.found.norms is None
+    assert replica.found.parts["count"] == 0
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_measuring_changes_no_gradient(mode: Mode) -> None:
+    """Of the same shares: to the last bit."""
+    grads = []
+    for measures in (False, True):
+        replica = prepared(mode, 4)
+        replica.measure(measures)
+        run_step(replica, shares(BATCH, 4, 1, 0, mode, 5))
+        grads.append([p.grad.clone() for p in replica.params])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_what_is_said_of_shares_adds_up() -> None:
+    replica = prepared("exact", 4)
+    plan = shares(BATCH, 4, 1, 0, "exact", None)
+    for i, share in enumerate(plan):
+        replica.begin(share, starts_step=i == 0)
+        replica.say("trace", share.weight * 8)
+        indices = list(share.samples)
+        replica.backward(F.cross_entropy(replica.model(X[indices]), Y[indices]), share)
+    assert replica.found.parts["trace"] == pytest.approx(8)
+
+
+def test_clipping_comes_behind_the_norms() -> None:
+    replica = prepared("exact", 4)
+    replica.measure(True)
+    run_step(replica, shares(BATCH, 4, 1, 0, "exact", None))
+    nn.utils.clip_grad_norm_(replica.params, 1e-3)
+    assert replica.found.norms is not None
+    assert replica.found.norms[0] == pytest.approx(float(squares(range(BATCH))[0]), rel=1e-5)
