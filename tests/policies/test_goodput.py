@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from elastune.core.signals import Signal, Snapshot
 from elastune.plan.goodput import Noise, Performance, efficiency, throughput
 from elastune.policies.goodput import Goodput, Observed, Room, better, fit, gradient_noise, observe, predicted_s
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import PolicyKit
+from elastune.testing.policy_kit import CALM, PolicyKit
 from elastune.testing.policy_world import World
 
 TRUTH = Performance(0.01, 0.0005, 0.02, 0.004, 0.02, 0.004, 1.6)
@@ -25,6 +26,8 @@ class TestGoodput(PolicyKit):
 
 
 class TestGoodputOfFixedWorkers(PolicyKit):
+    calm: ClassVar = {**CALM, "gradient_variance": 1.0}  # twice the samples would hardly tell more
+
     def make(self):
         return Goodput(every=10, fixed_workers=True)
 
@@ -144,9 +147,7 @@ def test_it_ends_near_the_best_and_stays(name, jitter, seed):
     at = (world.workers, world.batch)
     assert true_goodput(perf, variance, square, *at) >= 0.95 * best
     world.train(policy, 500)
-    assert true_goodput(perf, variance, square, world.workers, world.batch) >= 0.95 * best
-    if not jitter:
-        assert (world.workers, world.batch) == at
+    assert (world.workers, world.batch) == at
     assert all(32 <= (d.batch_size or 32) <= 4096 and 1 <= (d.workers or 1) <= 8 for _, d in world.decisions)
 
 

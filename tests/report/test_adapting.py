@@ -139,6 +139,7 @@ def test_one_figure_has_all_on_one_time_axis(adapting_entries):
         ["workers"],
     ]
     assert figure.panels[1].y.log
+    assert figure.panels[3].y.ticks == (1.0, 2.0, 4.0)
     scale, batch = figure.panels[1].series
     assert scale.band
     assert len(scale.error) == len(scale.x) == len(found.measured) - 4, "nothing was known of it at first"
@@ -171,6 +172,15 @@ def test_what_was_not_measured_has_no_row(adapting_entries, run_entries):
     told_by_program = over_time(gather_run(run_entries), Adaptation(measured=(replace(SEEN, signals={}),)))
     assert told_by_program.panels[0].series[0].name == "reported loss"
     assert over_time(run, Adaptation()) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_decision_after_the_last_measurement_lies_within_the_figure(run_entries):
+    late = decided({"batch_size": 128}, cause=replace(SEEN, seconds=30.0))
+    figure = over_time(gather_run(run_entries), Adaptation(measured=(replace(SEEN, signals={}),), decided=(late,)))
+    low, high = figure.x_range()
+    assert low < SEEN.seconds < 30.0 < high
+    assert len(static.png(figure)) > 5000
 
 
 def test_a_band_ends_at_the_edge_of_a_log_axis():

@@ -40,6 +40,9 @@ def tune(
 ) -> int:
     """Search FILE's space(trial) for the best trade-offs among its objectives.
 
+    What space(trial) returns as workers, mode, mechanism, micro_batch and policy ("none", or as --policy of run) is how
+    a trial is run; the rest are the program's settings.
+
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
     pick: {trial, reason, command} or null, seconds, reason (why it ended), out, report}.
     """
@@ -103,9 +106,9 @@ def frontier(
     """How far does FILE scale before accuracy pays, and which settings buy it back?
 
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers,
-    batch_size, lr, lr_rule, quality, ci, seconds, seconds_label, cost, time_to_target_s, on_front, ...}], pick (a row's
-    number or null), answer, command, hypervolume_naive, hypervolume_tuned, seconds, reason,
-    out, report}.
+    batch_size, lr, lr_rule, quality, ci, seconds, seconds_label, cost, time_to_target_s, on_front, noise_scale,
+    noise_scale_error, ...}], pick (a row's number or null), answer, command, support, supported_workers (by the noise
+    scale of the pick, else of the first row), hypervolume_naive, hypervolume_tuned, seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker
     from elastune.drive.frontier import frontier as find_frontier

@@ -128,10 +128,10 @@ class Norms:
         self._slot: torch.Tensor | None = None
         self.sums: torch.Tensor
 
-    def of_slot(self, values: torch.Tensor) -> torch.Tensor:
-        """Of one slot's gradients, whichever of two calls for it is the first."""
+    def of_slot(self, bucket: Bucket) -> torch.Tensor:
+        """Of one slot's gradients: taken when they are all in ``bucket``, and told again while the slot lasts."""
         if self._slot is None:
-            self._slot = self._squares(values)
+            self._slot = self._squares(bucket.here)
         return self._slot
 
     def end_slot(self) -> None:
@@ -199,7 +199,7 @@ class Reducer(Generic[B]):
 
     def slot_norms(self) -> torch.Tensor:
         """The squared norms of the gradients that were ``put`` for the current slot: two numbers, on their device."""
-        return self._total([bucket.norms.of_slot(bucket.here) for bucket in self._buckets if bucket.norms is not None])
+        return self._total([bucket.norms.of_slot(bucket) for bucket in self._buckets if bucket.norms is not None])
 
     def norms(self) -> torch.Tensor:
         """The squared norms of the newest sums."""
@@ -216,7 +216,7 @@ class Reducer(Generic[B]):
         bucket = self._bucket_of[index]
         if bucket.put(index, value):
             if bucket.norms is not None:
-                bucket.norms.of_slot(bucket.here)
+                bucket.norms.of_slot(bucket)
             bucket.end_slot(self._slot)
             if self._last:
                 self._launch_in_order(bucket)

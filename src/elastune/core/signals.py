@@ -19,8 +19,9 @@ class Signal:
 class Snapshot:
     """Where a run stands after ``step`` completed steps, equal on every worker.
 
-    ``lr`` is that of the first parameter group; ``batch_size`` the global one; ``seconds`` training time so far.
-    ``signals``: the monitors' newest values by name. ``lr_at_start`` and ``batch_at_start`` are the program's own.
+    ``lr`` is that of the first parameter group; ``batch_size`` the global one; ``seconds`` training time so far, by
+    rank 0's clock; ``loss`` the newest step's mean loss, whatever it is. ``signals``: the monitors' newest values by
+    name. ``lr_at_start`` and ``batch_at_start`` are the program's own.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Snapshot:
     batch_size: int
     lr: float
     micro_batch: int | None = None
+    loss: float | None = None
     signals: Mapping[str, Signal] = field(default_factory=dict)
     lr_at_start: float = 0.0
     batch_at_start: int = 0
@@ -64,8 +66,18 @@ class Decision:
         """Whether it changes nothing."""
         return self == Decision()
 
+    def contradicts(self, later: Decision) -> bool:
+        """Whether both set one thing: ``later`` was decided without knowing of this one."""
+        alone = ("workers", "replace_rank", "batch_size", "micro_batch", "lr")
+        return any(getattr(self, name) is not None and getattr(later, name) is not None for name in alone)
+
+    def goes_with(self, later: Decision) -> bool:
+        """Whether both can be done at one boundary: factors come about in the same way."""
+        factors = self.lr_factor is not None and later.lr_factor is not None
+        return not factors or (self.ramp_steps, self.correct_momentum) == (later.ramp_steps, later.correct_momentum)
+
     def merged(self, later: Decision) -> Decision:
-        """Both together: factors multiply, of other values that of ``later`` counts."""
+        """Both together, where they go together: factors on the learning rate multiply."""
         mine = asdict(self)
         others = {name: value for name, value in asdict(later).items() if value is not None and value is not False}
         if self.lr_factor is not None and later.lr_factor is not None:

@@ -149,9 +149,10 @@ def support(chosen: FrontierRow, model: StepTime) -> tuple[str, int | None]:
     first += f"batches up to about {_samples(scale)} keep their efficiency"
     if share == math.inf:
         return f"{first}; samples cost too little of a step to be shared out among workers", 1
-    workers = max(1, supported_workers(scale, share))
+    workers = max(1, supported_workers(scale, share))  # where no share is large enough, one worker still trains
+    most = _workers(workers) if workers > 1 else "no more than 1 worker"
     at = f"at {_samples(share)} samples per worker (where a worker is still {100 * EFFICIENT:g} % efficient by the"
-    return f"{first}; {at} fitted step-time model) that supports {_workers(workers)}", workers
+    return f"{first}; {at} fitted step-time model) that supports {most}", workers
 
 
 def _time_to_target(trainings: Sequence[Training], workers: int, by: Yardstick) -> float | None:

@@ -5,9 +5,9 @@ and skipped the data behind it; Zhang et al., "OPT", 2022, section 2.5, lowered 
 is in memory, the data go on from where they are (so they are skipped too), and the learning rate is multiplied.
 
 What it cannot do: tell a spike that would have healed from one that would not (``patience`` waits for it); save a run
-whose data or program yield the NaN; know that the copy is good: a decision counts one step after the loss that
-it rests on, so training may break between the two, and when workers change the copy is taken anew. Then every try fails,
-and the run stops.
+whose data or program yield the NaN; know that the copy is good: a decision counts one step after the loss
+that it rests on, so training may break between the two, and when workers change the copy is taken anew. Then every try
+fails, and the run stops.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def _sane(guard: Guard, step: int, loss: float, rules: Rules) -> tuple[Guard, Ac
         spread=guard.spread + share * (distance - guard.spread),
         bad=0,
     )
-    if calm and (guard.kept < 0 or step - guard.kept >= rules.every):
+    # Nor soon after going back: it has to show first that the smaller rate holds.
+    if calm and (guard.kept < 0 or step - max(guard.kept, guard.back) >= rules.every):
         return replace(guard, kept=step), "remember"
     return guard, None
 

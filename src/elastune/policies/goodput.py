@@ -225,7 +225,7 @@ def observe(now: Snapshot) -> Observed | None:
     parts = [now.signals.get(name) for name in ("step_s", "data_s", "compute_s")]
     step_s, data_s, compute_s = (math.nan if part is None else part.value for part in parts)
     busy_s = min(data_s + compute_s, step_s)
-    if not (0 < busy_s and step_s < math.inf):
+    if not (busy_s > 0 and step_s < math.inf):
         return None
     return Observed(now.workers, now.batch_size, step_s, busy_s)
 

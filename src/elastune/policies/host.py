@@ -1,4 +1,4 @@
-"""Runs the hooks of one worker's policies, each in a greenlet of its own.
+"""Runs the hooks of one worker's policies, each in a greenlet.
 
 A hook that wants a collective's result which is not there yet is suspended: training goes on, the next step boundary
 exchanges what all workers' hooks have submitted, and the hook goes on from where it stood. Until it ends, further hooks
@@ -19,9 +19,9 @@ from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-u
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
 from elastune.policies.base import Policy
-from elastune.policies.exchange import Name, Op, Round, Submission, Value, hashed, pack, resolve
-from elastune.policies.handle import CollectiveFailed, Handle
-from elastune.policies.run import NOTHING, Limits, Run
+from elastune.policies.call import Call, serve
+from elastune.policies.exchange import pack, resolve
+from elastune.policies.run import NOTHING, Limits
 from elastune.policies.state import as_tuples, copied, put_back, state_of
 
 HOOKS = ("before_train", "before_epoch", "before_step", "after_step", "after_epoch", "after_train")
@@ -60,75 +60,7 @@ class _Seat:
     state: dict[str, Any]
     failures: dict[str, int] = field(default_factory=dict)
     off: bool = False
-    call: _Call | None = None
-
-
-class _Call:
-    """One call of a hook, from its begin to its end; the collectives it waits for, by name."""
-
-    __slots__ = ("_counts", "_handles", "_scope", "_seat", "_waits_for", "greenlet", "hook", "over", "pending", "run")
-
-    def __init__(
-        self, seat: _Seat, hook: str, snapshot: Snapshot, limits: Limits, rank: int, known: Collection[str] | None
-    ) -> None:
-        self.hook = hook
-        self.run = Run(snapshot, limits, rank, self, known)
-        self.pending: dict[Name, tuple[Submission, Handle[Any], str]] = {}
-        self.greenlet = greenlet(self._body)
-        self.over = False  # cancelled
-        self._seat = seat
-        self._counts: dict[Op, int] = {}
-        self._scope: int | None = None
-        self._waits_for: Handle[Any] | None = None
-        self._handles: list[Handle[Any]] = []
-
-    def _body(self) -> None:
-        getattr(self._seat.policy, self.hook)(self.run)
-        for handle in self._handles:  # a hook ends when all its collectives have
-            if not handle.told:
-                handle.result()
-
-    @property
-    def can_go_on(self) -> bool:
-        return self._waits_for is not None and self._waits_for.done
-
-    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Handle[Any]:
-        """``Collectives``' part of it."""
-        self._check_inside()
-        if self._scope is None:
-            self._scope = hashed(self._seat.place, self._seat.name, self.hook, self.run.step)
-        if name is None:
-            name = f"{self._seat.name}/{op}/{self._counts.get(op, 0)}"
-            self._counts[op] = self._counts.get(op, 0) + 1
-        given = Submission(self._scope, hashed(name), op, value, root)
-        if given.name in self.pending:
-            raise UserError("a collective of this name is under way", name, "take its result first, or another name")
-        handle: Handle[Any] = Handle(self._wait)
-        self.pending[given.name] = given, handle, name
-        self._handles.append(handle)
-        return handle
-
-    def take(self, found: Round) -> None:
-        """Give the results that an exchange has brought to those who wait for them."""
-        for name in self.pending.keys() & {*found.done, *found.failed}:
-            given, handle, text = self.pending.pop(name)
-            why = found.failed.get(name)
-            failure = None if why is None else CollectiveFailed(f"{given.op} {text!r}: {why}")
-            handle.settle(found.done.get(name), failure)
-
-    def _wait(self, handle: Handle[Any]) -> None:
-        while not handle.done:
-            self._check_inside()
-            self._waits_for = handle
-            self.greenlet.parent.switch()
-        self._waits_for = None
-
-    def _check_inside(self) -> None:
-        if self.over:
-            raise GreenletExit
-        if getcurrent() is not self.greenlet:
-            rule = "collectives are for the hook itself"
-            raise UserError(rule, "a call from elsewhere", "call them in the hook's own thread")
+    call: Call | None = None
 
 
 class PolicyHost:
@@ -146,6 +78,7 @@ class PolicyHost:
             hook: [seat for seat in self._seats if getattr(type(seat.policy), hook) is not getattr(Policy, hook)]
             for hook in HOOKS
         }
+        self._idle: list[Any] = []  # lanes
         self._proposals: list[Proposal] = []
         self._failures: list[Failure] = []
 
@@ -157,37 +90,57 @@ class PolicyHost:
             limits = replace(limits, ended=True)
         for seat in self._by_hook[hook]:
             if not seat.off and seat.call is None:
-                seat.call = _Call(seat, hook, snapshot, limits, rank, self._known)
+                seat.call = Call(seat.policy, (seat.place, seat.name), hook, snapshot, limits, rank, self._known)
+                seat.call.lane = self._idle.pop() if self._idle else greenlet(serve)
                 self._go_on(seat, seat.call)
 
-    def _go_on(self, seat: _Seat, call: _Call) -> None:
+    def _go_on(self, seat: _Seat, call: Call, cancel: bool = False) -> None:
+        """Let a hook run until it ends or waits; with ``cancel`` it must end here, where it waits."""
+        call.cancelled = cancel
         try:
-            call.greenlet.switch()
-            if not call.greenlet.dead:
-                return
-            after = state_of(seat.name, seat.policy)
-        except Exception as error:  # noqa: BLE001  whatever a user's hook raises: training goes on
-            self._fail(seat, call, error)
-            return
+            call.lane.parent = getcurrent()
+            if cancel:
+                call.lane.throw(GreenletExit)
+            else:
+                call.lane.switch(call)
         except BaseException:
             self._undo(seat, call)
             raise
-        seat.state, seat.call = after, None
+        if not call.ended:
+            return
+        self._idle.append(call.lane)
+        error, call.error = call.error, None
+        if isinstance(error, Exception):
+            self._fail(seat, call, error)
+        elif cancel or error is not None:
+            self._undo(seat, call)
+            if error is not None and not (cancel and isinstance(error, GreenletExit)):
+                raise error
+        else:
+            self._finish(seat, call)
+
+    def _finish(self, seat: _Seat, call: Call) -> None:
+        try:
+            seat.state = state_of(seat.name, seat.policy)
+        except Exception as error:  # noqa: BLE001  a user's state() may raise anything
+            self._fail(seat, call, error)
+            return
+        seat.call = None
         seat.failures.pop(call.hook, None)
         call.run.close()
         decision = call.run.decision
         if decision is not NOTHING and not decision.empty:
             self._proposals.append(Proposal(seat.name, call.run.step, decision, call.run.snapshot))
 
-    def _fail(self, seat: _Seat, call: _Call, error: Exception) -> None:
+    def _fail(self, seat: _Seat, call: Call, error: Exception) -> None:
         count = seat.failures[call.hook] = seat.failures.get(call.hook, 0) + 1
         seat.off = count >= MOST_FAILURES
         self._failures.append(Failure(seat.name, call.hook, call.run.step, _described(error), seat.off))
         self._undo(seat, call)
 
-    def _undo(self, seat: _Seat, call: _Call) -> None:
+    def _undo(self, seat: _Seat, call: Call) -> None:
         """The call never was: the policy is as before it."""
-        call.over, seat.call = True, None
+        seat.call = None
         call.run.close()
         try:
             put_back(seat.policy, seat.state)
@@ -223,15 +176,8 @@ class PolicyHost:
     def cancel(self) -> None:
         """The workers have changed: hooks that wait end here, as if they had never begun. Their ``finally`` runs."""
         for seat in self._seats:
-            if (call := seat.call) is None:
-                continue
-            call.over = True
-            try:
-                call.greenlet.throw(GreenletExit)
-            except Exception as error:  # noqa: BLE001  raised by the hook's own clearing up
-                self._fail(seat, call, error)
-            else:
-                self._undo(seat, call)
+            if seat.call is not None:
+                self._go_on(seat, seat.call, cancel=True)
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Throughput-driven provisioning: workers are added as long as each is worth its place.
 
-Source: Mai et al., "KungFu: Making Training in Distributed Machine Learning Adaptive", OSDI 2020, section 6 (adaptive
+Source: Mai et al., "KungFu: Making Training in Distributed Machine Learning Adaptive", OSDI 2020, figure 6 (adaptive
 provisioning): add a worker, measure, go on while throughput still grows enough, else give it back. Here "enough" is
 relative to what a worker brings already: an added one must bring ``threshold`` of that.
 

@@ -17,6 +17,7 @@ from elastune.report.text import count, number, plain
 MOST_LABELS = 12  # decisions, beyond which their words would cover each other
 MOST_MARKS = 80
 MOST_LETTERS = 18
+MOST_COUNTS = 8  # that an axis can name each of
 
 
 def over_time(run: RunStory, adaptation: Adaptation) -> Figure | None:
@@ -28,7 +29,7 @@ def over_time(run: RunStory, adaptation: Adaptation) -> Figure | None:
         _panel("loss", _losses(run, measured)),
         _panel("samples", (*_noise_scale(measured), _batch(measured)), log=True),
         _panel("learning rate", (_steps("learning rate", measured, lambda m: m.lr, 3),)),
-        _panel("workers", (_steps("workers", measured, lambda m: float(m.workers), 1),)),
+        _panel("workers", (_steps("workers", measured, lambda m: float(m.workers), 1),), ticks=_counts(measured)),
     ]
     drawn = [panel for panel in panels if panel.series]
     last = drawn[-1]
@@ -51,8 +52,14 @@ def over_time(run: RunStory, adaptation: Adaptation) -> Figure | None:
     )
 
 
-def _panel(label: str, series: Sequence[Series], log: bool = False) -> Panel:
-    return Panel("", Axis(""), Axis(label, log=log), tuple(series))
+def _panel(label: str, series: Sequence[Series], log: bool = False, ticks: tuple[float, ...] = ()) -> Panel:
+    return Panel("", Axis(""), Axis(label, log=log, ticks=ticks), tuple(series))
+
+
+def _counts(measured: Sequence[Measured]) -> tuple[float, ...]:
+    """The worker counts there were, if they are few: there is no half a worker."""
+    counts = sorted({float(m.workers) for m in measured})
+    return tuple(counts) if len(counts) <= MOST_COUNTS else ()
 
 
 def _losses(run: RunStory, measured: Sequence[Measured]) -> tuple[Series, ...]:

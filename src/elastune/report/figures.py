@@ -158,9 +158,9 @@ class Figure:
         return 1 if self.stacked else min(COLUMNS, len(self.panels))
 
     def x_range(self) -> tuple[float, float]:
-        """What the shared x axis of a stack covers."""
-        lows, highs = zip(*(panel.x_range() for panel in self.panels), strict=True)
-        return min(lows), max(highs)
+        """What the shared x axis of a stack covers: every point and mark."""
+        values = [x for panel in self.panels for series in panel.series for x in series.x]
+        return _padded([*values, *(mark.x for mark in self.marks)], self.panels[0].x.log, 0.07)
 
     @property
     def needs_legend(self) -> bool:

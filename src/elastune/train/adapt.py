@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 from elastune.core.errors import UserError
@@ -24,11 +23,10 @@ from elastune.policies.base import Policy
 from elastune.policies.host import PolicyHost, Proposal
 from elastune.policies.registry import build_all, monitors_for
 from elastune.policies.run import Limits
+from elastune.train.changer import Changer
 from elastune.train.claims import Control
 from elastune.train.monitoring import Monitoring
 from elastune.train.progress import Progress
-from elastune.train.rates import Ramp, scale_rates, set_rates
-from elastune.train.state import Tensors, from_tree, to_tree
 from elastune.train.trained import Trained
 
 MEASURED_EVERY_S = 0.5
@@ -46,8 +44,9 @@ class _Standing:
     lr: float = 0.0  # the program's own
     batch_size: int = 0
     disagreements: int = 0
-    remembers: bool = False
-    ramps: list[dict[str, Any]] = field(default_factory=list)
+    asked: int | None = None  # so many workers were asked for, and are not there yet
+    seconds: float = 0.0  # rank 0's clock, as the newest step brought it to all
+    loss: float | None = None  # of the newest step
     proposals: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -76,8 +75,8 @@ class Adapter:
         self._proposals: list[Proposal] = []
         self._agreed: Decision | None = None  # to be applied behind the step at hand
         self._carried: list[Proposal] = []  # what the agreement is about
-        self._exchange_due = self._resync_due = self._remember_due = False
-        self._good: tuple[Any, Tensors] | None = None
+        self._changer = Changer(crew, progress)
+        self._exchange_due = self._resync_due = False
         self._longest: int | None = None
         self._measured_s = -math.inf
 
@@ -92,29 +91,34 @@ class Adapter:
 
     def boundary(self, trained: Trained, batch_size: int) -> None:
         """Between steps, before another: what has to be done by all workers together."""
+        standing, at = self._standing, self._progress.position
         if self._resync_due:
             self._resync()
-        if self._exchange_due:
-            self._exchange_due = False
-            rows = self._crew.gather(self._host.offer())
-            if self._host.waiting:  # workers that were lost meanwhile cancel all that waits
-                self._host.deliver(rows, self._crew.rank)
-                self._collect()
-        if self._remember_due:
-            self._remember_due = False
-            self._remember(trained)
+        self.exchange()
+        self._changer.boundary(trained, standing.loss)
         if not self._adapts:
             return
-        standing, at = self._standing, self._progress.position
-        if not standing.began:
+        begins = not standing.began
+        if begins:
             standing.began = True
             self._call("before_train", trained, batch_size)
-        if standing.epoch < at.epoch:
-            standing.epoch = at.epoch
+        if begins or standing.epoch < at.epoch:
             self._call("before_epoch", trained, batch_size)
+            standing.epoch = at.epoch
+            self._agree_now(trained)
         if standing.step < at.step:  # a step that is done again was announced
             standing.step = at.step
-            self._call("before_step", trained, batch_size)
+            self._call("before_step", trained, self._progress.batch_size or batch_size)
+
+    def exchange(self) -> None:
+        """Where a hook of some worker waits for the others': all tell each other what they have."""
+        if not self._exchange_due:
+            return
+        self._exchange_due = False
+        rows = self._crew.gather(self._host.offer())
+        if self._host.waiting:  # workers that were lost meanwhile cancel all that waits
+            self._host.deliver(rows, self._crew.rank)
+            self._collect()
 
     def after_epoch(self, trained: Trained, batch_size: int) -> None:
         """A training pass is over."""
@@ -126,7 +130,15 @@ class Adapter:
         if self._adapts and trained is not None and self._standing.began:
             batch_size = self._progress.batch_size or self._standing.batch_size
             self._call("after_train", trained, batch_size, ended=True)
-            self._host.cancel()
+            while any(waiting for (waiting,) in self._crew.gather([self.waiting])):
+                self._exchange_due = True
+                self.exchange()
+
+    def _agree_now(self, trained: Trained) -> None:
+        """What was decided between epochs is to count from the next one's first step on."""
+        rows = self._crew.gather(self.vote())
+        self._settle([sum(column) for column in zip(*rows, strict=True)], len(rows))
+        self.apply(trained)
 
     def _call(self, hook: str, trained: Trained, batch_size: int, ended: bool = False) -> None:
         if not self._crew.live:
@@ -136,7 +148,12 @@ class Adapter:
         self._collect()
 
     def _collect(self) -> None:
-        self._proposals += self._host.take_proposals()
+        for proposal in self._host.take_proposals():
+            decision = proposal.decision
+            if decision.workers == self._standing.asked:  # they are on their way
+                decision = replace(decision, workers=None)
+            if not decision.empty:
+                self._proposals.append(replace(proposal, decision=decision))
         for failure in self._host.take_failures():
             self._send(
                 PolicyFailed(
@@ -161,7 +178,8 @@ class Adapter:
             step=at.step,
             epoch=at.epoch,
             samples=at.samples,
-            seconds=self._progress.times.seconds,
+            seconds=standing.seconds,
+            loss=standing.loss,
             workers=self._crew.size,
             batch_size=batch_size,
             lr=_rate(trained),
@@ -180,31 +198,36 @@ class Adapter:
 
     def vote(self) -> list[float] | tuple[float, ...]:
         """This worker's part of a step's control vector."""
-        return vote(_merged(self._proposals)) if self._proposals else _ABSTENTION
+        return vote(_bundle(self._proposals).decision) if self._proposals else _ABSTENTION
 
-    def completed(self, control: Control, voters: int) -> None:
+    def completed(self, control: Control, voters: int, loss: float) -> None:
         """A step's reduction is in: ``voters`` workers had a vote."""
+        self._standing.seconds, self._standing.loss = control.seconds, loss
         self._exchange_due = control.waiting > 0
+        self._settle(control.vote, voters)
+
+    def _settle(self, sums: Sequence[float], voters: int) -> None:
         self._agreed, self._carried = None, []
-        if not self._proposals and not any(control.vote):
+        if not self._proposals and not any(sums):
             return
-        self._carried, self._proposals = self._proposals, []
-        self._agreed = outcome(control.vote, voters)
+        self._carried, self._proposals = _bundle(self._proposals).parts
+        self._agreed = outcome(sums, voters)
         standing = self._standing
         standing.disagreements = standing.disagreements + 1 if self._agreed is None else 0
         self._resync_due = self._agreed is None
 
     def apply(self, trained: Trained) -> Decision | None:
         """Behind the user's lines of a step: do what was agreed on in it. Returns it, where it was done."""
-        self._ramp(trained)
+        self._changer.ramp(trained)
         decision, carried = self._agreed, self._carried
         self._agreed, self._carried = None, []
         done: Decision | None = None
         if decision is not None and not decision.empty:
             refusal = ""
             try:
-                self._change(decision, trained)
+                self._changer.make(decision, trained)
                 done = decision
+                self._standing.asked = decision.workers or self._standing.asked
             except UserError as error:
                 refusal = str(error)
             self._tell(carried, "refused" if refusal else "applied", refusal)
@@ -244,67 +267,14 @@ class Adapter:
             detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: policies must not depend on the rank"
             self._send(PolicyFailed("all", "vote", self._progress.position.step, 0, detail, off=True))
 
-    # -- change -------------------------------------------------------------------------------------------------------
-
-    def _change(self, decision: Decision, trained: Trained) -> None:
-        progress, crew = self._progress, self._crew
-        if decision.restore and self._good is None:
-            rule = "a run goes back to what it remembers"
-            raise UserError(rule, "nothing yet", "let the policy remember first")
-        if decision.workers is not None:
-            crew.resize(decision.workers)
-        if decision.replace_rank is not None:
-            crew.replace(decision.replace_rank)
-        if decision.restore:
-            self._restore(trained)
-        if decision.batch_size is not None:
-            progress.batch_size = decision.batch_size
-        if decision.micro_batch is not None:
-            progress.micro_batch = decision.micro_batch
-        if decision.lr is not None:
-            self._standing.ramps = []
-            set_rates(trained.optimizer, trained.schedulers, decision.lr)
-        if decision.lr_factor is not None:
-            ramp = Ramp(decision.lr_factor, max(1, decision.ramp_steps), 0, decision.correct_momentum)
-            self._standing.ramps.append(asdict(ramp))
-            if not decision.ramp_steps:
-                self._ramp(trained, newest_only=True)
-        if decision.remember:
-            self._remember(trained)
-
-    def _ramp(self, trained: Trained, newest_only: bool = False) -> None:
-        """The next part of learning-rate changes that come about step by step."""
-        kept = self._standing.ramps[:-1] if newest_only else []
-        for told in self._standing.ramps[len(kept) :]:
-            ramp = Ramp(**told)
-            factor, left = ramp.next()
-            factors = [factor] * len(trained.optimizer.param_groups)
-            scale_rates(trained.optimizer, trained.schedulers, factors, correct_momentum=ramp.correct_momentum)
-            kept += [] if left is None else [asdict(left)]
-        self._standing.ramps = kept
-
-    def _remember(self, trained: Trained) -> None:
-        tensors: Tensors = {}
-        tree = to_tree(trained.state(), tensors)
-        self._good = json.loads(json.dumps(tree)), {name: t.detach().clone() for name, t in tensors.items()}
-        self._standing.remembers = True
-
-    def _restore(self, trained: Trained) -> None:
-        """Weights and optimizer as remembered; learning rates stay, and so does the place in the data."""
-        assert self._good is not None
-        tree, tensors = self._good
-        good = from_tree(tree, {name: t.clone() for name, t in tensors.items()})
-        now = trained.state()
-        optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
-        trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
-
     # -- when workers come and go -------------------------------------------------------------------------------------
 
     def regrouped(self) -> None:
         """The workers are others now: what waited for those before is over; joiners remember nothing."""
         self._host.cancel()
         self._exchange_due = False
-        self._good, self._remember_due = None, self._standing.remembers
+        self._standing.asked = None
+        self._changer.regrouped()
 
     def to_json(self) -> dict[str, Any]:
         """What a joiner or a checkpoint needs to go on from here."""
@@ -313,7 +283,12 @@ class Adapter:
             for p in self._proposals
         ]
         standing = {**asdict(self._standing), "proposals": proposals}
-        return {"monitors": self.monitoring.to_json(), "policies": self._host.state(), "standing": standing}
+        return {
+            "monitors": self.monitoring.to_json(),
+            "policies": self._host.state(),
+            "changes": self._changer.to_json(),
+            "standing": standing,
+        }
 
     def take(self, told: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Go on from ``to_json`` of another worker, of this one earlier, or (``resumed``) of a checkpoint."""
@@ -326,12 +301,30 @@ class Adapter:
             for p in self._standing.proposals
         ]
         self._agreed, self._carried, self._resync_due = None, [], False
-        self._good, self._remember_due = None, self._standing.remembers
+        self._changer.take(told["changes"])
         self._adapts = self._adapts and self._standing.disagreements < MOST_DISAGREEMENTS
 
 
-def _merged(proposals: list[Proposal]) -> Decision:
-    return reduce(Decision.merged, (proposal.decision for proposal in proposals), Decision())
+@dataclass(frozen=True)
+class _Bundle:
+    """What rides in one vote of a list of proposals: ``count`` of the first, as one ``decision``."""
+
+    decision: Decision
+    parts: tuple[list[Proposal], list[Proposal]]
+
+
+def _bundle(proposals: list[Proposal]) -> _Bundle:
+    """As many of the first as go together. What contradicts an earlier one was decided without it, and is dropped."""
+    bundle = Decision()
+    taken: list[Proposal] = []
+    for place, proposal in enumerate(proposals):
+        if bundle.contradicts(proposal.decision):
+            continue
+        if not bundle.goes_with(proposal.decision):
+            return _Bundle(bundle, (taken, proposals[place:]))
+        bundle = bundle.merged(proposal.decision)
+        taken.append(proposal)
+    return _Bundle(bundle, (taken, []))
 
 
 def _rate(trained: Trained) -> float:

@@ -46,7 +46,8 @@ def checksum(indices: torch.Tensor) -> int:
 class Control:
     """What each worker adds to a step's reduction beside gradients; read back as sums over workers.
 
-    ``waiting``: policies of this worker wait for what other workers' policies give. ``vote``: what is to change
+    ``waiting``: policies of this worker wait for what other workers' policies give. ``seconds``: of training, by rank
+    0's clock. ``vote``: what is to change
     (``core.votes``). ``times``: three numbers for each rank, of which a worker gives its own
     (``monitors.base.WorkerTimes``); as many ranks as there can ever be.
     """
@@ -56,18 +57,20 @@ class Control:
     samples: float = 0.0
     checksum: float = 0.0
     waiting: float = 0.0
+    seconds: float = 0.0
     vote: Sequence[float] = (0.0,) * VOTE
     times: Sequence[float] = ()
 
     def to_list(self) -> list[float]:
         """In the order of the fields."""
-        return [self.stop, self.heard, self.samples, self.checksum, self.waiting, *self.vote, *self.times]
+        single = [self.stop, self.heard, self.samples, self.checksum, self.waiting, self.seconds]
+        return [*single, *self.vote, *self.times]
 
     @staticmethod
     def of(sums: Sequence[float]) -> Control:
         """What ``to_list`` of all workers add up to."""
-        stop, heard, samples, checksum, waiting, *rest = sums
-        return Control(stop, heard, samples, checksum, waiting, rest[:VOTE], rest[VOTE:])
+        stop, heard, samples, checksum, waiting, seconds, *rest = sums
+        return Control(stop, heard, samples, checksum, waiting, seconds, rest[:VOTE], rest[VOTE:])
 
 
 class Claims:

@@ -48,7 +48,7 @@ def scale_rates(
 
     ``correct_momentum``: divide momentum buffers by it. In torch's form of SGD (velocity v <- m v + g, then
     p <- p - lr v) a larger rate would at once also multiply what past gradients, meant for the smaller rate, still push
-    (Goyal et al. 2017, remark 3; Lin et al. 2019, section 3.2).
+    (Lin et al. 2019, "Dynamic Mini-batch SGD for Elastic Distributed Training").
     """
     for group, factor in zip(optimizer.param_groups, factors, strict=True):
         for name in _GROUP_RATES:

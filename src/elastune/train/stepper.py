@@ -127,6 +127,7 @@ class Stepper:
                 crew.discarded += 1
                 self.mid_step = False
                 return "again"
+            self._adapter.exchange()
             self.count()
         return "over"
 
@@ -241,7 +242,7 @@ class Stepper:
         crew.end_step(found.heard, count, served=served)
         crew.say("computing", progress.position.step + 1)
         self._stop_votes = found.stop
-        self._adapter.completed(found, count)
+        self._adapter.completed(found, count, replica.found.parts["loss"])
         if self._adapter.monitoring:
             at = self._progress.position.step + 1
             self._adapter.monitoring.read(at, self._step.size, crew.size, replica.found, found.times)
@@ -332,7 +333,8 @@ class Stepper:
             if crew.live:
                 at = WORKER_TIMES * crew.rank
                 times[at : at + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
-        return Control(stop, heard, samples, checksum, adapter.waiting, adapter.vote(), times)
+        seconds = self._progress.times.seconds if self._crew.rank == 0 else 0.0
+        return Control(stop, heard, samples, checksum, adapter.waiting, seconds, adapter.vote(), times)
 
     def count(self) -> None:
         """The user's lines about a completed step have run, if there is one that was not counted yet."""

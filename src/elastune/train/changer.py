@@ -1,0 +1,101 @@
+"""What a decision does to a worker's run: batch, learning rates, momentum, a state to go back to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.signals import Decision
+from elastune.elastic.crew import Crew
+from elastune.train.progress import Progress
+from elastune.train.rates import Ramp, scale_rates, set_rates
+from elastune.train.state import Tensors, from_tree, to_tree
+from elastune.train.trained import Trained
+
+
+class Changer:
+    """Makes changes, the same ones at the same step boundary on every worker."""
+
+    def __init__(self, crew: Crew, progress: Progress) -> None:
+        self._crew = crew
+        self._progress = progress
+        self._ramps: list[Ramp] = []
+        self._good: tuple[Any, Tensors] | None = None
+        self._remembers = False
+        self._remember_due = False
+
+    def make(self, decision: Decision, trained: Trained) -> None:
+        """Do all of it. Raises ``UserError`` with nothing done where a part cannot be."""
+        progress, crew = self._progress, self._crew
+        if decision.restore and self._good is None:
+            raise UserError("a run goes back to what it remembers", "nothing yet", "let the policy remember first")
+        if decision.workers is not None:
+            crew.resize(decision.workers)
+        if decision.replace_rank is not None:
+            crew.replace(decision.replace_rank)
+        if decision.restore:
+            self._restore(trained)
+        if decision.batch_size is not None:
+            progress.batch_size = decision.batch_size
+        if decision.micro_batch is not None:
+            progress.micro_batch = decision.micro_batch
+        if decision.lr is not None:
+            self._ramps = []
+            set_rates(trained.optimizer, trained.schedulers, decision.lr)
+        if decision.lr_factor is not None:
+            ramp = Ramp(decision.lr_factor, max(1, decision.ramp_steps), 0, decision.correct_momentum)
+            if decision.ramp_steps:
+                self._ramps.append(ramp)
+            else:
+                self._scale(ramp, trained)
+        if decision.remember:
+            self._remember(trained)
+
+    def ramp(self, trained: Trained) -> None:
+        """Behind a step: the next part of what comes about step by step."""
+        self._ramps = [left for ramp in self._ramps if (left := self._scale(ramp, trained)) is not None]
+
+    def _scale(self, ramp: Ramp, trained: Trained) -> Ramp | None:
+        factor, left = ramp.next()
+        factors = [factor] * len(trained.optimizer.param_groups)
+        scale_rates(trained.optimizer, trained.schedulers, factors, correct_momentum=ramp.correct_momentum)
+        return left
+
+    def _remember(self, trained: Trained) -> None:
+        tensors: Tensors = {}
+        tree = to_tree(trained.state(), tensors)
+        self._good = json.loads(json.dumps(tree)), {name: t.detach().clone() for name, t in tensors.items()}
+        self._remembers = True
+
+    def _restore(self, trained: Trained) -> None:
+        """Weights and optimizer as remembered; learning rates stay, and so does the place in the data."""
+        assert self._good is not None
+        tree, tensors = self._good
+        good = from_tree(tree, {name: t.clone() for name, t in tensors.items()})
+        now = trained.state()
+        optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
+        trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
+
+    def regrouped(self) -> None:
+        """Joiners have no memory: nobody has, then."""
+        self._good, self._remember_due = None, self._remembers
+
+    def boundary(self, trained: Trained, loss: float | None) -> None:
+        """Between steps, all members alike: remember anew what workers that came or went have made be forgotten."""
+        if self._remember_due and (loss is None or math.isfinite(loss)):
+            self._remember_due = False
+            self._remember(trained)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a joiner or a checkpoint needs."""
+        return {"ramps": [asdict(ramp) for ramp in self._ramps], "remembers": self._remembers}
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Go on from ``to_json``."""
+        self._ramps = [Ramp(**ramp) for ramp in told["ramps"]]
+        self._remembers = bool(told["remembers"])
+        self.regrouped()

@@ -1,0 +1,72 @@
+"""The gradient noise scale of real runs against its exact value, from the gradient of every single sample."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, vmap
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
+from elastune.drive.job import run_job
+from elastune.journal.records import RunFinished
+
+PROGRAM = Path(__file__).parent / "programs" / "still.py"
+STEPS = 200
+
+
+@pytest.fixture(scope="module")
+def exact() -> tuple[float, float]:
+    """tr(Sigma) and |G|^2 over all samples."""
+    spec = importlib.util.spec_from_file_location("still", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model, x, y = module.problem()
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(functional_call(model, params, x[None]), y[None])
+
+    grads = vmap(grad(loss), (None, 0, 0))(params, x, y)
+    rows = torch.cat([g.flatten(1) for g in grads.values()], 1).double()
+    mean = rows.mean(0)
+    return float((rows - mean).square().sum(1).mean()), float(mean.square().sum())
+
+
+def measured(
+    cluster: LocalCluster, out: Path, workers: int, mode: Any, micro_batch: int | None, batch: int
+) -> RunFinished:
+    means = Means(workers=workers, mode=mode, micro_batch=micro_batch)
+    adapt = Adapt(monitors=("noise_scale:memory=200",))
+    config = {"batch_size": batch}
+    elastic = Elastic(1, workers)
+    spec = RunSpec(Program(PROGRAM), out, config, means=means, max_steps=STEPS, adapt=adapt, elastic=elastic)
+    return run_job(spec, cluster=cluster)
+
+
+@pytest.mark.parametrize("batch", [64, 75], ids=["equal parts", "unequal parts"])
+@pytest.mark.parametrize("micro_batch", [None, 9], ids=["one pass", "accumulation"])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_within_a_tenth_after_200_steps(
+    cluster: LocalCluster,
+    tmp_path: Path,
+    exact: tuple[float, float],
+    mode: str,
+    workers: int,
+    micro_batch: int | None,
+    batch: int,
+) -> None:
+    run = measured(cluster, tmp_path / "out", workers, mode, micro_batch, batch)
+    variance, square = exact
+    value, error = run.signals["noise_scale"]
+    assert value == pytest.approx(variance / square, rel=0.1), (value, error, variance / square)
+    assert run.signals["gradient_variance"][0] == pytest.approx(variance, rel=0.1)
+    assert run.metrics["differ"] == 0.0, "every rank holds the same bits"
