@@ -8,7 +8,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
-from elastune.journal.records import Decided, Measured, PolicyFailed, RunFinished, StepsTaken
+from elastune.journal.records import Checkpointed, Decided, Measured, PolicyFailed, RunFinished, StepsTaken
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "adaptive.py")
@@ -158,3 +158,37 @@ def test_what_is_measured_is_written_down(runs: Runs) -> None:
     assert {"noise_scale", "step_s", "loss", "sharpness", "hessian_trace", "fisher_trace"} <= set(signals)
     assert [r.step for r in found] == sorted(r.step for r in found)
     assert any(isinstance(r, StepsTaken) for r in ran.records)
+
+
+def test_before_training_counts_from_the_first_step_and_after_it_there_is_time_to_talk(runs: Runs) -> None:
+    ran = runs(3, spec=under("Ending"))
+    assert [d[1] for d in decided(ran)] == [0]
+    assert not failed(ran)
+    assert isinstance(ran.outcome, RunFinished)
+    assert ran.outcome.steps == 3 * SAMPLES // 100
+
+
+def test_a_signal_that_nobody_measures(runs: Runs, plain: Ran) -> None:
+    ran = runs(2, spec=under("Curious"))
+    assert ran.sha256 == plain.sha256
+    assert "happiness" in failed(ran)[0].detail
+    assert "noise_scale" in failed(ran)[0].detail, "what there is is named"
+
+
+def test_a_policy_ends_the_run_with_a_checkpoint(runs: Runs, tmp_path: Path) -> None:
+    ran = runs(2, out=tmp_path / "out", spec=under("Halting"))
+    assert isinstance(ran.outcome, RunFinished)
+    assert (ran.outcome.stopped, ran.outcome.steps) == ("requested", 10)
+    assert [c.step for c in ran.records if isinstance(c, Checkpointed)] == [10]
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_library_policies_together(runs: Runs, mode: str) -> None:
+    policies = ("warmup:k=4,steps=5", "scheduled_batch:at=1/2,factor=2,lr=linear,ramp_steps=3", "gns:max_batch=256")
+    one, three = (runs(workers, mode=mode, plain=True, spec=under(*policies)) for workers in (1, 3))
+    assert not failed(three)
+    assert one.ledger.exact
+    assert three.ledger.exact
+    assert [d[:3] for d in decided(one) if d[0] != "gns"] == [d[:3] for d in decided(three) if d[0] != "gns"]
+    if mode == "exact":
+        assert one.sha256 == three.sha256

@@ -32,13 +32,13 @@ def said(state: State) -> dict[str, Signal]:
 
 
 def test_the_parts_of_a_step_and_what_follows_from_them() -> None:
-    other = WorkerTimes(0.03, 0.04, 0.03)
+    other = WorkerTimes(0.03, 0.06, 0.01)
     told = said(after(*(taken(step, EVEN, other) for step in range(1, 6))))
     values = {name: signal.value for name, signal in told.items()}
     assert values == pytest.approx(
         {
-            "step_s": 0.1, "data_s": 0.02, "compute_s": 0.05, "wait_s": 0.03,
-            "throughput": 1000.0, "scaling_efficiency": 0.7,
+            "step_s": 0.1, "data_s": 0.02, "compute_s": 0.06, "reduce_s": 0.01, "wait_s": 0.01,
+            "throughput": 1000.0, "scaling_efficiency": 0.8,
         }
     )  # fmt: skip
     assert told["step_s"].error == pytest.approx(0, abs=1e-12)

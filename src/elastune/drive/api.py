@@ -13,7 +13,8 @@ from typing import Any
 from elastune.cluster.base import Cluster
 from elastune.cluster.static import from_environment
 from elastune.core.errors import UserError
-from elastune.core.run import Config, Means, Program, RunSpec
+from elastune.core.run import Adapt, Config, Means, Program, RunSpec
+from elastune.drive.adapting import check_adapt
 from elastune.drive.folders import next_folder
 from elastune.drive.job import on_device, print_failure, run_here, run_job
 from elastune.drive.requests import StudyRequest
@@ -21,6 +22,7 @@ from elastune.drive.results import Study
 from elastune.drive.study import tune as run_study
 from elastune.journal.records import RunFinished
 from elastune.search.space import Space
+from elastune.train.program import load
 
 Train = Callable[[Any], None]
 
@@ -44,10 +46,15 @@ def run(
     out: str | Path | None = None,
     means: Means | None = None,
     epochs: int | None = None,
+    policies: Sequence[str] = (),
+    monitors: Sequence[str] = (),
     resume: bool = False,
     cluster: Cluster | None = None,
 ) -> RunFinished:
     """Run ``train(session)`` on ``workers`` local processes (or ``means.workers``) and return what it reached.
+
+    ``policies`` and ``monitors`` are written as on the command line: ``policies=["gns:max_batch=2048"]``; classes of
+    policies that the function's file defines go by their names.
 
     Under torchrun or srun this process is one of the workers they started, and ends here when its work is done. Call
     it below ``if __name__ == "__main__":``, since workers import the file. Raises ``UserError`` and ``JobFailed``.
@@ -64,7 +71,9 @@ def run(
         means=replace(base, workers=count, num_slots=max(base.num_slots, count)),
         epochs=epochs,
         resume=resume,
+        adapt=Adapt(tuple(policies), tuple(monitors)),
     )
+    check_adapt(spec.adapt, load(program))
     if place is not None:
         if out is None:
             raise UserError("workers of a launcher need one folder", "no out", "give out=..., the same for all")
@@ -93,8 +102,8 @@ def tune(
 ) -> Study:
     """Search ``space`` for the best trade-offs among ``objectives``, on ``workers`` for all trials together.
 
-    ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism and
-    micro_batch set system parameters. At least one of ``trials`` and ``budget_s`` bounds the search.
+    ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism,
+    micro_batch and policy set system parameters. At least one of ``trials`` and ``budget_s`` bounds the search.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()

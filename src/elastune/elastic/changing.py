@@ -206,7 +206,7 @@ class ChangingCrew(Crew):
 
     def replace(self, rank: int) -> None:
         if self.rank == rank and self.live:
-            self._member.noticed(0.0, "another worker is to take its place")
+            self._member.replace()
 
     def change(self, changes: dict[str, float]) -> None:
         if self.rank == 0 and self.live and changes:

@@ -344,6 +344,8 @@ def _event(worker: int, message: Message) -> machine.Event | None:
             return machine.Running(worker, version, step)
         case messages.Noticed(seconds, why):
             return machine.Noticed(worker, _within(seconds, why))
+        case messages.Replace():
+            return machine.ReplaceAsked(worker)
         case messages.Left():
             return machine.Left(worker)
         case messages.Done():

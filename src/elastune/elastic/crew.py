@@ -103,7 +103,7 @@ class Crew:
         raise UserError(rule, "workers of another launcher", "use elastune run --workers LOW:HIGH")
 
     def replace(self, rank: int) -> None:
-        """Ask for another worker in place of the one of ``rank``."""
+        """Ask for another worker in place of the one of ``rank``, which goes on until that one is there."""
         self.resize(self.size)
 
     def change(self, changes: dict[str, float]) -> None:

@@ -57,6 +57,13 @@ class Noticed:
 
 
 @dataclass(frozen=True, config=_RULES)
+class ReplaceAsked:
+    """Somebody wants another worker in place of ``worker``, a member, which goes on until that one is there."""
+
+    worker: Number
+
+
+@dataclass(frozen=True, config=_RULES)
 class Left:
     """``worker`` left at the boundary of a version without it."""
 
@@ -100,7 +107,18 @@ class CapacityChanged:
 
 
 Event = (
-    Connected | Ready | Running | Broken | Noticed | Left | Lost | Done | ResizeAsked | ChangeAsked | CapacityChanged
+    Connected
+    | Ready
+    | Running
+    | Broken
+    | Noticed
+    | ReplaceAsked
+    | Left
+    | Lost
+    | Done
+    | ResizeAsked
+    | ChangeAsked
+    | CapacityChanged
 )
 
 # -- instructions -----------------------------------------------------------------------------------------------------
@@ -172,6 +190,7 @@ _KINDS: dict[str, type[Any]] = {
     "running": Running,
     "broken": Broken,
     "noticed": Noticed,
+    "replace_asked": ReplaceAsked,
     "left": Left,
     "lost": Lost,
     "done": Done,

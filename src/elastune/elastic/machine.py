@@ -29,6 +29,7 @@ from elastune.elastic.events import (
     Proclaim,
     Ready,
     Release,
+    ReplaceAsked,
     ResizeAsked,
     Running,
     Start,
@@ -53,7 +54,7 @@ __all__ += [
     "Noticed",
     "Ready",
 ]
-__all__ += ["ResizeAsked", "Running"]
+__all__ += ["ReplaceAsked", "ResizeAsked", "Running"]
 __all__ += ["Confirm", "Dismiss", "End", "GiveUp", "Instruction", "Proclaim", "Release", "Start", "StopRun"]
 
 Outcome = tuple[Membership, tuple[Instruction, ...]]
@@ -142,6 +143,11 @@ def _noticed(state: Membership, event: Noticed) -> Facts:
     return state.put(event.worker, noticed=True), (), False
 
 
+def _replace(state: Membership, event: ReplaceAsked) -> Facts:
+    _expect(state, event.worker, "member", event)
+    return state.put(event.worker, slow=True), (), False
+
+
 def _left(state: Membership, event: Left) -> Facts:
     worker = state.get(event.worker)
     if not worker.dropped:
@@ -189,6 +195,7 @@ _HANDLERS: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     Running: _running,
     Broken: _broken,
     Noticed: _noticed,
+    ReplaceAsked: _replace,
     Left: _left,
     Lost: _lost,
     Done: _done,
@@ -303,15 +310,34 @@ def _plan(state: Membership) -> Outcome:
             state = state.put(number, phase="member")
         state, proclaim = _proclaim(state, ready, fresh=True)
         return state, (proclaim,)
-    noticed = {worker.number for worker in state.workers if worker.noticed}
-    staying = tuple(number for number in state.current.members if number not in noticed)[: state.target]
-    joiners = ready[: state.target - len(staying)]
+    staying, joiners = _places(state, ready)
     if not staying:  # somebody has to hand the state over: they leave by the version after
         staying = state.current.members
     if (*staying, *joiners) == state.current.members and not state.changes:
         return state, ()
     state, proclaim = _proclaim(state, (*staying, *joiners), planned=True, joiners=joiners)
     return state, (proclaim,)
+
+
+def _places(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which members stay, and who joins them: a slow member keeps its place until somebody comes for it."""
+    assert state.current is not None
+    members = [state.get(number) for number in state.current.members if not state.get(number).noticed]
+    fit = [worker.number for worker in members if not worker.slow][: state.target]
+    joiners = ready[: state.target - len(fit)]
+    slow = [worker.number for worker in members if worker.slow][: state.target - len(fit) - len(joiners)]
+    if slow and _blocked(state) and len(fit) + len(joiners) + len(slow) > state.low:
+        slow.pop()
+    return tuple(worker.number for worker in members if worker.number in {*fit, *slow}), joiners
+
+
+def _blocked(state: Membership) -> bool:
+    """Whether there is room for another worker only once a member leaves.
+
+    After a failed start the room that it had may not be told yet; nor is a worker that works given for such a start.
+    """
+    coming = any(worker.phase != "member" for worker in state.workers)
+    return not (state.free or coming or state.failed_starts)
 
 
 # -- small things -----------------------------------------------------------------------------------------------------

@@ -102,6 +102,10 @@ class Member:
         """This worker will be taken away in ``seconds``. A signal handler may call it."""
         self._send(messages.Noticed(max(0.0, seconds), _sendable(why)))
 
+    def replace(self) -> None:
+        """Ask for another worker in this one's place; this one goes on until that one is there."""
+        self._send(messages.Replace())
+
     def resize(self, workers: int, why: str = "") -> None:
         """Ask for ``workers`` workers."""
         self._send(messages.Resize(workers, _sendable(why)))

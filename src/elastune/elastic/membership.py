@@ -19,12 +19,13 @@ class ProtocolViolation(ValueError):
 class Worker:
     """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of a fresh version.
 
-    ``noticed``: it will be taken away. ``dropped``: a version without it was proclaimed while it was a member.
+    ``noticed``: it will be taken away. ``slow``: another is to take its place, without hurry. ``dropped``: a version without it was proclaimed while it was a member.
     """
 
     number: int
     phase: Phase = "starting"
     noticed: bool = False
+    slow: bool = False
     done: bool = False
     dropped: bool = False
 
@@ -77,7 +78,9 @@ class Membership:
         leaving: set[int] = set()
         if self.current is not None and self.proposed is not None:
             leaving = set(self.current.members) - set(self.proposed.members)
-        return tuple(worker for worker in self.workers if not worker.noticed and worker.number not in leaving)
+        going = (worker for worker in self.workers if worker.noticed or worker.slow)
+        leaving |= {worker.number for worker in going}
+        return tuple(worker for worker in self.workers if worker.number not in leaving)
 
     def find(self, number: int) -> Worker | None:
         """Worker ``number``, if it is not gone."""

@@ -71,6 +71,13 @@ class Noticed:
 
 
 @dataclass(frozen=True, config=_RULES)
+class Replace:
+    """A wish of this worker's, a member: let another take its place. It goes on until that one is there."""
+
+    kind: Literal["replace"] = "replace"
+
+
+@dataclass(frozen=True, config=_RULES)
 class Resize:
     """A wish for ``workers`` workers; of a client, answered by ``Answer``."""
 
@@ -178,6 +185,7 @@ Message = Annotated[
     | Running
     | Broken
     | Noticed
+    | Replace
     | Resize
     | Change
     | Beat

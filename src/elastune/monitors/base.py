@@ -74,6 +74,7 @@ class Monitor(ABC):
 
     name: str
     needs: frozenset[Need]
+    gives: frozenset[str]  # the names of all signals that it may tell
     every: int = 1  # steps from one reading to the next
 
     @abstractmethod

@@ -27,6 +27,7 @@ class Curvature(Monitor):
     memory: float = 4.0
 
     name = "curvature"
+    gives = frozenset({"sharpness", "hessian_trace", "fisher_trace"})
     needs = frozenset({"sharpness", "trace", "norms"})
 
     def __post_init__(self) -> None:

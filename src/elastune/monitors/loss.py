@@ -23,6 +23,7 @@ class Loss(Monitor):
     memory: float = 20.0
 
     name = "loss"
+    gives = frozenset({"loss"})
     needs = frozenset[Need]()
 
     def __post_init__(self) -> None:

@@ -79,6 +79,7 @@ class NoiseScale(Monitor):
     memory: float = 100.0
 
     name = "noise_scale"
+    gives = frozenset({"noise_scale", "gradient_variance", "gradient_square"})
     needs = frozenset({"norms"})
 
     def __post_init__(self) -> None:

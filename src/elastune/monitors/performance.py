@@ -7,7 +7,9 @@ where batch and workers are those of the reading before: a short last batch of a
 change replaces them with the second reading after it. (Where no two readings in a row agree, nothing is told.)
 
     throughput = batch / step_s                    samples a second
-    scaling_efficiency = 1 - wait_s / step_s       the part of the workers' time that is not spent waiting
+    reduce_s: the shortest that any worker is blocked    the reduction itself: the last one waits for nobody else
+    wait_s: what workers are blocked beyond that         waiting for slower workers
+    scaling_efficiency = (data_s + compute_s) / step_s   the part of the workers' time that is not spent so
     straggler: a rank whose data_s + compute_s exceed ``factor`` times the median of the other workers' in ``patience``
     readings in a row; the slowest, where there are several
 
@@ -34,8 +36,8 @@ _MEDIAN_ERROR = 1.2533 * 1.4826
 
 @dataclass(frozen=True)
 class Performance(Monitor):
-    """Signals ``step_s``, ``data_s``, ``compute_s``, ``wait_s``, ``throughput``, ``scaling_efficiency``, and
-    ``straggler`` (a rank) while there is one."""
+    """Signals ``step_s`` and its parts ``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s``, ``throughput``,
+    ``scaling_efficiency``, and ``straggler`` (a rank) while there is one."""
 
     every: int = 1
     memory: int = 20
@@ -43,6 +45,9 @@ class Performance(Monitor):
     patience: int = 5
 
     name = "performance"
+    gives = frozenset(
+        {"step_s", "data_s", "compute_s", "reduce_s", "wait_s", "throughput", "scaling_efficiency", "straggler"}
+    )
     needs = frozenset({"times"})
 
     def __post_init__(self) -> None:
@@ -68,7 +73,10 @@ class Performance(Monitor):
             (times.compute_s for times in known),
             (times.wait_s for times in known),
         )
-        entry = [*now.values(), *(sum(part) / len(known) for part in parts)]
+        # Who is last has only the reduction itself to wait for.
+        reduce_s = min(times.wait_s for times in known)
+        data_s, compute_s, blocked_s = (sum(part) / len(known) for part in parts)
+        entry = [*now.values(), data_s, compute_s, reduce_s, blocked_s - reduce_s]
         alike = [old for old in state["window"] if old[:2] == entry[:2]]
         return {**now, "window": [*alike, entry][-self.memory :], "slow": self._slow(state["slow"], reading.times)}
 
@@ -88,15 +96,17 @@ class Performance(Monitor):
         if not state["window"]:
             return {}
         batch, _, *_ = state["window"][-1]
-        data_s, compute_s, wait_s = (list(part) for part in list(zip(*state["window"], strict=True))[2:])
-        step_s = [sum(parts) for parts in zip(data_s, compute_s, wait_s, strict=True)]
+        data_s, compute_s, reduce_s, wait_s = (list(part) for part in list(zip(*state["window"], strict=True))[2:])
+        step_s = [sum(parts) for parts in zip(data_s, compute_s, reduce_s, wait_s, strict=True)]
+        busy = [(d + c) / s for d, c, s in zip(data_s, compute_s, step_s, strict=True)]
         told = {
             "step_s": _median(step_s),
             "data_s": _median(data_s),
             "compute_s": _median(compute_s),
+            "reduce_s": _median(reduce_s),
             "wait_s": _median(wait_s),
             "throughput": _median([batch / s for s in step_s]),
-            "scaling_efficiency": _median([1 - w / s for w, s in zip(wait_s, step_s, strict=True)]),
+            "scaling_efficiency": _median(busy),
         }
         stragglers = [(excess, rank) for rank, (times, excess) in enumerate(state["slow"]) if times >= self.patience]
         if stragglers:

@@ -23,6 +23,7 @@ class PreconditionedNoiseScale(NoiseScale):
     """As ``NoiseScale``; signals ``noise_scale_adam``, ``gradient_variance_adam`` and ``gradient_square_adam``."""
 
     name = "noise_scale_adam"
+    gives = frozenset({"noise_scale_adam", "gradient_variance_adam", "gradient_square_adam"})
     needs = frozenset({"preconditioned"})
 
     def update(self, state: State, reading: Reading) -> State:

@@ -90,16 +90,6 @@ def _sane(guard: Guard, step: int, loss: float, rules: Rules) -> tuple[Guard, Ac
     return guard, None
 
 
-def newest_loss(run: Run) -> float | None:
-    """The loss of the last step, finite or not, where the snapshot tells it; else the monitor's smoothed one, which
-    shows a divergence later, and never a loss that is not finite. None: nothing is known yet."""
-    loss: float | None = getattr(run.snapshot, "loss", None)
-    if loss is None:
-        smoothed = run.snapshot.signals.get("loss")
-        loss = None if smoothed is None else smoothed.value
-    return loss
-
-
 class DivergenceGuard(Policy):
     """Keep a copy of model and optimizer every ``every`` steps while the loss is sane; when it is not finite, or above
     ``factor`` x its smoothed value ``patience`` steps in a row, go back to the copy and multiply the learning rate by
@@ -107,7 +97,7 @@ class DivergenceGuard(Policy):
     copy where there is one.
     """
 
-    monitors: ClassVar[tuple[str, ...]] = ("loss",)
+    monitors: ClassVar[tuple[str, ...]] = ()
     survives_divergence: ClassVar[bool] = True
 
     def __init__(
@@ -128,7 +118,7 @@ class DivergenceGuard(Policy):
 
     def after_step(self, run: Run) -> None:
         """Judge the step's loss."""
-        loss = newest_loss(run)
+        loss = run.snapshot.loss
         if loss is None:
             return
         self.guard, action = advance(self.guard, run.step, loss, self.rules)

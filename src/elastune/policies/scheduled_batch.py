@@ -23,8 +23,9 @@ class ScheduledBatch(Policy):
     """``scheduled_batch``: at each of the epochs (or steps, with ``by=step``) ``at`` the batch is multiplied by
     ``factor``, or becomes the next of ``batches``.
 
-    A milestone counts once that many epochs or steps are complete. The change is decided before the next step and made
-    after it. The learning rate follows by the rule ``lr``, over ``ramp_steps`` steps.
+    A milestone counts once that many epochs or steps are complete: from an epoch's first step on, or (``by=step``) from
+    the step behind the one that carries the decision. The learning rate follows by the rule ``lr``, over ``ramp_steps``
+    steps.
     """
 
     def __init__(
@@ -54,6 +55,9 @@ class ScheduledBatch(Policy):
     @property
     def monitors(self) -> tuple[str, ...]:  # type: ignore[override]
         return rule_monitors(self.lr)
+
+    def before_epoch(self, run: Run) -> None:
+        self.before_step(run)
 
     def before_step(self, run: Run) -> None:
         due = passed(self.at, run.epoch if self.by == "epoch" else run.step)

@@ -29,6 +29,9 @@ class ScheduledWorkers(Policy):
         self.by = by
         self.done = 0
 
+    def before_epoch(self, run: Run) -> None:
+        self.before_step(run)
+
     def before_step(self, run: Run) -> None:
         due = passed(self.at, run.epoch if self.by == "epoch" else run.step)
         if due > self.done:

@@ -92,7 +92,9 @@ class MonitorKit(ABC):
 
     def test_says_something_after_two_readings(self) -> None:
         monitor = self.make()
-        assert monitor.signals(fed(monitor, [reading(1), reading(2)]))
+        told = monitor.signals(fed(monitor, [reading(1), reading(2)]))
+        assert told
+        assert set(told) <= monitor.gives
 
     def test_state_survives_json_and_goes_on_as_it_would_have(self) -> None:
         monitor = self.make()

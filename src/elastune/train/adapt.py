@@ -69,13 +69,13 @@ class Adapter:
         self._crew = crew
         self._progress = progress
         self._send = send
-        self._host = PolicyHost(policies)
+        self._host = PolicyHost(policies, self.monitoring.gives)
         self._adapts = bool(policies)
         self._standing = _Standing()
         self._proposals: list[Proposal] = []
         self._agreed: Decision | None = None  # to be applied behind the step at hand
         self._carried: list[Proposal] = []  # what the agreement is about
-        self._changer = Changer(crew, progress)
+        self._changer = Changer(crew, progress, self.monitoring)
         self._exchange_due = self._resync_due = False
         self._longest: int | None = None
         self._measured_s = -math.inf
@@ -133,6 +133,9 @@ class Adapter:
             while any(waiting for (waiting,) in self._crew.gather([self.waiting])):
                 self._exchange_due = True
                 self.exchange()
+        if trained is not None and self.monitoring and self._crew.rank == 0:
+            batch_size = self._progress.batch_size or self._standing.batch_size
+            self._send(_measured(self.snapshot(trained, batch_size)))
 
     def _agree_now(self, trained: Trained) -> None:
         """What was decided between epochs is to count from the next one's first step on."""

@@ -11,6 +11,7 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision
 from elastune.elastic.crew import Crew
+from elastune.train.monitoring import Monitoring
 from elastune.train.progress import Progress
 from elastune.train.rates import Ramp, scale_rates, set_rates
 from elastune.train.state import Tensors, from_tree, to_tree
@@ -20,11 +21,12 @@ from elastune.train.trained import Trained
 class Changer:
     """Makes changes, the same ones at the same step boundary on every worker."""
 
-    def __init__(self, crew: Crew, progress: Progress) -> None:
+    def __init__(self, crew: Crew, progress: Progress, monitoring: Monitoring) -> None:
         self._crew = crew
+        self._monitoring = monitoring
         self._progress = progress
         self._ramps: list[Ramp] = []
-        self._good: tuple[Any, Tensors] | None = None
+        self._good: tuple[Any, Tensors, str] | None = None  # state, its tensors, what the monitors knew
         self._remembers = False
         self._remember_due = False
 
@@ -68,17 +70,19 @@ class Changer:
     def _remember(self, trained: Trained) -> None:
         tensors: Tensors = {}
         tree = to_tree(trained.state(), tensors)
-        self._good = json.loads(json.dumps(tree)), {name: t.detach().clone() for name, t in tensors.items()}
+        copies = {name: t.detach().clone() for name, t in tensors.items()}
+        self._good = json.loads(json.dumps(tree)), copies, json.dumps(self._monitoring.to_json())
         self._remembers = True
 
     def _restore(self, trained: Trained) -> None:
-        """Weights and optimizer as remembered; learning rates stay, and so does the place in the data."""
+        """Weights, optimizer and monitors as remembered; learning rates stay, and so does the place in the data."""
         assert self._good is not None
-        tree, tensors = self._good
+        tree, tensors, monitors = self._good
         good = from_tree(tree, {name: t.clone() for name, t in tensors.items()})
         now = trained.state()
         optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
         trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
+        self._monitoring.take(json.loads(monitors))
 
     def regrouped(self) -> None:
         """Joiners have no memory: nobody has, then."""

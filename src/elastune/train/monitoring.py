@@ -51,6 +51,8 @@ class Monitoring:
                 replica.say("trace", share.weight * hessian_trace(loss, replica.params, seed=seed))
             if first and self.takes("sharpness", step):
                 replica.say("sharpness", top_eigenvalue(loss, replica.params, seed=seed))
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             fix = "leave the monitor curvature out"
             raise UserError("curvature needs a loss that can be differentiated twice", error, fix) from error
@@ -81,6 +83,11 @@ class Monitoring:
             for monitor in self._monitors:
                 self._signals |= monitor.signals(self._states[monitor.name])
         return self._signals
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """The names of all signals that there may be."""
+        return frozenset().union(*(monitor.gives for monitor in self._monitors))
 
     def __bool__(self) -> bool:
         return bool(self._monitors)

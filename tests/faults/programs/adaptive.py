@@ -94,3 +94,30 @@ class Growing(Policy):
     def after_step(self, run) -> None:
         if run.step % 8 == 0 and run.size() < 3:
             run.resize(run.size() + 1)
+
+
+class Ending(Policy):
+    """Talks when all is over, and before anything has begun."""
+
+    def before_train(self, run) -> None:
+        run.set_batch_size(100)
+
+    def after_train(self, run) -> None:
+        if run.allreduce(float(run.rank()), "sum") != run.size() * (run.size() - 1) / 2:
+            raise ValueError("workers were not all heard")
+
+
+class Curious(Policy):
+    """Wants to know what nobody measures."""
+
+    def after_step(self, run) -> None:
+        if run.step == 3:
+            run.signal("happiness")
+
+
+class Halting(Policy):
+    """Has seen enough."""
+
+    def after_step(self, run) -> None:
+        if run.step == 9:
+            run.stop()

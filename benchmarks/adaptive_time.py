@@ -1,0 +1,112 @@
+"""The declared time model of ``adaptive.py``: what a step of any batch takes on W workers, from what is measured here.
+
+On one CPU large batches are not faster, so the time of W workers must be modelled: the largest share's gradient (a line
+through measured steps of one worker on one thread) and then a ring all-reduce (latency and seconds a byte as measured
+between two processes). ``elastune.plan.step_time`` has the formulas. Nothing overlaps; evaluation is not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from adaptive_trial import MICRO_BATCH, MOMENTUM, cnn
+from torch.utils.data import TensorDataset
+
+from elastune.comm.group import join
+from elastune.comm.link import measure_link
+from elastune.core.run import Means, Place
+from elastune.drive.context import machine_context
+from elastune.journal.records import LinkMeasured
+from elastune.plan.step_time import StepTime, fit
+from elastune.testing.sessions import lone_session
+
+SHARES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BLOCK = 10  # steps
+
+
+def calibrate(rounds: int) -> dict[str, Any]:
+    """Measure steps and link on this machine, fit the model. Blocks of all shares take turns, ``rounds`` times."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = _gradients(Path(folder), rounds)
+        link = _link(folder, rounds)
+    quiet = [(share, min(times)) for share, times in measured.items()]
+    fitted = fit(quiet, sum(4 * p.numel() for p in cnn().parameters()), links=[link])
+    model = fitted.model
+    return {
+        "model": asdict(model),
+        "link": asdict(link),
+        "steps_ms": {
+            share: {
+                "quietest_block": 1e3 * min(times),
+                "median": 1e3 * statistics.median(times),
+                "fitted": 1e3 * model.gradient_s(share, 1),
+            }
+            for share, times in measured.items()
+        },
+        "rounds": rounds,
+        "machine": machine_context(),
+    }
+
+
+def read(path: Path) -> StepTime:
+    """The model that a calibration left."""
+    return StepTime(**json.loads(path.read_text())["model"])
+
+
+def _gradients(out: Path, rounds: int) -> dict[int, list[float]]:
+    """Seconds of a whole step of one worker (data, both passes, optimizer), by share: the mean of each block."""
+    steps = {share: _steps(out, share) for share in SHARES}
+    for stream in steps.values():
+        next(itertools.islice(stream, BLOCK, None))
+    times: dict[int, list[float]] = {share: [] for share in SHARES}
+    for _ in range(rounds):
+        for share, stream in steps.items():
+            started = time.perf_counter()
+            next(itertools.islice(stream, BLOCK - 1, None))
+            times[share].append((time.perf_counter() - started) / BLOCK)
+    return times
+
+
+def _steps(out: Path, share: int) -> Iterator[None]:
+    """Yields after each step."""
+    data = TensorDataset(torch.randn(4096, 1, 28, 28), torch.randint(0, 10, (4096,)))
+    session = lone_session(out, means=Means(mode="fast", micro_batch=MICRO_BATCH))
+    model = cnn()
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=MOMENTUM))
+    for _ in session.epochs(10**9):
+        for x, y in session.batches(data, batch_size=share, drop_last=True):
+            session.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+
+def _link(folder: str, rounds: int) -> LinkMeasured:
+    """The median of repeated measurements between two processes over the loopback interface."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    out = f"{folder}/link.json"
+    mp.spawn(_reduce, (f"file://{folder}/rendezvous", rounds, out), nprocs=2)
+    found = json.loads(Path(out).read_text())
+    return LinkMeasured(2, *(statistics.median(row[i] for row in found) for i in (0, 1)))
+
+
+def _reduce(rank: int, rendezvous: str, rounds: int, out: str) -> None:
+    torch.set_num_threads(1)
+    group = join(Place(rank=rank, world=2, rendezvous=rendezvous))
+    links = [measure_link(group) for _ in range(rounds)]
+    if rank == 0:
+        Path(out).write_text(json.dumps([(link.latency_s, link.seconds_per_byte) for link in links]))
+    os._exit(0)  # as elastune's workers end: see comm.group.join
