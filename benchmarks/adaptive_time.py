@@ -37,14 +37,16 @@ BLOCK = 10  # steps
 
 
 def calibrate(rounds: int) -> dict[str, Any]:
-    """Measure steps and link on this machine, fit the model. Blocks of all shares take turns, ``rounds`` times."""
+    """Measure steps and link on this machine, fit the model. Blocks of all shares take turns, ``rounds`` times.
+
+    The quietest block and reduction count: others on the machine only ever add time.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         measured = _gradients(Path(folder), rounds)
-        link = _link(folder, rounds)
+        link = _link(folder, rounds, size_bytes := sum(4 * p.numel() for p in cnn().parameters()))
     quiet = [(share, min(times)) for share, times in measured.items()]
-    fitted = fit(quiet, sum(4 * p.numel() for p in cnn().parameters()), links=[link])
-    model = fitted.model
+    model = fit(quiet, size_bytes, links=[link]).model
     return {
         "model": asdict(model),
         "link": asdict(link),
@@ -94,13 +96,13 @@ def _steps(out: Path, share: int) -> Iterator[None]:
             yield
 
 
-def _link(folder: str, rounds: int) -> LinkMeasured:
-    """The median of repeated measurements between two processes over the loopback interface."""
+def _link(folder: str, rounds: int, size_bytes: int) -> LinkMeasured:
+    """Of repeated measurements between two processes over the loopback interface, the quietest for ``size_bytes``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     out = f"{folder}/link.json"
     mp.spawn(_reduce, (f"file://{folder}/rendezvous", rounds, out), nprocs=2)
-    found = json.loads(Path(out).read_text())
-    return LinkMeasured(2, *(statistics.median(row[i] for row in found) for i in (0, 1)))
+    links = [LinkMeasured(2, *row) for row in json.loads(Path(out).read_text())]
+    return min(links, key=lambda link: link.latency_s + size_bytes * link.seconds_per_byte)
 
 
 def _reduce(rank: int, rendezvous: str, rounds: int, out: str) -> None:

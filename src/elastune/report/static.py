@@ -21,6 +21,7 @@ MARKERS: dict[Marker, str] = {"circle": "o", "square": "s", "diamond": "D", "rin
 PANEL_INCHES = (4.6, 3.7)
 STACKED_INCHES = (9.2, 1.9)
 BAND_OPACITY = 0.22
+LABEL_ROOM = 0.02  # of the width: what a slanted label of a mark takes
 DPI = 200
 DOTS = (0, (1, 2))
 MAX_CROSSINGS = 60  # markers on a line, beyond which the line stands alone
@@ -85,12 +86,15 @@ def _axis(ax: Axes, axis: Axis, limits: tuple[float, float], across: bool) -> tu
 
 
 def _marks(axes: Sequence[Axes], marks: Sequence[Mark]) -> None:
-    """Lines through all ``axes``; their labels stand above the first."""
+    """Lines through all ``axes``; their labels stand above the first, but for those that would cover one another."""
+    low, high = axes[0].get_xlim()
+    free_from = low
     for mark in marks:
         color = palette.BEFORE if mark.strange else palette.QUIET
         for ax in axes:
             ax.axvline(mark.x, color=color, linewidth=0.9, linestyle=DOTS if mark.strange else "-", zorder=1.4)
-        if mark.label:
+        if mark.label and mark.x >= free_from:
+            free_from = mark.x + LABEL_ROOM * (high - low)
             at: dict[str, Any] = {"xy": (mark.x, 1.0), "xycoords": axes[0].get_xaxis_transform()}
             look: dict[str, Any] = {"rotation": 40, "ha": "left", "va": "bottom", "fontsize": 7.5, "color": palette.INK}
             axes[0].annotate(mark.label, **at, xytext=(0, 2), textcoords="offset points", parse_math=False, **look)

@@ -62,8 +62,8 @@ class Adapter:
         kinds: Mapping[str, type[Policy]],
     ) -> None:
         policies = build_all(spec.adapt.policies, kinds)
-        wanted = monitors_for(policy for _, policy in policies)
-        self.monitoring = Monitoring((*wanted, *spec.adapt.monitors), spec.seed)
+        wanted = (*monitors_for(policy for _, policy in policies), *spec.adapt.monitors)
+        self.monitoring = Monitoring((*wanted, *(("loss",) if wanted or policies else ())), spec.seed)
         self.survives_divergence = any(policy.survives_divergence for _, policy in policies)
         self._spec = spec
         self._crew = crew
