@@ -72,6 +72,13 @@ def test_a_worker_dies_in_the_step_that_carries_a_decision(runs: Runs, steered: 
     same(runs(3, faults=[f"kill {worker} 12 {place}"], spec=under("Steered")), steered)
 
 
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_dies_while_an_epochs_decision_is_agreed_on(runs: Runs, steered: Ran, worker: int) -> None:
+    ran = runs(3, faults=[f"kill {worker} 17 agreeing"], spec=under("Steered"))
+    same(ran, steered)
+    assert ran.lost == [worker]
+
+
 def test_served_by_another(runs: Runs, steered: Ran) -> None:
     same(runs(3, faults=["break 1 12 reduced"], spec=under("Steered")), steered)
 

@@ -4,7 +4,7 @@ The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 ga
 of its step 5. Kinds: kill, stop (SIGSTOP), break (the reduction completes, but this worker believes that it failed).
 Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
 forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving (a
-checkpoint).
+checkpoint), agreeing (on what was decided between epochs).
 Any other place is one that the program itself passes by ``reach``.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from elastune.comm.group import Group, GroupBroken
 from elastune.elastic import changing, handover
-from elastune.train import checkpoint
+from elastune.train import adapt, checkpoint
 from elastune.train.session import Session
 
 
@@ -103,3 +103,4 @@ def _wrap_library(injector: Injector) -> None:
     before(handover, "send_packed", "giving")
     before(handover, "receive_packed", "taking")
     before(checkpoint, "save", "saving")
+    before(adapt.Adapter, "_agree_now", "agreeing")

@@ -230,6 +230,7 @@ class Adapter:
             try:
                 self._changer.make(decision, trained)
                 done = decision
+                self._measured_s = -math.inf  # what comes of it is to be seen
                 self._standing.asked = decision.workers or self._standing.asked
             except UserError as error:
                 refusal = str(error)
