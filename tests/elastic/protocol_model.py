@@ -31,6 +31,7 @@ from elastune.elastic.machine import (
     Release,
     Running,
     Start,
+    StopRun,
     step,
 )
 from elastune.elastic.settle import Settlement, Standing, settle
@@ -267,6 +268,7 @@ class Model:
             case Proclaim(version):
                 if version.fresh and version.number > 1:
                     self._check_fresh(state, version)
+                self._check_size(state, version)
                 return self._to_all(state, ("version", self._intern_version(version)))
             case Confirm(worker, version):
                 return self._to(state, worker, ("confirmed", version))
@@ -276,6 +278,8 @@ class Model:
                 return self._to_all(state._replace(over="dismissed"), ("bye",))
             case GiveUp():
                 return state._replace(over="gave up", workers=tuple(GONE for _ in state.workers))
+            case StopRun() if not any(worker.noticed for worker in self.memberships[state.machine].members):
+                raise Wrong("the run is stopped, and nobody got notice")
             case Start(workers):
                 return state._replace(workers=(*state.workers, *(Worker() for _ in workers)))
             case End(worker):
@@ -300,8 +304,17 @@ class Model:
 
     def _check_fresh(self, state: State, version: Version) -> None:
         for i, w in enumerate(state.workers):
-            if i not in version.members and w.member and w.log and w.mode in ALIVE and not w.cut:
+            gone = w.mode not in ALIVE or w.cut or ("bye",) in w.down  # released: it lacks what was done without it
+            if i not in version.members and w.member and w.log and not gone:
                 raise Wrong(f"worker {i} holds {len(w.log)} steps, but {version} begins anew")
+
+    def _check_size(self, state: State, version: Version) -> None:
+        """Nobody is left out by a plan that the run could not spare; but those with notice go."""
+        membership = self.memberships[state.machine]
+        if version.planned and not any(worker.noticed for worker in membership.members):
+            assert membership.current is not None
+            if len(version.members) < min(membership.low, len(membership.current.members)):
+                raise Wrong(f"{version} leaves too few")
 
     # -- a worker -----------------------------------------------------------------------------------------------------
 

@@ -127,6 +127,20 @@ def test_a_noticed_worker_of_too_few_stops_the_run() -> None:
         assert "spot (within 30 s)" in eventually(events.text)
 
 
+def test_a_worker_that_is_to_be_replaced_goes_on_until_another_is_ready() -> None:
+    with coordinating(2, low=2) as coordinator, members(coordinator, 0, 1) as found:
+        number = begun(found)
+        coordinator.capacity(1)
+        found[1].replace()
+        assert eventually(coordinator.take) == [machine.Start((2,))]
+        assert found[0].pending(number) is None
+        with members(coordinator, 2) as (joiner,):
+            joiner.ready()
+            planned = eventually(lambda: found[1].pending(number))
+            assert (planned.members, planned.joiners) == ((0, 2), (2,))
+        assert "'replace_asked'" in Events(coordinator).text()
+
+
 def test_a_released_worker_is_told_to_end() -> None:
     with coordinating(2) as coordinator, members(coordinator, 0, 1) as found:
         number = begun(found)

@@ -28,6 +28,7 @@ from elastune.elastic.machine import (
     ProtocolViolation,
     Ready,
     Release,
+    ReplaceAsked,
     ResizeAsked,
     Running,
     Start,
@@ -213,6 +214,123 @@ def test_one_on_its_way_out_stays_where_nobody_else_is_left() -> None:
     assert told(state, Left(1))[0].workers == ()
 
 
+# -- replacing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_worker_goes_on_until_its_replacement_comes_in_the_version_that_it_leaves_by() -> None:
+    state, instructions = told(training(2, low=2, high=3, free=1), ReplaceAsked(1))
+    assert instructions == [Start((2,))]
+    assert told(state, ReplaceAsked(1), Connected(2))[1] == []
+    state, instructions = told(state, *warm(2))
+    assert instructions == [planned(2, 0, 2, joiners=[2])]
+    state, instructions = told(state, Left(1), *run(2, 5, 2, 0))
+    assert (state.current, instructions) == (planned(2, 0, 2, joiners=[2]).version, [])
+
+
+def test_rank_0_hands_its_place_to_the_next() -> None:
+    state = told(training(3, free=1), ReplaceAsked(0))[0]
+    assert told(state, *warm(3))[1] == [planned(2, 1, 2, 3, joiners=[3])]
+
+
+def test_a_lone_slow_worker_leaves_when_its_replacement_holds_the_state() -> None:
+    state, instructions = told(training(1, free=1), ReplaceAsked(0), *warm(1))
+    assert instructions == [planned(2, 0, 1, joiners=[1])]
+    assert told(state, *run(2, 3, 1, 0))[1] == [planned(3, 1)]
+
+
+def test_without_room_a_slow_worker_leaves_first() -> None:
+    state, instructions = told(training(2, high=2), ReplaceAsked(1))
+    assert instructions == [planned(2, 0)]
+    state, instructions = told(state, Left(1), Running(0, 2, 4))
+    assert instructions == []
+    state, instructions = told(state, CapacityChanged(1))
+    assert instructions == [Start((2,))]
+    assert told(state, *warm(2))[1] == [planned(3, 0, 2, joiners=[2])]
+
+
+def test_without_room_one_of_the_fewest_stays_until_there_is_some() -> None:
+    state, instructions = told(training(2, low=2, high=3), ReplaceAsked(1))
+    assert (instructions, state.stage) == ([], "open")
+    state, instructions = told(state, CapacityChanged(1))
+    assert instructions == [Start((2,))]
+    assert told(state, *warm(2))[1] == [planned(2, 0, 2, joiners=[2])]
+
+
+def test_a_slow_worker_does_not_leave_for_a_replacement_that_failed() -> None:
+    state, instructions = told(training(2, high=3, free=1, most_losses=2), ReplaceAsked(1), Lost(2))
+    assert instructions == [End(2, "")]
+    state, instructions = told(state, CapacityChanged(1))
+    assert instructions == [Start((3,))]
+    state, instructions = told(state, Lost(3), CapacityChanged(1))
+    assert (instructions, state.stage) == ([], "open")
+    assert told(state, ResizeAsked(2))[1] == [Start((4,))]
+
+
+def test_a_replacement_that_dies_as_it_joins_takes_the_slow_ones_place_with_it() -> None:
+    """The others may have taken steps without the slow one by now."""
+    state = told(training(2, low=2, high=3, free=1), ReplaceAsked(1), *warm(2))[0]
+    state, instructions = told(state, Lost(2))
+    assert instructions == [End(2, ""), Release(1), forced(3, 0)]
+    assert told(state, CapacityChanged(2))[1] == [Start((3,))]
+    assert state.stage == "open"
+
+
+def test_a_slow_worker_that_dies_is_lost_and_its_replacement_comes() -> None:
+    state, instructions = told(training(3, high=4, free=1), ReplaceAsked(1), Lost(1))
+    assert instructions == [End(1, ""), forced(2, 0, 2)]
+    assert told(state, *run(2, 4, 0, 2), *warm(3))[1] == [planned(3, 0, 2, 3, joiners=[3])]
+
+
+def test_a_slow_worker_that_gets_notice_leaves_at_once() -> None:
+    state = told(training(3, free=1), ReplaceAsked(1))[0]
+    assert told(state, Noticed(1))[1] == [planned(2, 0, 2)]
+
+
+def test_when_another_is_lost_the_slow_worker_counts() -> None:
+    state, instructions = told(training(2, low=2, high=3, free=1), ReplaceAsked(1), Lost(0))
+    assert instructions == [End(0, ""), forced(2, 1)]
+    state, instructions = told(state, CapacityChanged(1), Running(1, 2, 4), *warm(2))
+    assert instructions == [planned(3, 1, 2, joiners=[2])]
+    state = told(state, *run(3, 6, 1, 2))[0]
+    assert told(state, *warm(3))[1] == [planned(4, 2, 3, joiners=[3])]
+
+
+def test_fewer_workers_are_wanted_meanwhile_so_the_slow_one_leaves() -> None:
+    _, instructions = told(training(3, free=1), ReplaceAsked(0), ResizeAsked(2))
+    assert instructions == [End(3, "fewer workers are wanted"), planned(2, 1, 2)]
+
+
+def test_more_workers_are_wanted_meanwhile_so_the_slow_one_waits_for_the_last() -> None:
+    state, instructions = told(training(2, free=2), ReplaceAsked(0), ResizeAsked(3))
+    assert instructions == [Start((3,))]
+    state, instructions = told(state, *warm(2))
+    assert instructions == [planned(2, 0, 1, 2, joiners=[2])]
+    assert told(state, *run(2, 4, 0, 1, 2), *warm(3))[1] == [planned(3, 1, 2, 3, joiners=[3])]
+
+
+def test_two_slow_workers_and_room_for_one() -> None:
+    state, instructions = told(training(2, high=3, free=1), ReplaceAsked(0), ReplaceAsked(1))
+    assert instructions == []
+    state, instructions = told(state, *warm(2))
+    assert instructions == [planned(2, 0, 2, joiners=[2])]
+    state, instructions = told(state, *run(2, 4, 2, 0))
+    assert instructions == [Release(1)]  # and worker 0 does not leave: there will be room at once
+    assert told(state, CapacityChanged(1), *warm(3))[1] == [planned(3, 2, 3, joiners=[3])]
+
+
+@pytest.mark.parametrize("news", [CapacityChanged(0), ReplaceAsked(0)])
+def test_room_that_others_have_taken_is_not_waited_for_for_ever(news: Event) -> None:
+    """The host tells so, or somebody asks again."""
+    state = told(training(2, high=3, free=1), ReplaceAsked(0), ReplaceAsked(1), *warm(2), *run(2, 4, 2, 0))[0]
+    assert told(state, news)[1] == [planned(3, 2)]
+
+
+def test_nobody_is_replaced_in_a_run_that_ends() -> None:
+    for end in (Done(0), Noticed(1)):
+        _, instructions = told(training(2, low=2), end, ReplaceAsked(1), CapacityChanged(2))
+        assert instructions == []
+
+
 # -- changes ----------------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +452,8 @@ def test_who_is_still_on_its_way_when_the_run_ends_is_ended() -> None:
         [Lost(9)],
         [ResizeAsked(3), Ready(2)],
         [ResizeAsked(3), Done(2)],
+        [ReplaceAsked(9)],
+        [ResizeAsked(3), *warm(2), ReplaceAsked(2)],
         [Running(0, 1, 0)],
         [Running(0, 2, 0)],
         [Broken(0, 2)],
@@ -355,7 +475,7 @@ def test_what_contradicts_the_state_is_refused(events: list[Event]) -> None:
 
 @pytest.mark.parametrize(
     "late",
-    [Ready(1), Running(1, 1, 0), Broken(1, 1), Noticed(1), Left(1), Lost(1), Done(1), Broken(0, 1)],
+    [Ready(1), Running(1, 1, 0), Broken(1, 1), Noticed(1), ReplaceAsked(1), Left(1), Lost(1), Done(1), Broken(0, 1)],
 )
 def test_late_news_changes_nothing(late: Event) -> None:
     state = told(training(3), Lost(1))[0]
@@ -372,7 +492,7 @@ def test_news_of_a_version_that_was_never_settled_changes_nothing() -> None:
     "event",
     [
         *(Connected(1), Ready(1), Running(1, 2, 3), Broken(1, 2, "why"), Noticed(1, "why"), Left(1), Lost(1, "why")),
-        *(Done(1), ResizeAsked(2), ChangeAsked({"lr": 0.1}), CapacityChanged(3)),
+        *(Done(1), ReplaceAsked(1), ResizeAsked(2), ChangeAsked({"lr": 0.1}), CapacityChanged(3)),
     ],
 )
 def test_events_survive_json(event: Event) -> None:

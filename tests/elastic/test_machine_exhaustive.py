@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from elastune.elastic import machine
-from elastune.elastic.machine import ChangeAsked, Event, Noticed, ResizeAsked, begin
+from elastune.elastic.machine import CapacityChanged, ChangeAsked, Event, Noticed, ReplaceAsked, ResizeAsked, begin
 from elastune.elastic.settle import Settlement, Standing, settle
 
 _spec = importlib.util.spec_from_file_location("protocol_model", Path(__file__).parent / "protocol_model.py")
@@ -79,6 +79,7 @@ def ends(
     program: str,
     workers: int,
     *,
+    low: int = 1,
     high: int = 4,
     free: int = 0,
     samples: tuple[int, ...] = (),
@@ -88,7 +89,7 @@ def ends(
 ) -> set[str]:
     """How runs end whose ``workers`` stand before their first operation, or (``begins``) are only being started."""
     model = protocol_model.Model(program, samples, wishes)
-    membership = replace(begin(range(workers), 1, high), free=free)
+    membership = replace(begin(range(workers), low, high), free=free)
     return set(explore(model, (model.beginning if begins else model.running)(membership, **budgets)))
 
 
@@ -99,6 +100,14 @@ def grow(workers: int) -> dict[str, Any]:
 def shrink(workers: int) -> dict[str, Any]:
     return {"wishes": (ResizeAsked(workers),)}
 
+
+def replaced(worker: int) -> dict[str, Any]:
+    """One of the fewest, with room for one more."""
+    return {"free": 1, "low": 2, "high": 3, "wishes": (ReplaceAsked(worker),)}
+
+
+LEAVING = {"wishes": (ReplaceAsked(0), ResizeAsked(1))}
+NO_ROOM = {"high": 2, "wishes": (ReplaceAsked(0), CapacityChanged(1))}
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "two begin, two deaths, a replacement": ("s", 2, {"high": 2, "free": 1, "begins": True, "deaths": 2}),
@@ -121,6 +130,15 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "one of three leaves, a death": ("s", 3, {**shrink(2), "deaths": 1}),
     "the only one gets notice, a death": ("sss", 1, {"free": 1, "wishes": (Noticed(0),), "deaths": 1}),
     "one of two gets notice": ("ss", 2, {"high": 2, "free": 1, "wishes": (Noticed(0),)}),
+    "one of two is replaced, a death": ("ss", 2, {**replaced(1), "deaths": 1}),
+    "one of two is replaced, a break": ("s", 2, {**replaced(1), "breaks": 1}),
+    "rank 0 is replaced, a false death": ("s", 2, {**replaced(0), "freezes": 1}),
+    "rank 0 is replaced, they evaluate, a death": ("se", 2, {**replaced(0), "deaths": 1}),
+    "the only one is replaced, a death": ("sss", 1, {"free": 1, "high": 2, "wishes": (ReplaceAsked(0),), "deaths": 1}),
+    "one is replaced while another joins": ("s", 2, {"free": 2, "wishes": (ReplaceAsked(0), ResizeAsked(3))}),
+    "one is replaced while one is to leave, a death": ("s", 2, {**replaced(0), **LEAVING, "low": 1, "deaths": 1}),
+    "both are replaced, in one place": ("ss", 2, {**replaced(0), "wishes": (ReplaceAsked(0), ReplaceAsked(1))}),
+    "one leaves first for want of room, a death": ("ss", 2, {**NO_ROOM, "deaths": 1}),
     "two changes, a death": ("ss", 2, {"high": 2, "wishes": (HALVED, CUT), "deaths": 1}),
     "a change, a break": ("ss", 2, {"high": 2, "wishes": (HALVED,), "breaks": 1}),
 }

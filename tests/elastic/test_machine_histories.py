@@ -27,9 +27,11 @@ from elastune.elastic.machine import (
     ProtocolViolation,
     Ready,
     Release,
+    ReplaceAsked,
     ResizeAsked,
     Running,
     Start,
+    StopRun,
     begin,
     decode_event,
     encode_event,
@@ -57,7 +59,7 @@ class Histories(RuleBasedStateMachine):
         free, before = self.state.free, self.state
         self.state, instructions = step(self.state, event)
         self.history.append(event)
-        free = event.free if isinstance(event, CapacityChanged) else free
+        free = event.free if isinstance(event, CapacityChanged) and before.stage != "over" else free
         for instruction in instructions:
             match instruction:
                 case Start(workers):
@@ -70,6 +72,8 @@ class Histories(RuleBasedStateMachine):
                     self.proclaimed.append(version)
                 case Confirm(worker, number):
                     assert worker in self.proclaimed[number - 1].joiners
+                case StopRun():
+                    assert any(worker.noticed for worker in self.state.members), "it stops for nothing"
                 case End(worker) | Release(worker):
                     assert self.state.stage == "over" or self.state.find(worker) is None
                     self.ended.add(worker)
@@ -85,6 +89,9 @@ class Histories(RuleBasedStateMachine):
         if version.planned:
             assert before.stage == "open"
             assert before.proposed is None or self.state.current == before.proposed, "two plans at once"
+            if not any(worker.noticed for worker in self.state.members) and self.state.current is not None:
+                fewest = min(self.state.low, len(self.state.current.members))
+                assert len(version.members) >= fewest, "a plan leaves too few"
         if before.current is not None and not version.fresh:
             old = [worker for worker in before.current.members if worker in version.members]
             assert [worker for worker in version.members if worker in old] == old, "ranks keep their order"
@@ -126,6 +133,11 @@ class Histories(RuleBasedStateMachine):
     @rule(event=st.one_of(st.builds(ResizeAsked, st.integers(0, 9)), st.builds(CapacityChanged, st.integers(0, 3))))
     def wish(self, event: Event) -> None:
         self.feed(event)
+
+    @rule(data=st.data())
+    def exchange(self, data: st.DataObject) -> None:
+        if self.state.members and self.state.stage != "over":
+            self.feed(ReplaceAsked(data.draw(st.sampled_from([worker.number for worker in self.state.members]))))
 
     @rule(value=st.floats(0, 1))
     def change(self, value: float) -> None:
@@ -176,6 +188,12 @@ class Histories(RuleBasedStateMachine):
         if state.stage == "open" and state.proposed is None and state.current is not None:
             assert not state.changes
             assert not waiting or len(state.current.members) >= state.target, "one waits, and nobody takes it in"
+            staying = [worker for worker in state.members if not worker.noticed]
+            slow = any(worker.slow for worker in staying)
+            assert not (waiting and slow), "one waits, and a slow one keeps its place"
+            no_room = not (state.free or state.vacated or state.failed_starts)
+            if slow and no_room and len(state.members) == len(state.workers):
+                assert len(staying) <= state.low, "a slow one stays where nobody can come"
 
     def teardown(self) -> None:
         if hasattr(self, "history"):

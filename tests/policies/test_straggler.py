@@ -78,11 +78,21 @@ def test_what_it_asks_for(action, rank, expected):
     assert decide(policy, signals={"straggler": float(rank)}, workers=4, limits=Limits(1, 4)) == expected
 
 
-def test_the_fewest_workers_are_left_alone():
-    for action in ("replace", "shrink"):
-        policy = StragglerResponse(action=action, patience=1)
-        for limits in (Limits(4, 8), Limits(4, 4)):
-            assert decide(policy, signals={"straggler": 3.0}, workers=4, limits=limits).empty
+def test_the_fewest_workers_are_not_made_fewer():
+    policy = StragglerResponse(action="shrink", patience=1)
+    assert decide(policy, signals={"straggler": 3.0}, workers=4, limits=Limits(4, 8)).empty
+
+
+def test_one_of_the_fewest_workers_is_replaced():
+    policy = StragglerResponse(patience=1)
+    found = decide(policy, signals={"straggler": 3.0}, workers=4, limits=Limits(4, 8))
+    assert found == Decision(replace_rank=3)
+
+
+@pytest.mark.parametrize("action", ["replace", "shrink"])
+def test_workers_that_cannot_change_are_left_alone(action):
+    policy = StragglerResponse(action=action, patience=1)
+    assert decide(policy, signals={"straggler": 3.0}, workers=4, limits=Limits(4, 4)).empty
 
 
 @pytest.mark.parametrize("wrong", [{"action": "scold"}, {"patience": 0}, {"rest": 0}, {"tries": 0}])

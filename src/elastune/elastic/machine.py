@@ -145,7 +145,7 @@ def _noticed(state: Membership, event: Noticed) -> Facts:
 
 def _replace(state: Membership, event: ReplaceAsked) -> Facts:
     _expect(state, event.worker, "member", event)
-    return state.put(event.worker, slow=True), (), False
+    return replace(state.put(event.worker, slow=True), vacated=False), (), False
 
 
 def _left(state: Membership, event: Left) -> Facts:
@@ -186,7 +186,7 @@ def _change(state: Membership, event: ChangeAsked) -> Facts:
 
 
 def _capacity(state: Membership, event: CapacityChanged) -> Facts:
-    return replace(state, free=event.free), (), False
+    return replace(state, free=event.free, vacated=False), (), False
 
 
 _HANDLERS: dict[type[Any], Callable[[Membership, Any], Facts]] = {
@@ -326,7 +326,7 @@ def _places(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...],
     fit = [worker.number for worker in members if not worker.slow][: state.target]
     joiners = ready[: state.target - len(fit)]
     slow = [worker.number for worker in members if worker.slow][: state.target - len(fit) - len(joiners)]
-    if slow and _blocked(state) and len(fit) + len(joiners) + len(slow) > state.low:
+    if slow and _blocked(state) and len(fit) + len(slow) > state.low:
         slow.pop()
     return tuple(worker.number for worker in members if worker.number in {*fit, *slow}), joiners
 
@@ -334,10 +334,10 @@ def _places(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...],
 def _blocked(state: Membership) -> bool:
     """Whether there is room for another worker only once a member leaves.
 
-    After a failed start the room that it had may not be told yet; nor is a worker that works given for such a start.
+    Where somebody has just gone there will be some; and no worker is let go for one that may fail to start again.
     """
     coming = any(worker.phase != "member" for worker in state.workers)
-    return not (state.free or coming or state.failed_starts)
+    return not (state.free or coming or state.vacated or state.failed_starts)
 
 
 # -- small things -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ class ProtocolViolation(ValueError):
 class Worker:
     """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of a fresh version.
 
-    ``noticed``: it will be taken away. ``slow``: another is to take its place, without hurry. ``dropped``: a version without it was proclaimed while it was a member.
+    ``noticed``: it will be taken away. ``slow``: another is to take its place, without hurry. ``dropped``: a version
+    without it was proclaimed while it was a member.
     """
 
     number: int
@@ -37,7 +38,8 @@ class Membership:
     ``workers``: all that are not gone, by number. ``current``: the newest version that was settled (all its members
     said Running), None while nobody holds state. ``proposed``: the newest version, as long as it is not settled.
     ``changes``: asked for, and in no settled version yet; every version carries them, so that members which had entered
-    one that broke and members which had not go on with the same ones. ``free``: how many more workers could be started.
+    one that broke and members which had not go on with the same ones. ``free``: how many more workers could be started;
+    ``vacated``: somebody has gone since that was told, so there may be more room by now.
     ``furthest``: the highest first step of any version; ``setbacks``: breaks since it rose; ``failed_starts``: workers
     lost before they became members, since the last that did.
     """
@@ -55,6 +57,7 @@ class Membership:
     first_step: int = -1
     changes: dict[str, float] = field(default_factory=dict)
     free: int = 0
+    vacated: bool = False
     furthest: int = -1
     setbacks: int = 0
     failed_starts: int = 0
@@ -78,8 +81,7 @@ class Membership:
         leaving: set[int] = set()
         if self.current is not None and self.proposed is not None:
             leaving = set(self.current.members) - set(self.proposed.members)
-        going = (worker for worker in self.workers if worker.noticed or worker.slow)
-        leaving |= {worker.number for worker in going}
+        leaving |= {worker.number for worker in self.workers if worker.noticed or worker.slow}
         return tuple(worker for worker in self.workers if worker.number not in leaving)
 
     def find(self, number: int) -> Worker | None:
@@ -100,7 +102,8 @@ class Membership:
 
     def without(self, number: int) -> Membership:
         """As this, with worker ``number`` gone."""
-        return replace(self, workers=tuple(worker for worker in self.workers if worker.number != number))
+        workers = tuple(worker for worker in self.workers if worker.number != number)
+        return replace(self, workers=workers, vacated=True)
 
 
 def begin(workers: Sequence[int], low: int, high: int, most_losses: int = 8) -> Membership:

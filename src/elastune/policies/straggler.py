@@ -51,10 +51,11 @@ def advance(
 class StragglerResponse(Policy):
     """Act on a worker that was the straggler for ``patience`` steps, at most ``tries`` times in a run.
 
-    ``action="replace"``: it leaves, and another worker is started for it. ``action="shrink"``: train on without it,
-    which can be done only where it is the last rank; of others nothing is said or done. After that nothing is done for
-    ``rest`` steps, in which the replacement comes; nor is anything while there are as few workers as are allowed, for
-    with no room for another the run would have to stop.
+    ``action="replace"``: another worker is started, and it leaves when that one joins; with no room for another it
+    leaves first, or stays where the run would have too few workers without it. ``action="shrink"``: train on without
+    it, which can be done only where it is the last rank and more workers are there than the fewest allowed; of others
+    nothing is said or done. After that nothing is done for ``rest`` steps, in which the replacement comes; nor is
+    anything ever in a run whose workers cannot change.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("performance",)
@@ -72,7 +73,7 @@ class StragglerResponse(Policy):
         """Count how long one worker has been named; act when it is long enough."""
         value = run.signal("straggler")
         named = round(value) if math.isfinite(value) else None
-        if run.size() <= run.limits.low or (self.action == "shrink" and named != run.size() - 1):
+        if not self._can_act(run, named):
             named = None
         self.watch, rank = advance(self.watch, run.step, run.size(), named, self.patience, self.rest, self.tries)
         if rank is None:
@@ -81,6 +82,11 @@ class StragglerResponse(Policy):
             run.replace(rank)
         else:
             run.resize(run.size() - 1)
+
+    def _can_act(self, run: Run, named: int | None) -> bool:
+        if self.action == "replace":
+            return run.limits.low < run.limits.high
+        return named == run.size() - 1 and run.size() > run.limits.low
 
     def state(self) -> dict[str, Any]:
         """Who was named for how long, and what was done."""

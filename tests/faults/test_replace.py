@@ -1,0 +1,120 @@
+"""A policy has workers replaced: training goes on meanwhile, on no fewer workers where there is room for one more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Adapt, Elastic, Program
+from elastune.elastic.events import ReplaceAsked, decode_event
+from elastune.journal.records import MembershipEvent, Record, RunFinished
+from elastune.testing.elastic_runs import Ran, Runs
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "replacing.py")
+SAMPLES = 1000
+ROOM = Elastic(low=2, high=3, heartbeat_s=2.0)
+FULL = Elastic(low=1, high=2, heartbeat_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Nobody is replaced."""
+    ran = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
+    assert ran.ledger.exact
+    return ran
+
+
+@pytest.fixture
+def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
+    return Runs(cluster, tmp_path, PROGRAM)
+
+
+@dataclass
+class Seen:
+    """``pids``: of each worker, all that it ever had."""
+
+    pids: dict[int, set[int]] = field(default_factory=dict)
+
+    def look(self, handle: Any, records: list[Record]) -> None:
+        for worker, pid in handle.pids.items():
+            self.pids.setdefault(worker, set()).add(pid)
+
+
+def replacing(*policies: str, **more: Any) -> dict[str, Any]:
+    return {"spec": {"adapt": Adapt(policies=policies)}, "pause_s": 0.06, **more}
+
+
+def compositions(ran: Ran) -> list[list[int]]:
+    """Who trained together, one version after the other."""
+    return [found.members for found in ran.regrouped]
+
+
+def asked(ran: Ran) -> list[int]:
+    events = [decode_event(r.event) for r in ran.records if isinstance(r, MembershipEvent)]
+    return [event.worker for event in events if isinstance(event, ReplaceAsked)]
+
+
+def same(ran: Ran, undisturbed: Ran) -> None:
+    assert isinstance(ran.outcome, RunFinished)
+    assert ran.outcome.stopped == "complete"
+    assert ran.sha256 == undisturbed.sha256
+    assert ran.ledger.exact, ran.ledger
+    assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_with_room_for_one_more_there_are_never_fewer(runs: Runs, undisturbed: Ran, rank: int) -> None:
+    seen = Seen()
+    ran = runs(2, elastic=ROOM, act=seen.look, **replacing(f"Replacing:rank={rank}"))
+    same(ran, undisturbed)
+    other = 1 - rank
+    assert asked(ran) == [rank]
+    assert compositions(ran) == [[other, 2]]
+    assert all(found.planned and not found.discarded for found in ran.regrouped)
+    assert len(seen.pids[other]) == 1
+    assert set(seen.pids) == {0, 1, 2}
+    assert not ran.lost
+
+
+def test_without_room_it_leaves_first(runs: Runs, undisturbed: Ran) -> None:
+    seen = Seen()
+    ran = runs(2, elastic=FULL, act=seen.look, **replacing("Replacing:rank=1"))
+    same(ran, undisturbed)
+    assert compositions(ran) == [[0], [0, 2]]
+    assert len(seen.pids[0]) == 1
+    assert not ran.lost
+
+
+def test_the_replacement_fails_to_start_and_another_comes(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(2, elastic=Elastic(low=1, high=3), unfit=[2], **replacing("Replacing:rank=1"))
+    same(ran, undisturbed)
+    assert ran.lost == [2]
+    assert compositions(ran) == [[0, 3]]
+
+
+def test_the_slow_worker_dies_before_its_replacement_comes(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(2, elastic=ROOM, faults=["kill 1 5 gather"], **replacing("Replacing:rank=1"))
+    same(ran, undisturbed)
+    assert ran.lost == [1]
+    assert compositions(ran) == [[0], [0, 2]]
+
+
+def test_the_replacement_dies_as_it_joins(runs: Runs, undisturbed: Ran) -> None:
+    """The slow one was on its way out and is gone with it; a third one comes, and the run was never stopped."""
+    ran = runs(2, elastic=ROOM, faults=["kill 2 0 taking"], **replacing("Replacing:rank=1"))
+    same(ran, undisturbed)
+    assert ran.lost == [2]
+    assert compositions(ran)[-1] == [0, 3]
+
+
+def test_one_of_the_fewest_stays_where_nobody_can_come(runs: Runs, undisturbed: Ran) -> None:
+    """Four workers of four: no fewer are allowed, and there is no room for more."""
+    ran = runs(4, elastic=Elastic(low=4, high=5, heartbeat_s=2.0), **replacing("Replacing:rank=1"))
+    same(ran, undisturbed)
+    assert asked(ran) == [1]
+    assert not ran.regrouped
+    assert not ran.lost
