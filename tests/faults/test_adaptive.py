@@ -199,3 +199,72 @@ def test_library_policies_together(runs: Runs, mode: str) -> None:
     assert [d[:3] for d in decided(one) if d[0] != "gns"] == [d[:3] for d in decided(three) if d[0] != "gns"]
     if mode == "exact":
         assert one.sha256 == three.sha256
+
+
+# -- one worker has completed what another is served, while a third dies ----------------------------------------------
+
+
+def test_served_while_another_dies_votes_count_as_they_were_cast(runs: Runs, steered: Ran) -> None:
+    """Worker 0 applies what three have voted for; worker 1 hears of it in a version of two."""
+    faults = ["nap 0 12 reduced", "nap 1 12 reduced", "break 1 12 reduced", "kill 2 12 reduced"]
+    same(runs(3, faults=faults, spec=under("Steered")), steered)
+
+
+@pytest.mark.parametrize("faults", [["break 1 11 reduced"], ["break 1 11 reduced", "kill 2 11 reduced"]])
+def test_served_with_the_step_that_goes_back(runs: Runs, faults: list[str]) -> None:
+    ran = runs(3, faults=faults, spec=under("Remembering"))
+    assert any(not r.planned for r in ran.regrouped), "the fault has happened"
+    assert [d[2] for d in decided(ran)] == ["applied", "applied"]
+    assert ran.sha256 == runs(2, spec=under("Remembering")).sha256
+
+
+def test_a_report_breaks_while_hooks_wait(runs: Runs) -> None:
+    ran = runs(3, faults=["break 1 9 gathered"], spec=under("Talking"))
+    assert any(not r.planned for r in ran.regrouped), "the fault has happened"
+    assert isinstance(ran.outcome, RunFinished), ran.outcome
+    assert ran.ledger.exact
+
+
+def test_disagreements_while_workers_join(runs: Runs) -> None:
+    ran = runs(2, resize=["5 3", "12 4", "24 2", "30 4"], pause_s=0.06, spec=under("Torn"))
+    assert isinstance(ran.outcome, RunFinished), ran.outcome
+    assert ran.ledger.exact
+
+
+def test_after_a_death_all_have_seen_the_same(runs: Runs) -> None:
+    """Times of workers that are gone included."""
+    faults = ["nap 0 16 reduced", "nap 1 16 reduced", "break 1 16 reduced", "kill 2 16 reduced"]
+    ran = runs(3, faults=faults, spec=under("Timed"))
+    assert any(not r.planned for r in ran.regrouped), "the fault has happened"
+    assert isinstance(ran.outcome, RunFinished)
+    assert [d for d in decided(ran) if d[2] == "disagreed"][1:] == [], "only what was on its way may differ"
+    assert len(decided(ran)) > 10
+
+
+def test_a_resize_is_heard_though_rank_0_dies(runs: Runs) -> None:
+    ran = runs(2, faults=["nap 0 10 reduced", "kill 0 10 after"], pause_s=0.1, spec=under("AskOnce"))
+    assert isinstance(ran.outcome, RunFinished)
+    assert max(len(r.members) for r in ran.regrouped) == 3
+
+
+def test_what_was_asked_for_is_not_asked_again(runs: Runs) -> None:
+    ran = runs(2, pause_s=0.05, faults=["break 1 11 reduced"], spec=under("AskAlways"))
+    assert {d[2] for d in decided(ran)} == {"applied"}
+    assert len(decided(ran)) <= 2
+    assert max(len(r.members) for r in ran.regrouped) == 3
+
+
+def test_early_stopping_at_the_end_of_an_epoch(runs: Runs) -> None:
+    ran = runs(2, spec=under("StopEpoch"))
+    assert isinstance(ran.outcome, RunFinished)
+    assert (ran.outcome.stopped, ran.outcome.steps) == ("requested", 16)
+
+
+@pytest.mark.parametrize("policy", ["Halving", "Steered"])
+@pytest.mark.parametrize("stop", [12, 20])
+def test_resumed_within_an_epoch(runs: Runs, tmp_path: Path, policy: str, stop: int) -> None:
+    """With a decision on its way, and a ramp under way."""
+    whole = runs(1, spec=under(policy))
+    out = tmp_path / "out"
+    runs(2, out=out, spec={**under(policy), "max_steps": stop})
+    assert runs(3, out=out, spec={**under(policy), "resume": True}).sha256 == whole.sha256

@@ -112,6 +112,14 @@ def test_what_it_asks_for():
     assert hook(DivergenceGuard(), 1, None).empty
 
 
+def test_where_the_copy_was_forgotten_it_stops_all_the_same():
+    policy = DivergenceGuard(tries=0)
+    assert hook(policy, 1, 1.0) == Decision(remember=True)
+    assert hook(policy, 2, math.nan) == Decision(restore=True, stop=True)
+    assert [hook(policy, step, math.nan).empty for step in (3, 4)] == [True, True], "these ran before it was answered"
+    assert hook(policy, 5, math.nan) == Decision(stop=True), "what was refused is not asked for again"
+
+
 class Descent:
     """Plain descent on x^2 / 2, which diverges for lr > 2; decisions count after the next step, as in training."""
 

@@ -117,6 +117,7 @@ def test_one_high_reading_does_not_ratchet():
     [
         {"min_batch": 0},
         {"min_batch": 9, "max_batch": 8},
+        {"max_batch": 0},
         {"factor": 0.5},
         {"most_doublings": 0},
         {"ramp_steps": -1},

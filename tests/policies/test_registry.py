@@ -99,7 +99,7 @@ def test_values_have_the_types_of_the_constructor():
     [
         ("Mine:most=1.5", "whole number"),
         ("Mine:most=1e3", "whole number"),
-        ("Mine:at=1//2", "number"),
+        ("Mine:at=1//2", "got nothing"),
         ("Mine:rate=nan", "number"),
         ("Mine:rate=inf", "number"),
         ("Mine:how=sideways", "up, down"),

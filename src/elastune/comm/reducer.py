@@ -168,6 +168,7 @@ class Reducer(Generic[B]):
     def __init__(self, buckets: list[B], group: Group, gradients: int = 0) -> None:
         self.group = group
         self._gradients = gradients
+        self._measures = False
         self._buckets = buckets
         self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
         self._slot, self._last = 0, True
@@ -192,6 +193,9 @@ class Reducer(Generic[B]):
 
     def measure(self, on: bool, weights: Sequence[torch.Tensor] | None = None) -> None:
         """Whether norms are taken in the next step; ``weights``: as ``Norms`` has them, one for each gradient."""
+        if not on and not self._measures:
+            return
+        self._measures = on
         for bucket in self._buckets:
             own = [i for i in bucket.members if i < self._gradients]
             flat = None if weights is None or not own else torch.cat([weights[i].reshape(-1) for i in own])

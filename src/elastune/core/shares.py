@@ -69,7 +69,8 @@ def shares(
 
 def _pieces(samples: range, micro_batch: int | None, least: int) -> Iterator[range]:
     count = 1 if micro_batch is None else -(-len(samples) // micro_batch)
-    for piece in cut(len(samples), max(count, min(least, len(samples)))):
+    # At least two samples each: BatchNorm has no variance of one.
+    for piece in cut(len(samples), max(count, min(least, len(samples) // 2))):
         yield samples[piece.start : piece.stop]
 
 

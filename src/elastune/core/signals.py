@@ -72,7 +72,9 @@ class Decision:
         return any(getattr(self, name) is not None and getattr(later, name) is not None for name in alone)
 
     def goes_with(self, later: Decision) -> bool:
-        """Whether both can be done at one boundary: factors come about in the same way."""
+        """Whether both can be done at one boundary, with what comes of one after the other."""
+        if self.lr_factor is not None and later.lr is not None:
+            return False
         factors = self.lr_factor is not None and later.lr_factor is not None
         return not factors or (self.ramp_steps, self.correct_momentum) == (later.ramp_steps, later.correct_momentum)
 

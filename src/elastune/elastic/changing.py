@@ -201,7 +201,7 @@ class ChangingCrew(Crew):
         self.recover(error)
 
     def resize(self, workers: int) -> None:
-        if self.rank == 0 and self.live:
+        if self.live:  # all that ask: whoever dies, it is heard
             self._member.resize(workers, "session.resize")
 
     def replace(self, rank: int) -> None:

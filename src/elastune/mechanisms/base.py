@@ -55,6 +55,7 @@ class Replica(ABC):
         self.totals = [0.0] * control
         self.found = Found({}, None)
         self.wait_s = 0.0
+        self.listened_to = True  # somebody wants to know what is found: on a GPU that waits for the device
         self._measures = False
         self._weights: list[torch.Tensor] | None = None
         self._hidden: list[torch.Tensor | None] | None = None

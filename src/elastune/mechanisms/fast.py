@@ -61,7 +61,8 @@ class FastReplica(Replica):
             self._hide_gradients()
             return
         self.totals = list(self.control)
-        self._find(self._part.tolist(), self._norms_of_gradients() if self._measures else None)
+        if self.listened_to:
+            self._find(self._part.tolist(), self._norms_of_gradients() if self._measures else None)
 
     def _with_others(self, reducer: FlatReducer, loss: torch.Tensor, share: Share) -> None:
         """All that this worker runs in a step is one part."""

@@ -69,7 +69,8 @@ def advance(guard: Guard, step: int, loss: float, rules: Rules) -> tuple[Guard, 
     if math.isfinite(loss) and guard.bad < rules.patience:
         return guard, None
     if guard.kept < 0 or guard.tried >= rules.tries:
-        return guard, "stop"
+        # Where the copy was forgotten, going back is refused and takes the stop with it: then stop where it stands
+        return replace(guard, kept=-1, bad=0, back=step), "stop"
     return replace(guard, bad=0, back=step, tried=guard.tried + 1), "restore"
 
 
@@ -121,14 +122,15 @@ class DivergenceGuard(Policy):
         loss = run.snapshot.loss
         if loss is None:
             return
-        self.guard, action = advance(self.guard, run.step, loss, self.rules)
+        before = self.guard
+        self.guard, action = advance(before, run.step, loss, self.rules)
         if action == "remember":
             run.remember()
         elif action == "restore":
             run.restore()
             run.scale_lr(self.backoff)
         elif action == "stop":
-            if self.guard.kept >= 0:
+            if before.kept >= 0:
                 run.restore()  # so that the checkpoint is worth keeping
             run.stop()
 

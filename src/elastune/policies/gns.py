@@ -70,7 +70,7 @@ class GrowWithNoise(Policy):
         shrink: bool = False,
         workers: bool = False,
     ) -> None:
-        if not 1 <= min_batch <= (max_batch or math.inf):
+        if not 1 <= min_batch <= (math.inf if max_batch is None else max_batch):
             raise UserError("gns needs 1 <= min_batch <= max_batch", f"{min_batch} and {max_batch}", "swap them")
         if factor < 1.0 or most_doublings < 1 or ramp_steps < 0:
             value = f"{factor}, {most_doublings} and {ramp_steps}"

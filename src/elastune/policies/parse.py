@@ -119,7 +119,7 @@ def _value(what: str, text: str, kind: Any) -> Any:
         return _TRUTHS[text.lower()]
     if kind is int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-            raise UserError(f"{what} must be a whole number", text, "such as 64")
+            raise UserError(f"{what} must be a whole number", text or "nothing", "such as 64")
         return int(text)
     return _number(what, text) if kind is float else text
 
@@ -130,5 +130,5 @@ def _number(what: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"{what} must be a number", text, "such as 1.5")
+        raise UserError(f"{what} must be a number", text or "nothing", "such as 1.5")
     return number

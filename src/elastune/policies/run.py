@@ -14,6 +14,7 @@ from elastune.policies.exchange import Op, Value
 from elastune.policies.handle import Collectives, Handle
 from elastune.policies.lr_rules import LrChange, lr_change
 
+MOST = 2**31  # of anything that is counted: votes carry two digits of 16 bits
 REDUCTIONS: tuple[Op, ...] = ("avg", "sum", "min", "max")
 NOTHING = Decision()
 _NO_CHANGE = LrChange()
@@ -309,10 +310,9 @@ def _whole(what: str, value: object, least: int) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
-    if number is None or isinstance(value, bool) or number < least:
-        raise UserError(
-            f"{what} must be a whole number, at least {least}", repr(value), "round it, and mind its bounds"
-        )
+    if number is None or isinstance(value, bool) or not least <= number <= MOST:
+        rule = f"{what} must be a whole number from {least} to {MOST}"
+        raise UserError(rule, repr(value), "round it, and mind its bounds")
     return number
 
 

@@ -1,8 +1,10 @@
 """Faults at a named worker, step and place, for programs that tests run: ``inject(session)`` and ``reach(...)``.
 
 The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the all-gather
-of its step 5. Kinds: kill, stop (SIGSTOP), break (the reduction completes, but this worker believes that it failed).
+of its step 5. Kinds: kill, stop (SIGSTOP), nap (half a second: others come first), break (what was done there is
+complete, but this worker believes that it failed).
 Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
+gathered (right after a gather of numbers),
 forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving (a
 checkpoint), agreeing (on what was decided between epochs).
 Any other place is one that the program itself passes by ``reach``.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +23,8 @@ from elastune.comm.group import Group, GroupBroken
 from elastune.elastic import changing, handover
 from elastune.train import adapt, checkpoint
 from elastune.train.session import Session
+
+NAP_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,9 @@ class Injector:
             print(f"fault: {fault}", flush=True)
             if fault.kind == "break":
                 raise GroupBroken("an injected fault")
+            if fault.kind == "nap":
+                time.sleep(NAP_S)
+                continue
             os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
 
@@ -103,4 +111,12 @@ def _wrap_library(injector: Injector) -> None:
     before(handover, "send_packed", "giving")
     before(handover, "receive_packed", "taking")
     before(checkpoint, "save", "saving")
+    gather = Group.gather_floats
+
+    def gathered(group: Group, values: Any) -> Any:
+        rows = gather(group, values)
+        _INJECTORS[0].reach("gathered")
+        return rows
+
+    Group.gather_floats = gathered  # type: ignore[method-assign,assignment]
     before(adapt.Adapter, "_agree_now", "agreeing")

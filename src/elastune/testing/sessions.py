@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from elastune.comm.group import Group
 from elastune.core.run import Means, Program, RunSpec
 from elastune.elastic.crew import Crew
 from elastune.journal.records import Record
+from elastune.policies.base import Policy
 from elastune.train.session import Session
 
 
@@ -22,6 +24,7 @@ def lone_session(
     send: Callable[[Record], None] = lambda record: None,
     stop_requested: Callable[[], bool] = lambda: False,
     group: Group | None = None,
+    policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     **spec: Any,
 ) -> Session:
     """A session as worker processes get it, alone on the CPU. ``spec`` holds fields of ``RunSpec``, ``means`` too."""
@@ -35,4 +38,5 @@ def lone_session(
         config=config or {},
         send=send,
         stop_requested=stop_requested,
+        policies=policies,
     )

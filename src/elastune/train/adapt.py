@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
-from elastune.core.signals import Decision, Signal, Snapshot
-from elastune.core.votes import VOTE, outcome, vote
+from elastune.core.signals import Decision, Snapshot
+from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.crew import Crew
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record
 from elastune.policies.base import Policy
 from elastune.policies.host import PolicyHost, Proposal
 from elastune.policies.registry import build_all, monitors_for
 from elastune.policies.run import Limits
+from elastune.train.ballot import Ballot, Verdict
 from elastune.train.changer import Changer
 from elastune.train.claims import Control
 from elastune.train.monitoring import Monitoring
@@ -31,7 +32,6 @@ from elastune.train.trained import Trained
 
 MEASURED_EVERY_S = 0.5
 MOST_DISAGREEMENTS = 3  # in a row: policies that go on like this only cost time
-_ABSTENTION = (0.0,) * VOTE
 
 
 @dataclass
@@ -47,7 +47,8 @@ class _Standing:
     asked: int | None = None  # so many workers were asked for, and are not there yet
     seconds: float = 0.0  # rank 0's clock, as the newest step brought it to all
     loss: float | None = None  # of the newest step
-    proposals: list[dict[str, Any]] = field(default_factory=list)
+    exchange_due: bool = False
+    resync_due: bool = False
 
 
 class Adapter:
@@ -62,6 +63,9 @@ class Adapter:
         kinds: Mapping[str, type[Policy]],
     ) -> None:
         policies = build_all(spec.adapt.policies, kinds)
+        if policies and spec.most_workers > MOST_VOTERS:
+            rule = f"policies agree among at most {MOST_VOTERS} workers"
+            raise UserError(rule, spec.most_workers, "use fewer workers, or no policy")
         wanted = (*monitors_for(policy for _, policy in policies), *spec.adapt.monitors)
         self.monitoring = Monitoring((*wanted, *(("loss",) if wanted or policies else ())), spec.seed)
         self.survives_divergence = any(policy.survives_divergence for _, policy in policies)
@@ -70,13 +74,13 @@ class Adapter:
         self._progress = progress
         self._send = send
         self._host = PolicyHost(policies, self.monitoring.gives)
-        self._adapts = bool(policies)
+        self._any = self._adapts = bool(policies)
         self._standing = _Standing()
-        self._proposals: list[Proposal] = []
-        self._agreed: Decision | None = None  # to be applied behind the step at hand
-        self._carried: list[Proposal] = []  # what the agreement is about
+        self._ballot = Ballot()
+        self._verdict: Verdict | None = None  # of the step at hand
+        self._regrouped = False
+        self._members: set[int] = set()  # at the newest boundary
         self._changer = Changer(crew, progress, self.monitoring)
-        self._exchange_due = self._resync_due = False
         self._longest: int | None = None
         self._measured_s = -math.inf
 
@@ -89,34 +93,41 @@ class Adapter:
         if not standing.batch_size:
             standing.batch_size, standing.lr = batch_size, _rate(trained)
 
-    def boundary(self, trained: Trained, batch_size: int) -> None:
-        """Between steps, before another: what has to be done by all workers together."""
+    def boundary(self, trained: Trained, batch_size: int) -> Decision | None:
+        """Between steps, before another: what has to be done by all workers together.
+
+        Returns what was decided between epochs and is done now.
+        """
         standing, at = self._standing, self._progress.position
-        if self._resync_due:
+        self._meet()
+        if standing.resync_due:
             self._resync()
         self.exchange()
         self._changer.boundary(trained, standing.loss)
         if not self._adapts:
-            return
-        begins = not standing.began
-        if begins:
+            return None
+        done: Decision | None = None
+        if not standing.began:
             standing.began = True
             self._call("before_train", trained, batch_size)
-        if begins or standing.epoch < at.epoch:
+        if standing.epoch < at.epoch:
             self._call("before_epoch", trained, batch_size)
             standing.epoch = at.epoch
-            self._agree_now(trained)
+            done = self._agree_now(trained)
         if standing.step < at.step:  # a step that is done again was announced
             standing.step = at.step
             self._call("before_step", trained, self._progress.batch_size or batch_size)
+        return done
 
     def exchange(self) -> None:
         """Where a hook of some worker waits for the others': all tell each other what they have."""
-        if not self._exchange_due:
+        if not self._standing.exchange_due:
             return
-        self._exchange_due = False
+        self._standing.exchange_due = False
         rows = self._crew.gather(self._host.offer())
-        if self._host.waiting:  # workers that were lost meanwhile cancel all that waits
+        if self._regrouped:  # some may have been told of the others before, some not
+            self._host.cancel()
+        elif self._host.waiting:
             self._host.deliver(rows, self._crew.rank)
             self._collect()
 
@@ -131,17 +142,17 @@ class Adapter:
             batch_size = self._progress.batch_size or self._standing.batch_size
             self._call("after_train", trained, batch_size, ended=True)
             while any(waiting for (waiting,) in self._crew.gather([self.waiting])):
-                self._exchange_due = True
+                self._standing.exchange_due = True
                 self.exchange()
         if trained is not None and self.monitoring and self._crew.rank == 0:
             batch_size = self._progress.batch_size or self._standing.batch_size
             self._send(_measured(self.snapshot(trained, batch_size)))
 
-    def _agree_now(self, trained: Trained) -> None:
+    def _agree_now(self, trained: Trained) -> Decision | None:
         """What was decided between epochs is to count from the next one's first step on."""
-        rows = self._crew.gather(self.vote())
+        rows = self._crew.gather(self._ballot.vote())
         self._settle([sum(column) for column in zip(*rows, strict=True)], len(rows))
-        self.apply(trained)
+        return self._apply(trained)
 
     def _call(self, hook: str, trained: Trained, batch_size: int, ended: bool = False) -> None:
         if not self._crew.live:
@@ -156,7 +167,7 @@ class Adapter:
             if decision.workers == self._standing.asked:  # they are on their way
                 decision = replace(decision, workers=None)
             if not decision.empty:
-                self._proposals.append(replace(proposal, decision=decision))
+                self._ballot.add(replace(proposal, decision=decision))
         for failure in self._host.take_failures():
             self._send(
                 PolicyFailed(
@@ -199,45 +210,50 @@ class Adapter:
         """1.0 where a hook of this worker waits for the others'."""
         return float(self._adapts and self._host.waiting)
 
-    def vote(self) -> list[float] | tuple[float, ...]:
+    def vote(self) -> Sequence[float]:
         """This worker's part of a step's control vector."""
-        return vote(_bundle(self._proposals).decision) if self._proposals else _ABSTENTION
+        return self._ballot.vote()
 
     def completed(self, control: Control, voters: int, loss: float) -> None:
         """A step's reduction is in: ``voters`` workers had a vote."""
-        self._standing.seconds, self._standing.loss = control.seconds, loss
-        self._exchange_due = control.waiting > 0
+        standing = self._standing
+        standing.seconds, standing.loss = control.seconds or standing.seconds, loss  # rank 0 may have had no samples
+        standing.exchange_due = control.waiting > 0
         self._settle(control.vote, voters)
 
     def _settle(self, sums: Sequence[float], voters: int) -> None:
-        self._agreed, self._carried = None, []
-        if not self._proposals and not any(sums):
-            return
-        self._carried, self._proposals = _bundle(self._proposals).parts
-        self._agreed = outcome(sums, voters)
-        standing = self._standing
-        standing.disagreements = standing.disagreements + 1 if self._agreed is None else 0
-        self._resync_due = self._agreed is None
+        self._verdict = self._ballot.settle(sums, voters)
+        if self._verdict is not None:
+            differ = self._verdict.agreed is None
+            self._standing.disagreements = self._standing.disagreements + 1 if differ else 0
+            self._standing.resync_due = self._standing.resync_due or differ
 
-    def apply(self, trained: Trained) -> Decision | None:
-        """Behind the user's lines of a step: do what was agreed on in it. Returns it, where it was done."""
+    def behind_step(self, trained: Trained) -> Decision | None:
+        """Behind the user's lines of a step: do what was agreed on in it, and what comes about step by step."""
         self._changer.ramp(trained)
-        decision, carried = self._agreed, self._carried
-        self._agreed, self._carried = None, []
-        done: Decision | None = None
-        if decision is not None and not decision.empty:
-            refusal = ""
-            try:
-                self._changer.make(decision, trained)
-                done = decision
-                self._measured_s = -math.inf  # what comes of it is to be seen
-                self._standing.asked = decision.workers or self._standing.asked
-            except UserError as error:
-                refusal = str(error)
-            self._tell(carried, "refused" if refusal else "applied", refusal)
-        elif carried and decision is None:
-            self._tell(carried, "disagreed", "workers decided differently")
-        return done
+        return self._apply(trained)
+
+    def _apply(self, trained: Trained) -> Decision | None:
+        """Do what was agreed on; returns it, where it was done."""
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            return None
+        self._tell(verdict.refused, "refused", "another policy was first, or too many wait")
+        decision = verdict.agreed
+        if decision is None:
+            self._tell(verdict.carried, "disagreed", "workers decided differently")
+            return None
+        if decision.empty:
+            return None
+        try:
+            self._changer.make(decision, trained)
+        except UserError as error:
+            self._tell(verdict.carried, "refused", str(error))
+            return None
+        self._measured_s = -math.inf  # what comes of it is to be seen
+        self._standing.asked = decision.workers or self._standing.asked
+        self._tell(verdict.carried, "applied", "")
+        return decision
 
     def after_step(self, trained: Trained, batch_size: int) -> None:
         """Behind a step and what it changed."""
@@ -248,7 +264,7 @@ class Adapter:
             self._measured_s = now
             self._send(_measured(self.snapshot(trained, batch_size)))
 
-    def _tell(self, proposals: list[Proposal], what: Any, detail: str) -> None:
+    def _tell(self, proposals: Iterable[Proposal], what: Any, detail: str) -> None:
         """Of an elastic run every member tells it: whoever dies, it is known. Of several equal records one is kept."""
         if not (self._crew.elastic or self._crew.rank == 0):
             return
@@ -257,78 +273,71 @@ class Adapter:
             decision = proposal.decision.to_json()
             self._send(Decided(proposal.policy, step, decision, _measured(proposal.cause), what, detail))
 
+    # -- when workers come and go -------------------------------------------------------------------------------------
+
+    def regrouped(self) -> None:
+        """The workers are others now. What follows is done at the next boundary, where all are at the same place."""
+        self._regrouped = True
+        # Some may have gone on in the old version, some not: what they saw may differ.
+        if not self._crew.planned and (self._any or self.monitoring):
+            self._standing.resync_due = True
+
+    def _meet(self) -> None:
+        """What hooks of workers that are gone waited for is over; joiners remember nothing, so nobody does."""
+        members, before = set(self._crew.members), self._members
+        self._members = members
+        if not self._regrouped:
+            return
+        self._regrouped = False
+        self._host.cancel()
+        self._standing.asked = None
+        if not members <= before:
+            self._changer.forget()
+
     def _resync(self) -> None:
-        """After a disagreement all policies go on from rank 0's states."""
-        self._resync_due = False
-        own = json.dumps(self._host.state()).encode() if self._crew.rank == 0 else b""
+        """All go on from what rank 0 has measured, decided and proposed."""
+        self._standing.resync_due = False  # a worker that is lost meanwhile sets it again
+        own = json.dumps(self._told()).encode() if self._crew.rank == 0 else b""
         rows = self._crew.gather([float(byte) for byte in own])
         found = next((row for row in rows if row), None)
         if found is not None:
-            self._host.load(json.loads(bytes(int(byte) for byte in found)))
-        self._proposals = []
+            due = self._standing.resync_due
+            self._take(json.loads(bytes(int(byte) for byte in found)), resumed=False)
+            self._standing.resync_due = due
         if self._standing.disagreements >= MOST_DISAGREEMENTS and self._adapts:
             self._adapts = False
             detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: policies must not depend on the rank"
             self._send(PolicyFailed("all", "vote", self._progress.position.step, 0, detail, off=True))
 
-    # -- when workers come and go -------------------------------------------------------------------------------------
-
-    def regrouped(self) -> None:
-        """The workers are others now: what waited for those before is over; joiners remember nothing."""
-        self._host.cancel()
-        self._exchange_due = False
-        self._standing.asked = None
-        self._changer.regrouped()
-
-    def to_json(self) -> dict[str, Any]:
-        """What a joiner or a checkpoint needs to go on from here."""
-        proposals = [
-            {"policy": p.policy, "step": p.step, "decision": p.decision.to_json(), "cause": asdict(p.cause)}
-            for p in self._proposals
-        ]
-        standing = {**asdict(self._standing), "proposals": proposals}
+    def _told(self) -> dict[str, Any]:
+        """What is equal on workers that have seen the same."""
         return {
             "monitors": self.monitoring.to_json(),
             "policies": self._host.state(),
-            "changes": self._changer.to_json(),
-            "standing": standing,
+            "proposals": self._ballot.to_json(),
+            "standing": asdict(self._standing),
         }
+
+    def _take(self, told: Mapping[str, Any], *, resumed: bool) -> None:
+        self.monitoring.take(told["monitors"])
+        self._host.load(told["policies"], pardon=resumed)
+        self._ballot.take(told["proposals"])
+        self._standing = _Standing(**told["standing"])
+        self._verdict = None
+        self._adapts = self._any and self._standing.disagreements < MOST_DISAGREEMENTS
+
+    def to_json(self) -> dict[str, Any]:
+        """What a joiner or a checkpoint needs to go on from here."""
+        return {**self._told(), "changes": self._changer.to_json()}
 
     def take(self, told: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Go on from ``to_json`` of another worker, of this one earlier, or (``resumed``) of a checkpoint."""
-        self.monitoring.take(told["monitors"])
-        self._host.load(told["policies"], pardon=resumed)
-        self._standing = _Standing(**told["standing"])
-        self._standing.began = self._standing.began and not resumed
-        self._proposals = [
-            Proposal(p["policy"], p["step"], Decision(**p["decision"]), _snapshot(p["cause"]))
-            for p in self._standing.proposals
-        ]
-        self._agreed, self._carried, self._resync_due = None, [], False
+        if resumed:
+            standing = {**told["standing"], "began": False, "disagreements": 0, "asked": None, "resync_due": False}
+            told = {**told, "standing": standing}
+        self._take(told, resumed=resumed)
         self._changer.take(told["changes"])
-        self._adapts = self._adapts and self._standing.disagreements < MOST_DISAGREEMENTS
-
-
-@dataclass(frozen=True)
-class _Bundle:
-    """What rides in one vote of a list of proposals: ``count`` of the first, as one ``decision``."""
-
-    decision: Decision
-    parts: tuple[list[Proposal], list[Proposal]]
-
-
-def _bundle(proposals: list[Proposal]) -> _Bundle:
-    """As many of the first as go together. What contradicts an earlier one was decided without it, and is dropped."""
-    bundle = Decision()
-    taken: list[Proposal] = []
-    for place, proposal in enumerate(proposals):
-        if bundle.contradicts(proposal.decision):
-            continue
-        if not bundle.goes_with(proposal.decision):
-            return _Bundle(bundle, (taken, proposals[place:]))
-        bundle = bundle.merged(proposal.decision)
-        taken.append(proposal)
-    return _Bundle(bundle, (taken, []))
+        self._members = set(self._crew.members)
 
 
 def _rate(trained: Trained) -> float:
@@ -346,8 +355,3 @@ def _measured(at: Snapshot) -> Measured:
         lr=at.lr,
         signals={name: (signal.value, signal.error) for name, signal in at.signals.items()},
     )
-
-
-def _snapshot(told: Mapping[str, Any]) -> Snapshot:
-    signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
-    return replace(Snapshot(**{**told, "signals": {}}), signals=signals)

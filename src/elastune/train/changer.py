@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision
 from elastune.elastic.crew import Crew
@@ -35,6 +37,8 @@ class Changer:
         progress, crew = self._progress, self._crew
         if decision.restore and self._good is None:
             raise UserError("a run goes back to what it remembers", "nothing yet", "let the policy remember first")
+        if decision.micro_batch is not None and isinstance(trained.optimizer, torch.optim.LBFGS):
+            raise UserError("LBFGS needs the whole batch in one pass", decision.micro_batch, "leave micro_batch alone")
         if decision.workers is not None:
             crew.resize(decision.workers)
         if decision.replace_rank is not None:
@@ -84,8 +88,8 @@ class Changer:
         trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
         self._monitoring.take(json.loads(monitors))
 
-    def regrouped(self) -> None:
-        """Joiners have no memory: nobody has, then."""
+    def forget(self) -> None:
+        """Joiners remember nothing: nobody does, then, until the next boundary."""
         self._good, self._remember_due = None, self._remembers
 
     def boundary(self, trained: Trained, loss: float | None) -> None:
@@ -102,4 +106,4 @@ class Changer:
         """Go on from ``to_json``."""
         self._ramps = [Ramp(**ramp) for ramp in told["ramps"]]
         self._remembers = bool(told["remembers"])
-        self.regrouped()
+        self.forget()

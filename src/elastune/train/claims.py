@@ -29,6 +29,12 @@ def follow(trail: Trail, at: Position, size: int, length: int) -> None:
     trail.append([at.epoch, at.offset, at.offset + size, length, at.step + 1, at.step + 1])
 
 
+def cut(trail: Trail, length: int) -> None:
+    """The epoch at hand ends sooner than was thought, at ``length``."""
+    if trail:
+        trail[-1][3] = length
+
+
 def claims_of(trail: Trail) -> list[StepsTaken]:
     """The claims that ``trail`` stands for, whoever made them."""
     return [
@@ -103,6 +109,11 @@ class Claims:
             first_step=number,
             last_step=number,
         )
+
+    def cut(self, length: int) -> None:
+        """The epoch at hand ends sooner than was thought, at ``length``."""
+        if self._open is not None:
+            self._open = replace(self._open, length=length)
 
     def flush(self) -> None:
         """Send what was not sent yet."""

@@ -45,7 +45,7 @@ class Monitoring:
         if not share.weight:
             return
         seed = derive(self._seed, "curvature", step)
-        first = share.slot == 0 and share.samples.start == 0
+        first = share.samples.start == 0
         try:
             if self.takes("trace", step):
                 replica.say("trace", share.weight * hessian_trace(loss, replica.params, seed=seed))

@@ -165,6 +165,7 @@ class Session:
         self._spread([*model.parameters(), *model.buffers()])
         control = len(self._stepper.control().to_list())
         replica = prepare_replica(model, means, crew.group, control=control, elastic=crew.elastic)
+        replica.listened_to = bool(self._adapter.monitoring)
         self.keeper.trained = Trained(replica, optimizer, schedulers)
         if means.precision == "bf16":
             autocast_forward(model, self.device)

@@ -19,7 +19,7 @@ from elastune.journal.records import Record, Regrouped
 from elastune.mechanisms.base import Replica
 from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt import Adapter
-from elastune.train.claims import PRIME, Claims, Control, checksum, follow
+from elastune.train.claims import PRIME, Claims, Control, checksum, cut, follow
 from elastune.train.data import Loading, Step, fetch, pass_order, to_device, training_indices, training_steps, usable
 from elastune.train.keeper import Keeper
 from elastune.train.progress import Progress
@@ -74,6 +74,8 @@ class Stepper:
         self._step: Step | None = None
         self._expected = Control()
         self._length = 0
+        self._completed_step = 0
+        self._among = 0, 0  # of the step at hand: workers, and those of them that have samples
         self._size = 0
         self._stop_votes = 0.0
         self._times = WorkerTimes()  # of the step before, while the version stays
@@ -98,23 +100,27 @@ class Stepper:
             progress.position = replace(progress.position, epoch=progress.position.epoch + 1, offset=0)
             self.claims.flush()
             self._keeper.settle()
-            self._adapter.after_epoch(trained, self._size)
+            self._adapter.after_epoch(trained, progress.batch_size or self._size)
 
     def _under_one_version(
         self, dataset: Any, order: torch.Tensor, size: int, drop_last: bool, loading: Loading, trained: Trained
     ) -> Generator[Any, None, Outcome]:
-        crew, at, means = self._crew, self._progress.position, self._means()
+        crew, progress, means = self._crew, self._progress, self._means()
+        at = progress.position
         place = (min(means.num_slots, means.workers), 0) if self._rehearsal else (crew.size, crew.rank)
         plan = list(training_steps(len(order), size, at, means, *place, drop_last, self._compares))
         data = fetch(dataset, training_indices(plan, order), loading, self._spec.seed, at.epoch)
         if self._rehearsal:
             yield from self._rehearse(plan, data, trained)
         self._length = usable(len(order), size, at.offset, drop_last)
+        if not plan:  # a batch that has grown is more than what is left of the epoch
+            self.claims.cut(self._length)
+            cut(progress.trail, self._length)
         version = crew.version
         for step in plan:
             if not self._go_on(trained):
                 return "stopped"
-            if crew.version != version or self._progress.batch_size not in (None, size) or self._means() != means:
+            if crew.version != version or progress.batch_size not in (None, size) or self._means() != means:
                 return "again"
             self._expected = Control(
                 samples=step.size, checksum=checksum(order[step.offset : step.offset + step.size]) % PRIME
@@ -232,20 +238,23 @@ class Stepper:
     def _completed(self, replica: Replica, served: bool) -> None:
         """The step's reduction is here in full, or another worker's of the same step."""
         assert self._step is not None
+        if self._completed_step == self._progress.position.step + 1:  # an optimizer may evaluate it again
+            return
+        self._completed_step = self._progress.position.step + 1
         self._keeper.mid_step, self._keeper.uncounted = False, 1
         found = Control.of(replica.totals)
         expected = self._expected
         if (found.samples, int(found.checksum) % PRIME) != (expected.samples, expected.checksum):
             raise RuntimeError(f"a step of {expected.samples:g} samples summed up {found.samples:g}, or other ones")
         crew, progress = self._crew, self._progress
-        count = contributors(self._step.size, self._spec.means.num_slots, crew.size)
-        crew.end_step(found.heard, count, served=served)
+        workers, voters = self._among
+        crew.end_step(found.heard, voters, served=served)
         crew.say("computing", progress.position.step + 1)
         self._stop_votes = found.stop
-        self._adapter.completed(found, count, replica.found.parts["loss"])
+        self._adapter.completed(found, voters, replica.found.parts.get("loss", math.nan))
         if self._adapter.monitoring:
             at = self._progress.position.step + 1
-            self._adapter.monitoring.read(at, self._step.size, crew.size, replica.found, found.times)
+            self._adapter.monitoring.read(at, self._step.size, workers, replica.found, found.times)
         self._tell_of_regrouping(progress.times.now)
 
     def _tell_of_regrouping(self, now: float) -> None:
@@ -292,7 +301,9 @@ class Stepper:
             self._change(changes, trained)
         if crew.version != version:
             return True  # come here once more, as a member of the new version
-        self._adapter.boundary(trained, self._size)
+        decided = self._adapter.boundary(trained, self._size)
+        if decided is not None and decided.stop:
+            self.stop()
         if crew.version != version:
             return True
         if every and done and done % every == 0 and self._saved != done:
@@ -311,6 +322,8 @@ class Stepper:
                 parameters["lr"] = changes["lr"]
 
     def _set_control(self, step: Step, order: torch.Tensor, trained: Trained) -> None:
+        size = self._crew.size
+        self._among = size, contributors(step.size, self._spec.means.num_slots, size)
         own = [share for share in step.shares if share.weight]
         indices = [order[step.offset + s.samples.start : step.offset + s.samples.stop] for s in own]
         self._adapter.monitoring.prepare(trained.replica, trained.optimizer, self._progress.position.step + 1)
@@ -350,7 +363,7 @@ class Stepper:
         self._progress.reports = 0
         self._keeper.uncounted = 0
         trained = self._trained()
-        decision = self._adapter.apply(trained)
+        decision = self._adapter.behind_step(trained)
         if decision is not None and decision.stop:
             self._stop_votes = 1.0
         self._adapter.after_step(trained, self._progress.batch_size or self._size)

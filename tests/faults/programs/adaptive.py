@@ -121,3 +121,49 @@ class Halting(Policy):
     def after_step(self, run) -> None:
         if run.step == 9:
             run.stop()
+
+
+class StopEpoch(Policy):
+    """Has seen enough at the end of an epoch."""
+
+    def after_epoch(self, run) -> None:
+        if run.epoch == 1:
+            run.stop()
+
+
+class Halving(Policy):
+    """Half the rate in every epoch."""
+
+    def before_epoch(self, run) -> None:
+        run.scale_lr(0.5, ramp_steps=3)
+
+
+class AskAlways(Policy):
+    """Repeats itself until it gets what it wants."""
+
+    def after_step(self, run) -> None:
+        if run.step >= 10 and run.size() < 3:
+            run.resize(3)
+
+
+class AskOnce(Policy):
+    """Asks for a third worker once."""
+
+    def after_step(self, run) -> None:
+        if run.step == 10:
+            run.resize(3)
+
+
+class Torn(Policy):
+    """Agrees on even steps, disagrees on odd ones; a vote in each."""
+
+    def before_step(self, run) -> None:
+        run.set_lr(1e-3 + (1e-4 * run.rank() if run.step % 2 else 1e-6 * run.step))
+
+
+class Timed(Policy):
+    """What it does hangs on what the clock says."""
+
+    def after_step(self, run) -> None:
+        if run.step > 14 and math.isfinite(run.step_time()):
+            run.set_lr(1e-3 + 1e-3 * run.step_time())
