@@ -40,7 +40,7 @@ from adaptive_analysis import (
     sentence,
     table,
     verdict,
-)  # fmt: skip
+)
 from adaptive_figure import draw
 from adaptive_search import BATCHES, Chosen, Method, Size, fixed_methods, search
 from adaptive_time import calibrate, read
@@ -55,13 +55,16 @@ DATA = ("fashion_mnist", "mnist")
 WORKERS = 16
 OTHER_WORKERS = (4, 64)
 START = 64  # the batch that adaptive trainings begin with
+GROWN = 2048  # the largest batch, where the learning rate is not decayed; where it is, the batch does not do that work
 ADAPTIVE = (
-    ("gns sqrt", "none", ("gns:factor=1,max_batch=2048,lr=sqrt",)),
-    ("gns linear", "none", ("gns:factor=1,max_batch=2048,lr=linear",)),
-    ("gns adascale", "none", ("gns:factor=1,max_batch=2048,lr=adascale",)),
-    ("gns none", "none", ("gns:factor=1,max_batch=2048,lr=none",)),
+    ("gns sqrt", "none", (f"gns:factor=1,max_batch={GROWN},lr=sqrt",)),
+    ("gns linear", "none", (f"gns:factor=1,max_batch={GROWN},lr=linear",)),
+    ("gns adascale", "none", (f"gns:factor=1,max_batch={GROWN},lr=adascale",)),
+    ("gns none", "none", (f"gns:factor=1,max_batch={GROWN},lr=none",)),
     ("gns sqrt, cosine", "cosine", ("gns:factor=1,max_batch=512,lr=sqrt",)),
-    ("gns linear, cosine", "cosine", ("gns:factor=1,max_batch=512,lr=linear",)),
+    ("gns 2 sqrt, cosine", "cosine", ("gns:factor=2,max_batch=512,lr=sqrt",)),
+    ("gns 2 linear, cosine", "cosine", ("gns:factor=2,max_batch=512,lr=linear",)),
+    ("gns 4 sqrt, cosine", "cosine", ("gns:factor=4,max_batch=512,lr=sqrt",)),
 )
 SMOKE = Size(epochs=3, seeds=2, batches=(32, 128), factors=(1.0,))
 
@@ -144,7 +147,7 @@ def main() -> int:
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="fixed ones")
     parser.add_argument("--seeds", type=int, default=Size.seeds)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="0: report on what the cache holds, run nothing")
     parser.add_argument("--cache", type=Path, default=Path("build") / "adaptive.jsonl")
     parser.add_argument("--out", type=Path, default=RESULTS / "adaptive.json")
     options = parser.parse_args()
@@ -164,8 +167,11 @@ def main() -> int:
     for data in options.data:
         methods = [*fixed_methods(data, size.batches), *adaptive_methods(data)]
         chosen = search(methods, size, options.cache, options.processes)
-        told[data] = tell(data, chosen, model)
+        if chosen:
+            told[data] = tell(data, chosen, model)
         found += chosen
+    if not found:
+        raise UserError("there must be trainings to report on", f"none complete in {options.cache}", "run some first")
     draw(found, at_workers(model, WORKERS), f"Time is modelled for {WORKERS} workers", options.out.with_suffix(".png"))
     result = {
         "command": "python " + " ".join(sys.argv),

@@ -10,11 +10,13 @@ from adaptive_search import Chosen
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from elastune.report import palette
 
 COLOURS = {"none": palette.BEFORE, "cosine": palette.AFTER}
 WORDS = {"none": "constant rate", "cosine": "cosine decay"}
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 SHOWN_POINTS = 6.0  # what lies further below the best is left out of the upper panels
 
 
@@ -44,9 +46,18 @@ def _accuracy_by_time(ax: Axes, pairs: Sequence[tuple[Chosen, Row]]) -> None:
                 ax.annotate(str(r.batch), (r.seconds, 100 * r.test), (4, -11), textcoords="offset points", fontsize=8)
         rows = [r for _, r in pairs if r.adaptive and r.decay == decay]
         _points(ax, rows, colour, "D", f"adaptive, {WORDS[decay]}")
-        for r in rows:
-            ax.annotate(r.name, (r.seconds, 100 * r.test), (5, 5), textcoords="offset points", fontsize=8)
-    ax.set(xscale="log", xlabel="modelled seconds of the whole training", ylabel="test accuracy, %")
+        for nth, r in enumerate(sorted(rows, key=lambda r: r.seconds)):
+            ax.annotate(
+                r.name,
+                (r.seconds, 100 * r.test),
+                (-5, (4, -11)[nth % 2]),
+                textcoords="offset points",
+                fontsize=8,
+                ha="right",
+            )
+    ax.set(xlabel="modelled seconds of the whole training", ylabel="test accuracy, %")
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(PLAIN)
     ax.set_ylim(best - SHOWN_POINTS, best + 1)
     _finish(ax)
 
@@ -58,9 +69,10 @@ def _points(ax: Axes, rows: Sequence[Row], colour: str, style: str, label: str) 
 
 
 def _three(chosen: Sequence[Chosen], step_s: StepSeconds) -> list[tuple[str, str, Chosen]]:
-    """A small fixed batch, the best large one, and the best adaptive method."""
-    fixed = [c for c in chosen if not c.method.adaptive and c.method.decay == "none" and row(c, step_s)]
-    adaptive = [c for c in chosen if c.method.adaptive and row(c, step_s)]
+    """A small fixed batch, a large one, and the best adaptive method; no decay but what policies do."""
+    constant = [c for c in chosen if c.method.decay == "none" and row(c, step_s)]
+    fixed = [c for c in constant if not c.method.adaptive]
+    adaptive = [c for c in constant if c.method.adaptive]
     if not fixed or not adaptive:
         return []
     small = min(fixed, key=lambda c: abs(c.method.batch - 64))
@@ -88,12 +100,14 @@ def _courses(above: Axes, below: Axes, three: Sequence[tuple[str, str, Chosen]],
             above.plot(x, y, color=colour, linewidth=1.2, alpha=0.8, label=label if nth == 0 else None)
             times = batches_over_time(course, step_s)
             below.step([t for t, _ in times], [b for _, b in times], where="post", color=colour, linewidth=1.2)
-    above.set(ylabel="test accuracy, %", xscale="log", xlabel="modelled seconds")
-    below.set(ylabel="global batch", xlabel="modelled seconds", yscale="log")
+    above.set(ylabel="test accuracy, %", xlabel="modelled seconds")
+    below.set(ylabel="global batch", xlabel="modelled seconds")
+    below.set_yscale("log", base=2)
+    below.yaxis.set_major_formatter(PLAIN)
     if three:
         _finish(above)
         low, high = above.get_ylim()
-        above.set_ylim(max(low, high - 3 * SHOWN_POINTS), high)
+        above.set_ylim(max(low, high - 2 * SHOWN_POINTS), high)
         below.grid(True, color=palette.GRID)
 
 

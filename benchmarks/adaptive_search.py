@@ -7,7 +7,7 @@ import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,24 +102,25 @@ def judged(setting: Setting, size: Size) -> list[Setting]:
 
 
 def search(methods: Sequence[Method], size: Size, cache: Path, processes: int) -> list[Chosen]:
-    """Tune and judge all ``methods``. What ``cache`` knows is not run again."""
+    """Tune and judge all ``methods``. What ``cache`` knows is not run again; 0 processes: nothing is run at all, and
+    methods of which it lacks something are left out."""
     trials = run([setting for method in methods for setting in tuning(method, size)], cache, processes)
-    found: dict[Method, Course | None] = {
-        method: best(trials[setting.key] for setting in tuning(method, size)) for method in methods
-    }
-    wanted = [setting for course in found.values() if course for setting in judged(course.setting, size)]
-    runs = run(wanted, cache, processes)
-    chosen = []
-    for method, course in found.items():
-        if course is None:
-            print(f"{method.data} {method.name}: every trial diverged", flush=True)
-            continue
-        tried = tuple(
-            (s.lr, None if trials[s.key].lost else trials[s.key].looks[-1].validation) for s in tuning(method, size)
-        )
-        courses = tuple(runs[setting.key] for setting in judged(course.setting, size))
-        chosen.append(Chosen(method, course.setting.lr, tried, courses))
-    return chosen
+    found = [best(trials[s.key] for s in tuning(method, size) if s.key in trials) for method in methods]
+    known = run([s for course in found if course for s in judged(course.setting, size)], cache, processes)
+    return [chosen for method in methods if (chosen := choose(method, size, known)) is not None]
+
+
+def choose(method: Method, size: Size, known: Mapping[str, Course]) -> Chosen | None:
+    """The method as its trials in ``known`` tune it; None where trainings are missing or every trial was lost."""
+    trials = [known.get(setting.key) for setting in tuning(method, size)]
+    found = best(trial for trial in trials if trial is not None)
+    if found is None or None in trials:
+        return None
+    courses = [known.get(setting.key) for setting in judged(found.setting, size)]
+    tried = tuple((t.setting.lr, None if t.lost else t.looks[-1].validation) for t in trials if t is not None)
+    if None in courses:
+        return None
+    return Chosen(method, found.setting.lr, tried, tuple(course for course in courses if course is not None))
 
 
 def run(settings: Sequence[Setting], cache: Path, processes: int) -> dict[str, Course]:
@@ -130,7 +131,7 @@ def run(settings: Sequence[Setting], cache: Path, processes: int) -> dict[str, C
             course = course_from_json(json.loads(line))
             known[course.setting.key] = course
     missing = {setting.key: setting for setting in settings if setting.key not in known}
-    if not missing:
+    if not missing or not processes:
         return known
     cache.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
