@@ -48,7 +48,8 @@ def with_batch(workers: int, old: int, new: int, low: int, high: int) -> int:
 
 
 class GrowWithNoise(Policy):
-    """``gns``: double the batch when the noise scale, less its standard error, reaches ``factor`` times the batch.
+    """``gns``: double the batch when the noise scale, less its standard error, reaches ``factor`` times the batch; not
+    in the run's first ``settle`` steps.
 
     ``lr`` is the rule by which the learning rate follows, over ``ramp_steps`` steps; ``shrink``: halve the batch again
     when the scale has fallen below the batch / factor; ``workers``: their number grows with the batch.
@@ -63,6 +64,7 @@ class GrowWithNoise(Policy):
         max_batch: int | None = None,
         min_batch: int = 1,
         factor: float = 2.0,
+        settle: int = 20,
         most_doublings: int = 1,
         lr: str = "adascale",
         ramp_steps: int = 0,
@@ -72,12 +74,14 @@ class GrowWithNoise(Policy):
     ) -> None:
         if not 1 <= min_batch <= (math.inf if max_batch is None else max_batch):
             raise UserError("gns needs 1 <= min_batch <= max_batch", f"{min_batch} and {max_batch}", "swap them")
-        if factor < 1.0 or most_doublings < 1 or ramp_steps < 0:
-            value = f"{factor}, {most_doublings} and {ramp_steps}"
-            raise UserError("gns needs factor >= 1, most_doublings >= 1, ramp_steps >= 0", value, "raise them")
+        if factor < 1.0 or most_doublings < 1 or ramp_steps < 0 or settle < 0:
+            value = f"{factor}, {most_doublings}, {ramp_steps} and {settle}"
+            rule = "gns needs factor >= 1, most_doublings >= 1, ramp_steps >= 0 and settle >= 0"
+            raise UserError(rule, value, "raise them")
         self.max_batch = max_batch
         self.min_batch = min_batch
         self.factor = factor
+        self.settle = settle
         self.most_doublings = most_doublings
         self.lr = check_rule(lr)
         self.ramp_steps = ramp_steps
@@ -86,6 +90,8 @@ class GrowWithNoise(Policy):
         self.workers = workers
 
     def after_step(self, run: Run) -> None:
+        if run.step < self.settle:  # of the first few readings not even the error can be trusted
+            return
         batch = run.batch_size()
         wanted = wanted_batch(
             batch,
