@@ -60,11 +60,11 @@ def test_nobody_deciding_is_cheap_to_see() -> None:
     assert vote(Decision()) == [0.0] * VOTE
 
 
-def test_merged_decisions() -> None:
-    both = Decision(batch_size=64, lr_factor=2.0).merged(Decision(lr_factor=0.5, workers=3, stop=True))
-    assert both == Decision(batch_size=64, lr_factor=1.0, workers=3, stop=True)
-    assert Decision(lr=0.1).merged(Decision()) == Decision(lr=0.1)
+def test_decisions_contradict_where_they_set_one_thing() -> None:
+    assert Decision(batch_size=64).contradicts(Decision(batch_size=64, lr_factor=2.0))
+    assert not Decision(batch_size=64, lr_factor=2.0).contradicts(Decision(lr_factor=0.5, workers=3))
     assert Decision().empty
+    both = Decision(batch_size=64, lr_factor=1.0, workers=3, stop=True)
     assert not both.empty
     assert both.to_json() == {"workers": 3, "batch_size": 64, "lr_factor": 1.0, "stop": True}
     assert {f.name for f in fields(Decision)} >= set(both.to_json())

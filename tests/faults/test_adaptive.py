@@ -185,7 +185,7 @@ def test_a_signal_that_nobody_measures(runs: Runs, plain: Ran) -> None:
 def test_a_policy_ends_the_run_with_a_checkpoint(runs: Runs, tmp_path: Path) -> None:
     ran = runs(2, out=tmp_path / "out", spec=under("Halting"))
     assert isinstance(ran.outcome, RunFinished)
-    assert (ran.outcome.stopped, ran.outcome.steps) == ("requested", 10)
+    assert (ran.outcome.stopped, ran.outcome.steps) == ("policy", 10)
     assert [c.step for c in ran.records if isinstance(c, Checkpointed)] == [10]
 
 
@@ -210,9 +210,17 @@ def test_served_while_another_dies_votes_count_as_they_were_cast(runs: Runs, ste
     same(runs(3, faults=faults, spec=under("Steered")), steered)
 
 
-@pytest.mark.parametrize("faults", [["break 1 11 reduced"], ["break 1 11 reduced", "kill 2 11 reduced"]])
-def test_served_with_the_step_that_goes_back(runs: Runs, faults: list[str]) -> None:
-    ran = runs(3, faults=faults, spec=under("Remembering"))
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["break 1 11 reduced"],
+        ["break 1 11 reduced", "kill 2 11 reduced"],
+        ["kill 0 8 gather"],
+        ["kill 0 8 gather", "kill 1 12 after"],
+    ],
+)
+def test_who_comes_and_goes_before_a_step_goes_back(runs: Runs, faults: list[str]) -> None:
+    ran = runs(3, faults=faults, pause_s=0.06, spec=under("Remembering"))
     assert any(not r.planned for r in ran.regrouped), "the fault has happened"
     assert [d[2] for d in decided(ran)] == ["applied", "applied"]
     assert ran.sha256 == runs(2, spec=under("Remembering")).sha256
@@ -257,7 +265,7 @@ def test_what_was_asked_for_is_not_asked_again(runs: Runs) -> None:
 def test_early_stopping_at_the_end_of_an_epoch(runs: Runs) -> None:
     ran = runs(2, spec=under("StopEpoch"))
     assert isinstance(ran.outcome, RunFinished)
-    assert (ran.outcome.stopped, ran.outcome.steps) == ("requested", 16)
+    assert (ran.outcome.stopped, ran.outcome.steps) == ("policy", 16)
 
 
 @pytest.mark.parametrize("policy", ["Halving", "Steered"])
@@ -268,3 +276,18 @@ def test_resumed_within_an_epoch(runs: Runs, tmp_path: Path, policy: str, stop: 
     out = tmp_path / "out"
     runs(2, out=out, spec={**under(policy), "max_steps": stop})
     assert runs(3, out=out, spec={**under(policy), "resume": True}).sha256 == whole.sha256
+
+
+def test_a_bad_policy_takes_no_other_with_it(runs: Runs) -> None:
+    """Votes are counted policy by policy."""
+    ran = runs(3, spec=under("Torn", "Scheduled"))
+    assert [d[1:3] for d in decided(ran) if d[0] == "Scheduled"] == [(6, "applied"), (11, "applied")]
+    assert "disagreed" in {d[2] for d in decided(ran) if d[0] == "Torn"}
+
+
+def test_of_two_that_want_the_same_thing_one_comes_later(runs: Runs) -> None:
+    """The second is refused, is as before, and asks again for what it then sees."""
+    ran = runs(2, spec=under("Scheduled", "Scheduled"))
+    changes = [d for d in decided(ran) if d[2] == "applied"]
+    assert [d[3][0][1] for d in sorted(changes, key=lambda d: d[1])] == [74, 84, 94, 104]
+    assert "refused" in {d[2] for d in decided(ran)}

@@ -87,7 +87,7 @@ def test_every_hook_is_called_with_the_run() -> None:
 def test_what_hooks_ask_for_comes_in_order_and_once() -> None:
     host = PolicyHost([(f"p{n}", Does(lambda self, run, n=n: run.set_batch_size(n))) for n in (64, 10, 20)])
     host.call("after_step", sit(), LIMITS, 0)
-    found = [Proposal(f"p{n}", 100, Decision(batch_size=n), sit()) for n in (10, 20)]
+    found = [Proposal(f"p{n}", 100, Decision(batch_size=n), sit(), {"log": []}) for n in (10, 20)]
     assert host.take_proposals() == found, "that of the first asks for what is there"
     assert host.take_proposals() == []
 

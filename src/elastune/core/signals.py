@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -70,22 +70,6 @@ class Decision:
         """Whether both set one thing: ``later`` was decided without knowing of this one."""
         alone = ("workers", "replace_rank", "batch_size", "micro_batch", "lr")
         return any(getattr(self, name) is not None and getattr(later, name) is not None for name in alone)
-
-    def goes_with(self, later: Decision) -> bool:
-        """Whether both can be done at one boundary, with what comes of one after the other."""
-        if self.lr_factor is not None and later.lr is not None:
-            return False
-        factors = self.lr_factor is not None and later.lr_factor is not None
-        return not factors or (self.ramp_steps, self.correct_momentum) == (later.ramp_steps, later.correct_momentum)
-
-    def merged(self, later: Decision) -> Decision:
-        """Both together, where they go together: factors on the learning rate multiply."""
-        mine = asdict(self)
-        others = {name: value for name, value in asdict(later).items() if value is not None and value is not False}
-        if self.lr_factor is not None and later.lr_factor is not None:
-            others["lr_factor"] = self.lr_factor * later.lr_factor
-        others["ramp_steps"] = max(self.ramp_steps, later.ramp_steps)
-        return Decision(**{**mine, **others})
 
     def to_json(self) -> dict[str, Any]:
         """What differs from an empty decision."""

@@ -80,7 +80,7 @@ class RunFinished:
     step_s: float | None = None
     wait_s: float | None = None
     grad_bytes: int = 0
-    stopped: Literal["complete", "max_steps", "requested", "notice"] = "complete"
+    stopped: Literal["complete", "max_steps", "requested", "notice", "policy"] = "complete"
     signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     kind: Literal["run_finished"] = "run_finished"
 

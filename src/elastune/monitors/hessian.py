@@ -27,8 +27,8 @@ def top_eigenvalue(
 
     At most ``iterations`` Hessian-vector products, fewer once it moves by less than ``tolerance`` of itself. ``loss``
     can be backpropagated afterwards; no ``grad`` field, no hook of gradient accumulation and no global random state is
-    touched. 0 where ``loss`` is linear. Raises torch's ``RuntimeError`` where it cannot be differentiated twice; but what
-    is marked ``once_differentiable`` counts as linear, unnoticed: autograd skips its error.
+    touched. 0 where ``loss`` is linear. Raises torch's ``RuntimeError`` where it cannot be differentiated twice. What
+    is marked ``once_differentiable``, though, counts as linear, unnoticed: autograd skips its error.
     """
     used, product = _hessian(loss, params)
     generator = torch.Generator().manual_seed(seed)

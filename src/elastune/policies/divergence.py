@@ -6,8 +6,7 @@ is in memory, the data go on from where they are (so they are skipped too), and 
 
 What it cannot do: tell a spike that would have healed from one that would not (``patience`` waits for it); save a run
 whose data or program yield the NaN; know that the copy is good: a decision counts one step after the loss
-that it rests on, so training may break between the two, and when workers change the copy is taken anew. Then every try
-fails, and the run stops.
+that it rests on, so training may break between the two. Then every try fails, and the run stops.
 """
 
 from __future__ import annotations

@@ -31,12 +31,13 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Proposal:
-    """``policy`` asks for ``decision``, having seen ``cause`` after ``step`` steps."""
+    """``policy`` asks for ``decision``, having seen ``cause`` after ``step`` steps. ``before``: its state before."""
 
     policy: str
     step: int
     decision: Decision
     cause: Snapshot
+    before: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class PolicyHost:
             self._finish(seat, call)
 
     def _finish(self, seat: _Seat, call: Call) -> None:
+        before = seat.state
         try:
             seat.state = state_of(seat.name, seat.policy)
         except Exception as error:  # noqa: BLE001  a user's state() may raise anything
@@ -130,7 +132,7 @@ class PolicyHost:
         call.run.close()
         decision = call.run.decision
         if decision is not NOTHING and not decision.empty:
-            self._proposals.append(Proposal(seat.name, call.run.step, decision, call.run.snapshot))
+            self._proposals.append(Proposal(seat.name, call.run.step, decision, call.run.snapshot, before))
 
     def _fail(self, seat: _Seat, call: Call, error: Exception) -> None:
         count = seat.failures[call.hook] = seat.failures.get(call.hook, 0) + 1
@@ -138,15 +140,33 @@ class PolicyHost:
         self._failures.append(Failure(seat.name, call.hook, call.run.step, _described(error), seat.off))
         self._undo(seat, call)
 
+    def put_back(self, name: str, before: dict[str, Any]) -> None:
+        """What policy ``name`` proposed last came to nothing: it is as before, and may ask again."""
+        seat = self._seat(name)
+        if seat.call is not None:
+            self._go_on(seat, seat.call, cancel=True)
+        seat.state = copied(before)
+        self._to_state(seat, 0)
+
+    def switch_off(self, name: str) -> None:
+        """Policy ``name`` is not called any more."""
+        self._seat(name).off = True
+
+    def _seat(self, name: str) -> _Seat:
+        return next(seat for seat in self._seats if seat.name == name)
+
     def _undo(self, seat: _Seat, call: Call) -> None:
         """The call never was: the policy is as before it."""
         seat.call = None
         call.run.close()
+        self._to_state(seat, call.run.step)
+
+    def _to_state(self, seat: _Seat, step: int) -> None:
         try:
             put_back(seat.policy, seat.state)
         except Exception as error:  # noqa: BLE001  a policy's own load; what it is now, nobody knows
             seat.off = True
-            self._failures.append(Failure(seat.name, "load", call.run.step, _described(error), off=True))
+            self._failures.append(Failure(seat.name, "load", step, _described(error), off=True))
 
     # -- collectives --------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,12 @@ from elastune.report.text import duration, flat, number, plain, plus_minus, sett
 
 GAP = 2  # between columns on a terminal
 
-ENDINGS = {"complete": "complete", "max_steps": "at its step limit", "notice": "because its machine was taken away"}
+ENDINGS = {
+    "complete": "complete",
+    "max_steps": "at its step limit",
+    "policy": "by a policy",
+    "notice": "because its machine was taken away",
+}
 
 AXES_OF_ROW = ("lr", "batch_size")
 """Configuration that has columns of its own in a frontier's table."""

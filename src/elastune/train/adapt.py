@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
@@ -20,7 +20,7 @@ from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.crew import Crew
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record
 from elastune.policies.base import Policy
-from elastune.policies.host import PolicyHost, Proposal
+from elastune.policies.host import PolicyHost
 from elastune.policies.registry import build_all, monitors_for
 from elastune.policies.run import Limits
 from elastune.train.ballot import Ballot, Verdict
@@ -43,7 +43,7 @@ class _Standing:
     step: int = -1  # the last whose before_step was called
     lr: float = 0.0  # the program's own
     batch_size: int = 0
-    disagreements: int = 0
+    disagreements: dict[str, int] = field(default_factory=dict)  # in a row, by policy
     asked: int | None = None  # so many workers were asked for, and are not there yet
     seconds: float = 0.0  # rank 0's clock, as the newest step brought it to all
     loss: float | None = None  # of the newest step
@@ -74,12 +74,12 @@ class Adapter:
         self._progress = progress
         self._send = send
         self._host = PolicyHost(policies, self.monitoring.gives)
-        self._any = self._adapts = bool(policies)
+        self._adapts = bool(policies)
         self._standing = _Standing()
-        self._ballot = Ballot()
-        self._verdict: Verdict | None = None  # of the step at hand
+        self._ballot = Ballot([name for name, _ in policies])
+        self._verdicts: list[Verdict] = []  # of the step at hand
+        self._last_refused: dict[str, Decision] = {}
         self._regrouped = False
-        self._members: set[int] = set()  # at the newest boundary
         self._changer = Changer(crew, progress, self.monitoring)
         self._longest: int | None = None
         self._measured_s = -math.inf
@@ -93,31 +93,27 @@ class Adapter:
         if not standing.batch_size:
             standing.batch_size, standing.lr = batch_size, _rate(trained)
 
-    def boundary(self, trained: Trained, batch_size: int) -> Decision | None:
-        """Between steps, before another: what has to be done by all workers together.
-
-        Returns what was decided between epochs and is done now.
-        """
+    def boundary(self, trained: Trained, batch_size: int) -> bool:
+        """Between steps, before another: what has to be done by all workers together. True where training is to end."""
         standing, at = self._standing, self._progress.position
         self._meet()
         if standing.resync_due:
             self._resync()
         self.exchange()
-        self._changer.boundary(trained, standing.loss)
         if not self._adapts:
-            return None
-        done: Decision | None = None
+            return False
+        ends = False
         if not standing.began:
             standing.began = True
             self._call("before_train", trained, batch_size)
         if standing.epoch < at.epoch:
             self._call("before_epoch", trained, batch_size)
             standing.epoch = at.epoch
-            done = self._agree_now(trained)
+            ends = self._agree_now(trained)
         if standing.step < at.step:  # a step that is done again was announced
             standing.step = at.step
             self._call("before_step", trained, self._progress.batch_size or batch_size)
-        return done
+        return ends
 
     def exchange(self) -> None:
         """Where a hook of some worker waits for the others': all tell each other what they have."""
@@ -148,10 +144,10 @@ class Adapter:
             batch_size = self._progress.batch_size or self._standing.batch_size
             self._send(_measured(self.snapshot(trained, batch_size)))
 
-    def _agree_now(self, trained: Trained) -> Decision | None:
+    def _agree_now(self, trained: Trained) -> bool:
         """What was decided between epochs is to count from the next one's first step on."""
         rows = self._crew.gather(self._ballot.vote())
-        self._settle([sum(column) for column in zip(*rows, strict=True)], len(rows))
+        self._verdicts = self._ballot.settle([sum(column) for column in zip(*rows, strict=True)], len(rows))
         return self._apply(trained)
 
     def _call(self, hook: str, trained: Trained, batch_size: int, ended: bool = False) -> None:
@@ -210,8 +206,8 @@ class Adapter:
         """1.0 where a hook of this worker waits for the others'."""
         return float(self._adapts and self._host.waiting)
 
-    def vote(self) -> Sequence[float]:
-        """This worker's part of a step's control vector."""
+    def votes(self) -> Sequence[float]:
+        """This worker's part of a step's control vector, always of the same length."""
         return self._ballot.vote()
 
     def completed(self, control: Control, voters: int, loss: float) -> None:
@@ -219,41 +215,60 @@ class Adapter:
         standing = self._standing
         standing.seconds, standing.loss = control.seconds or standing.seconds, loss  # rank 0 may have had no samples
         standing.exchange_due = control.waiting > 0
-        self._settle(control.vote, voters)
+        self._verdicts = self._ballot.settle(control.votes, voters)
 
-    def _settle(self, sums: Sequence[float], voters: int) -> None:
-        self._verdict = self._ballot.settle(sums, voters)
-        if self._verdict is not None:
-            differ = self._verdict.agreed is None
-            self._standing.disagreements = self._standing.disagreements + 1 if differ else 0
-            self._standing.resync_due = self._standing.resync_due or differ
+    def behind_step(self, trained: Trained) -> bool:
+        """Behind the user's lines of a step: do what was agreed on in it, and what comes about step by step.
 
-    def behind_step(self, trained: Trained) -> Decision | None:
-        """Behind the user's lines of a step: do what was agreed on in it, and what comes about step by step."""
+        True where training is to end.
+        """
         self._changer.ramp(trained)
         return self._apply(trained)
 
-    def _apply(self, trained: Trained) -> Decision | None:
-        """Do what was agreed on; returns it, where it was done."""
-        verdict, self._verdict = self._verdict, None
-        if verdict is None:
-            return None
-        self._tell(verdict.refused, "refused", "another policy was first, or too many wait")
-        decision = verdict.agreed
-        if decision is None:
-            self._tell(verdict.carried, "disagreed", "workers decided differently")
-            return None
-        if decision.empty:
-            return None
-        try:
-            self._changer.make(decision, trained)
-        except UserError as error:
-            self._tell(verdict.carried, "refused", str(error))
-            return None
-        self._measured_s = -math.inf  # what comes of it is to be seen
-        self._standing.asked = decision.workers or self._standing.asked
-        self._tell(verdict.carried, "applied", "")
-        return decision
+    def _apply(self, trained: Trained) -> bool:
+        """Do what was agreed on, policy by policy. True where training is to end."""
+        verdicts, self._verdicts = self._verdicts, []
+        done: list[Decision] = []
+        for verdict in verdicts:
+            decision = verdict.agreed
+            if decision is None:
+                self._disagreed(verdict)
+                continue
+            self._standing.disagreements.pop(verdict.policy, None)
+            try:
+                if any(other.contradicts(decision) for other in done):
+                    raise UserError("a thing changes once at a step", "another policy was first", "give it a cooldown")
+                self._changer.make(decision, trained)
+            except UserError as error:
+                self._refused(verdict, str(error))
+                continue
+            done.append(decision)
+            self._standing.asked = decision.workers or self._standing.asked
+            self._tell(verdict, "applied", "")
+        if done:
+            self._measured_s = -math.inf  # what comes of it is to be seen
+        return any(decision.stop for decision in done)
+
+    def _disagreed(self, verdict: Verdict) -> None:
+        standing, name = self._standing, verdict.policy
+        standing.resync_due = True
+        standing.disagreements[name] = standing.disagreements.get(name, 0) + 1
+        self._tell(verdict, "disagreed", "")
+        if verdict.own is not None:
+            self._host.put_back(name, verdict.own.before)
+        if standing.disagreements[name] >= MOST_DISAGREEMENTS:
+            self._host.switch_off(name)
+            detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: a policy must not depend on the rank"
+            step = self._progress.position.step
+            self._send(PolicyFailed(name, "vote", step, self._crew.worker, detail, off=True))
+
+    def _refused(self, verdict: Verdict, why: str) -> None:
+        if verdict.own is None:
+            return
+        self._host.put_back(verdict.policy, verdict.own.before)
+        if self._last_refused.get(verdict.policy) != verdict.own.decision:  # it may ask again and again
+            self._last_refused[verdict.policy] = verdict.own.decision
+            self._tell(verdict, "refused", why)
 
     def after_step(self, trained: Trained, batch_size: int) -> None:
         """Behind a step and what it changed."""
@@ -264,14 +279,11 @@ class Adapter:
             self._measured_s = now
             self._send(_measured(self.snapshot(trained, batch_size)))
 
-    def _tell(self, proposals: Iterable[Proposal], what: Any, detail: str) -> None:
+    def _tell(self, verdict: Verdict, what: Literal["applied", "disagreed", "refused"], detail: str) -> None:
         """Of an elastic run every member tells it: whoever dies, it is known. Of several equal records one is kept."""
-        if not (self._crew.elastic or self._crew.rank == 0):
-            return
-        step = self._progress.position.step
-        for proposal in proposals:
-            decision = proposal.decision.to_json()
-            self._send(Decided(proposal.policy, step, decision, _measured(proposal.cause), what, detail))
+        own, step = verdict.own, self._progress.position.step
+        if own is not None and (self._crew.elastic or self._crew.rank == 0):
+            self._send(Decided(own.policy, step, own.decision.to_json(), _measured(own.cause), what, detail))
 
     # -- when workers come and go -------------------------------------------------------------------------------------
 
@@ -279,20 +291,15 @@ class Adapter:
         """The workers are others now. What follows is done at the next boundary, where all are at the same place."""
         self._regrouped = True
         # Some may have gone on in the old version, some not: what they saw may differ.
-        if not self._crew.planned and (self._any or self.monitoring):
+        if not self._crew.planned and (self._adapts or self.monitoring):
             self._standing.resync_due = True
 
     def _meet(self) -> None:
-        """What hooks of workers that are gone waited for is over; joiners remember nothing, so nobody does."""
-        members, before = set(self._crew.members), self._members
-        self._members = members
-        if not self._regrouped:
-            return
-        self._regrouped = False
-        self._host.cancel()
-        self._standing.asked = None
-        if not members <= before:
-            self._changer.forget()
+        """What hooks waited for is over: it was said among others."""
+        if self._regrouped:
+            self._regrouped = False
+            self._host.cancel()
+            self._standing.asked = None
 
     def _resync(self) -> None:
         """All go on from what rank 0 has measured, decided and proposed."""
@@ -304,10 +311,6 @@ class Adapter:
             due = self._standing.resync_due
             self._take(json.loads(bytes(int(byte) for byte in found)), resumed=False)
             self._standing.resync_due = due
-        if self._standing.disagreements >= MOST_DISAGREEMENTS and self._adapts:
-            self._adapts = False
-            detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: policies must not depend on the rank"
-            self._send(PolicyFailed("all", "vote", self._progress.position.step, 0, detail, off=True))
 
     def _told(self) -> dict[str, Any]:
         """What is equal on workers that have seen the same."""
@@ -323,8 +326,16 @@ class Adapter:
         self._host.load(told["policies"], pardon=resumed)
         self._ballot.take(told["proposals"])
         self._standing = _Standing(**told["standing"])
-        self._verdict = None
-        self._adapts = self._any and self._standing.disagreements < MOST_DISAGREEMENTS
+        self._verdicts = []
+
+    @property
+    def remembered(self) -> dict[str, Any] | None:
+        """The state that policies may go back to, with its tensors; it travels with ``to_json``."""
+        return self._changer.remembered
+
+    @remembered.setter
+    def remembered(self, state: dict[str, Any] | None) -> None:
+        self._changer.remembered = state
 
     def to_json(self) -> dict[str, Any]:
         """What a joiner or a checkpoint needs to go on from here."""
@@ -333,11 +344,10 @@ class Adapter:
     def take(self, told: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Go on from ``to_json`` of another worker, of this one earlier, or (``resumed``) of a checkpoint."""
         if resumed:
-            standing = {**told["standing"], "began": False, "disagreements": 0, "asked": None, "resync_due": False}
+            standing = {**told["standing"], "began": False, "disagreements": {}, "asked": None, "resync_due": False}
             told = {**told, "standing": standing}
         self._take(told, resumed=resumed)
         self._changer.take(told["changes"])
-        self._members = set(self._crew.members)
 
 
 def _rate(trained: Trained) -> float:

@@ -1,4 +1,4 @@
-"""What this worker's policies propose, from the hook to the vote that settles it."""
+"""What this worker's policies propose, from the hook to the vote that settles it; each policy has a vote of its own."""
 
 from __future__ import annotations
 
@@ -10,77 +10,64 @@ from elastune.core.signals import Decision, Signal, Snapshot
 from elastune.core.votes import VOTE, outcome, vote
 from elastune.policies.host import Proposal
 
-MOST_WAITING = 8  # proposals that could not ride with others
-_ABSTENTION = (0.0,) * VOTE
+_ABSTENTION = [0.0] * VOTE
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``agreed``: what all workers decided in one vote; None where they decided differently.
+    """What came of a vote about ``policy``: what all workers ``agreed`` on, None where they decided differently.
 
-    ``carried``: the proposals that it was about. ``refused``: those that will never be voted on.
+    ``own``: what this worker proposed, if anything.
     """
 
+    policy: str
     agreed: Decision | None
-    carried: tuple[Proposal, ...]
-    refused: tuple[Proposal, ...] = ()
+    own: Proposal | None
 
 
 class Ballot:
-    """Open proposals, in order: as many of the first as go together ride in one vote, the others in later ones."""
+    """Open proposals by policy; of each policy one rides in a vote, the others in later ones."""
 
-    def __init__(self) -> None:
-        self._open: list[Proposal] = []
+    def __init__(self, policies: Sequence[str]) -> None:
+        self._open: dict[str, list[Proposal]] = {name: [] for name in policies}
+        self.abstention = _ABSTENTION * len(policies)
 
     def add(self, proposal: Proposal) -> None:
         """To be voted on."""
-        self._open.append(proposal)
+        self._open[proposal.policy].append(proposal)
 
-    def clear(self) -> None:
-        """Nothing is proposed."""
-        self._open = []
+    def vote(self) -> list[float]:
+        """This worker's votes in the next step, policy by policy."""
+        if not any(self._open.values()):
+            return self.abstention
+        return [x for own in self._open.values() for x in (vote(own[0].decision) if own else _ABSTENTION)]
 
-    def vote(self) -> Sequence[float]:
-        """This worker's vote of the next step."""
-        return vote(_bundle(self._open)[0]) if self._open else _ABSTENTION
-
-    def settle(self, sums: Sequence[float], voters: int) -> Verdict | None:
-        """What came of it, from the sums of all votes; None where nobody proposed anything."""
-        if not self._open and not any(sums):
-            return None
-        _, carried, later, refused = _bundle(self._open)
-        self._open = later[:MOST_WAITING]
-        return Verdict(outcome(sums, voters), tuple(carried), (*refused, *later[MOST_WAITING:]))
+    def settle(self, sums: Sequence[float], voters: int) -> list[Verdict]:
+        """What came of the votes of ``voters`` workers, from their sums; nothing of a policy that nobody spoke for."""
+        verdicts = []
+        for place, (name, own) in enumerate(self._open.items()):
+            part = sums[place * VOTE : (place + 1) * VOTE]
+            if own or any(part):
+                verdicts.append(Verdict(name, outcome(part, voters), own.pop(0) if own else None))
+        return verdicts
 
     def to_json(self) -> list[dict[str, Any]]:
         """The open proposals."""
         return [
-            {"policy": p.policy, "step": p.step, "decision": p.decision.to_json(), "cause": asdict(p.cause)}
-            for p in self._open
+            {**asdict(replace(p, decision=Decision())), "decision": p.decision.to_json()}
+            for own in self._open.values()
+            for p in own
         ]
 
     def take(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from ``to_json``."""
-        self._open = [Proposal(p["policy"], p["step"], Decision(**p["decision"]), _snapshot(p["cause"])) for p in told]
-
-
-def _bundle(proposals: list[Proposal]) -> tuple[Decision, list[Proposal], list[Proposal], list[Proposal]]:
-    """As many of the first as go together, as one decision; these; those to come later; those that contradict an
-    earlier one, and were decided without knowing of it."""
-    bundle = Decision()
-    taken: list[Proposal] = []
-    refused: list[Proposal] = []
-    for place, proposal in enumerate(proposals):
-        if bundle.contradicts(proposal.decision):
-            refused.append(proposal)
-        elif not bundle.goes_with(proposal.decision):
-            return bundle, taken, proposals[place:], refused
-        else:
-            bundle = bundle.merged(proposal.decision)
-            taken.append(proposal)
-    return bundle, taken, [], refused
+        """Go on from ``to_json``, without what policies propose that there are no more."""
+        for own in self._open.values():
+            own.clear()
+        for p in told:
+            if p["policy"] in self._open:
+                self.add(Proposal(**{**p, "decision": Decision(**p["decision"]), "cause": _snapshot(p["cause"])}))
 
 
 def _snapshot(told: Mapping[str, Any]) -> Snapshot:
     signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
-    return replace(Snapshot(**{**told, "signals": {}}), signals=signals)
+    return Snapshot(**{**told, "signals": signals})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -28,14 +26,12 @@ class Changer:
         self._monitoring = monitoring
         self._progress = progress
         self._ramps: list[Ramp] = []
-        self._good: tuple[Any, Tensors, str] | None = None  # state, its tensors, what the monitors knew
-        self._remembers = False
-        self._remember_due = False
+        self.remembered: dict[str, Any] | None = None  # a state to go back to: joiners and checkpoints take it over
 
     def make(self, decision: Decision, trained: Trained) -> None:
         """Do all of it. Raises ``UserError`` with nothing done where a part cannot be."""
         progress, crew = self._progress, self._crew
-        if decision.restore and self._good is None:
+        if decision.restore and self.remembered is None:
             raise UserError("a run goes back to what it remembers", "nothing yet", "let the policy remember first")
         if decision.micro_batch is not None and isinstance(trained.optimizer, torch.optim.LBFGS):
             raise UserError("LBFGS needs the whole batch in one pass", decision.micro_batch, "leave micro_batch alone")
@@ -74,36 +70,24 @@ class Changer:
     def _remember(self, trained: Trained) -> None:
         tensors: Tensors = {}
         tree = to_tree(trained.state(), tensors)
-        copies = {name: t.detach().clone() for name, t in tensors.items()}
-        self._good = json.loads(json.dumps(tree)), copies, json.dumps(self._monitoring.to_json())
-        self._remembers = True
+        copies = from_tree(tree, {name: t.detach().clone() for name, t in tensors.items()})
+        self.remembered = {"trained": copies, "monitors": json.dumps(self._monitoring.to_json())}
 
     def _restore(self, trained: Trained) -> None:
         """Weights, optimizer and monitors as remembered; learning rates stay, and so does the place in the data."""
-        assert self._good is not None
-        tree, tensors, monitors = self._good
+        assert self.remembered is not None
+        tensors: Tensors = {}
+        tree = to_tree(self.remembered["trained"], tensors)
         good = from_tree(tree, {name: t.clone() for name, t in tensors.items()})
         now = trained.state()
         optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
         trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
-        self._monitoring.take(json.loads(monitors))
+        self._monitoring.take(json.loads(self.remembered["monitors"]))
 
-    def forget(self) -> None:
-        """Joiners remember nothing: nobody does, then, until the next boundary."""
-        self._good, self._remember_due = None, self._remembers
+    def to_json(self) -> list[dict[str, Any]]:
+        """What is under way, for a joiner or a checkpoint; beside ``remembered``."""
+        return [asdict(ramp) for ramp in self._ramps]
 
-    def boundary(self, trained: Trained, loss: float | None) -> None:
-        """Between steps, all members alike: remember anew what workers that came or went have made be forgotten."""
-        if self._remember_due and (loss is None or math.isfinite(loss)):
-            self._remember_due = False
-            self._remember(trained)
-
-    def to_json(self) -> dict[str, Any]:
-        """What a joiner or a checkpoint needs."""
-        return {"ramps": [asdict(ramp) for ramp in self._ramps], "remembers": self._remembers}
-
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, told: list[dict[str, Any]]) -> None:
         """Go on from ``to_json``."""
-        self._ramps = [Ramp(**ramp) for ramp in told["ramps"]]
-        self._remembers = bool(told["remembers"])
-        self.forget()
+        self._ramps = [Ramp(**ramp) for ramp in told]

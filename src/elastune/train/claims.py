@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from elastune.core.run import Position
-from elastune.core.votes import VOTE
 from elastune.journal.records import Record, StepsTaken
 
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
@@ -53,9 +52,8 @@ class Control:
     """What each worker adds to a step's reduction beside gradients; read back as sums over workers.
 
     ``waiting``: policies of this worker wait for what other workers' policies give. ``seconds``: of training, by rank
-    0's clock. ``vote``: what is to change
-    (``core.votes``). ``times``: three numbers for each rank, of which a worker gives its own
-    (``monitors.base.WorkerTimes``); as many ranks as there can ever be.
+    0's clock. ``votes``: what is to change, policy by policy (``core.votes``). ``times``: three numbers for each rank,
+    of which a worker gives its own (``monitors.base.WorkerTimes``); as many ranks as there can ever be.
     """
 
     stop: float = 0.0
@@ -64,19 +62,19 @@ class Control:
     checksum: float = 0.0
     waiting: float = 0.0
     seconds: float = 0.0
-    vote: Sequence[float] = (0.0,) * VOTE
+    votes: Sequence[float] = ()
     times: Sequence[float] = ()
 
     def to_list(self) -> list[float]:
         """In the order of the fields."""
         single = [self.stop, self.heard, self.samples, self.checksum, self.waiting, self.seconds]
-        return [*single, *self.vote, *self.times]
+        return [*single, *self.votes, *self.times]
 
     @staticmethod
-    def of(sums: Sequence[float]) -> Control:
-        """What ``to_list`` of all workers add up to."""
+    def of(sums: Sequence[float], votes: int) -> Control:
+        """What ``to_list`` of all workers add up to; ``votes`` numbers of it are votes."""
         stop, heard, samples, checksum, waiting, seconds, *rest = sums
-        return Control(stop, heard, samples, checksum, waiting, seconds, rest[:VOTE], rest[VOTE:])
+        return Control(stop, heard, samples, checksum, waiting, seconds, rest[:votes], rest[votes:])
 
 
 class Claims:

@@ -87,7 +87,7 @@ class Keeper:
     def pack(self) -> Packed:
         assert self.trained is not None
         tensors: Tensors = {}
-        tree = to_tree(self.trained.state(), tensors)
+        tree = to_tree(self._state(self.trained), tensors)
         header = {"state": tree, "names": list(tensors), "progress": self._progress.to_json()}
         header["adapt"] = self._adapter.to_json()
         return json.dumps(header).encode(), [t.detach() for t in tensors.values()]
@@ -113,9 +113,16 @@ class Keeper:
         assert self.trained is not None
         told = json.loads(header)
         named = dict(zip(told["names"], tensors, strict=True))
-        self.trained.load(from_tree(told["state"], named), "the state of another worker")
+        self._load_state(self.trained, from_tree(told["state"], named), "the state of another worker")
         self._progress.take(told["progress"])
         self._adapter.take(told["adapt"])
+
+    def _state(self, trained: Trained) -> dict[str, Any]:
+        return {**trained.state(), "remembered": self._adapter.remembered}
+
+    def _load_state(self, trained: Trained, state: dict[str, Any], source: str) -> None:
+        trained.load(state, source)
+        self._adapter.remembered = state.get("remembered")
 
     def snapshot(self) -> Packed:
         assert self._snapshot is not None
@@ -171,7 +178,7 @@ class Keeper:
         kept = checkpoints.Checkpoint(
             progress.position,
             self._meaning(),
-            trained.state(),
+            self._state(trained),
             progress.times.seconds,
             progress.metrics,
             progress.batch_size,
@@ -197,7 +204,7 @@ class Keeper:
         if other:
             rule = f"a run resumes with the {', '.join(other)} it was begun with"
             raise UserError(rule, [wanted[name] for name in other], f"use {[kept.meaning.get(n) for n in other]}")
-        trained.load(kept.state, str(path))
+        self._load_state(trained, kept.state, str(path))
         self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
         self._progress.times.seconds_before = kept.seconds
         self._progress.batch_size, self._progress.trail = kept.batch_size, kept.trail

@@ -78,6 +78,7 @@ class Stepper:
         self._among = 0, 0  # of the step at hand: workers, and those of them that have samples
         self._size = 0
         self._stop_votes = 0.0
+        self._enough = False  # so a policy has decided
         self._times = WorkerTimes()  # of the step before, while the version stays
         self._saved = 0  # the step of the newest checkpoint that was due by its number
 
@@ -242,7 +243,7 @@ class Stepper:
             return
         self._completed_step = self._progress.position.step + 1
         self._keeper.mid_step, self._keeper.uncounted = False, 1
-        found = Control.of(replica.totals)
+        found = Control.of(replica.totals, len(self._adapter.votes()))
         expected = self._expected
         if (found.samples, int(found.checksum) % PRIME) != (expected.samples, expected.checksum):
             raise RuntimeError(f"a step of {expected.samples:g} samples summed up {found.samples:g}, or other ones")
@@ -285,8 +286,8 @@ class Stepper:
         crew, progress = self._crew, self._progress
         crew.live, progress.dirty = True, False
         done, every = progress.position.step, self._spec.checkpoint_every_steps
-        if self._stop_votes > 0:
-            self.stop()
+        if self._enough or self._stop_votes > 0:
+            self.stop("policy" if self._enough else "requested")
         if self._spec.max_steps is not None and done >= self._spec.max_steps:
             progress.stopped = "max_steps"
             self.claims.flush()
@@ -301,9 +302,8 @@ class Stepper:
             self._change(changes, trained)
         if crew.version != version:
             return True  # come here once more, as a member of the new version
-        decided = self._adapter.boundary(trained, self._size)
-        if decided is not None and decided.stop:
-            self.stop()
+        if self._adapter.boundary(trained, self._size):
+            self.stop("policy")
         if crew.version != version:
             return True
         if every and done and done % every == 0 and self._saved != done:
@@ -347,7 +347,7 @@ class Stepper:
                 at = WORKER_TIMES * crew.rank
                 times[at : at + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
         seconds = self._progress.times.seconds if self._crew.rank == 0 else 0.0
-        return Control(stop, heard, samples, checksum, adapter.waiting, seconds, adapter.vote(), times)
+        return Control(stop, heard, samples, checksum, adapter.waiting, seconds, adapter.votes(), times)
 
     def count(self) -> None:
         """The user's lines about a completed step have run, if there is one that was not counted yet."""
@@ -363,9 +363,7 @@ class Stepper:
         self._progress.reports = 0
         self._keeper.uncounted = 0
         trained = self._trained()
-        decision = self._adapter.behind_step(trained)
-        if decision is not None and decision.stop:
-            self._stop_votes = 1.0
+        self._enough = self._adapter.behind_step(trained)
         self._adapter.after_step(trained, self._progress.batch_size or self._size)
 
     def _check_used(self, rates: list[float] | None, trained: Trained) -> None:
@@ -383,9 +381,9 @@ class Stepper:
         if any(vote > 0 for (vote,) in votes):
             self.stop()
 
-    def stop(self) -> NoReturn:
+    def stop(self, why: str = "requested") -> NoReturn:
         """Save and end."""
-        self._progress.stopped = "requested"
+        self._progress.stopped = why
         self.claims.flush()
         self._keeper.save()
         raise StopTraining

@@ -167,3 +167,15 @@ class Timed(Policy):
     def after_step(self, run) -> None:
         if run.step > 14 and math.isfinite(run.step_time()):
             run.set_lr(1e-3 + 1e-3 * run.step_time())
+
+
+class Scheduled(Policy):
+    """A change at steps 5 and 10, whatever others do."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def before_step(self, run) -> None:
+        if run.step >= (5, 10, 1 << 30)[self.done]:
+            self.done += 1
+            run.set_batch_size(run.batch_size() + 10)
