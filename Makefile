@@ -31,6 +31,8 @@ bench-smoke: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py --smoke
 	$(BIN)/python benchmarks/elastic.py --smoke
 	$(BIN)/python benchmarks/elastic_peers.py --smoke
+	$(BIN)/python benchmarks/monitoring.py --smoke
+	$(BIN)/python benchmarks/adaptive.py --smoke
 	if [ -d "$$ELASTUNE_DATA/mnist" ]; then $(BIN)/python benchmarks/chaos.py --smoke; \
 	else echo "no mnist in ELASTUNE_DATA: chaos strikes the embedded digits"; \
 	$(BIN)/python benchmarks/chaos.py --smoke --data-set digits; fi

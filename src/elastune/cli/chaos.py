@@ -96,7 +96,7 @@ class Faults:
         entries = read(spec.out / JOURNAL)
         ended = entries[-1].record
         calm = None
-        if self.verify and isinstance(ended, RunFinished) and ended.stopped in ("complete", "max_steps"):
+        if self.verify and isinstance(ended, RunFinished) and ended.stopped in ("complete", "max_steps", "policy"):
             alone = replace(spec.means, workers=1)
             again = replace(spec, out=spec.out / "undisturbed", means=alone, elastic=Elastic(), resume=False)
             calm = run_job(replace(again, checkpoint_every_steps=0)).sha256

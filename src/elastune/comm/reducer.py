@@ -146,11 +146,12 @@ class Norms:
         values = values[: self._numel]
         if values.dtype not in (torch.float32, torch.float64):
             values = values.float()
-        plain = torch.dot(values, values)
-        if self._weights is None:
-            return torch.stack((plain, torch.zeros_like(plain))).float()
-        weighed = values * self._weights
-        return torch.stack((plain, torch.dot(weighed, weighed))).float()
+        norms = values.new_zeros(2)
+        torch.dot(values, values, out=norms[0])
+        if self._weights is not None:
+            weighed = values * self._weights
+            torch.dot(weighed, weighed, out=norms[1])
+        return norms.float()
 
 
 B = TypeVar("B", bound=Bucket)
@@ -168,7 +169,7 @@ class Reducer(Generic[B]):
     def __init__(self, buckets: list[B], group: Group, gradients: int = 0) -> None:
         self.group = group
         self._gradients = gradients
-        self._measures = False
+        self._measures = False, False
         self._buckets = buckets
         self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
         self._slot, self._last = 0, True
@@ -193,9 +194,10 @@ class Reducer(Generic[B]):
 
     def measure(self, on: bool, weights: Sequence[torch.Tensor] | None = None) -> None:
         """Whether norms are taken in the next step; ``weights``: as ``Norms`` has them, one for each gradient."""
-        if not on and not self._measures:
+        weighs = weights is not None
+        if (on, weighs) == self._measures and not weighs:
             return
-        self._measures = on
+        self._measures = on, weighs
         for bucket in self._buckets:
             own = [i for i in bucket.members if i < self._gradients]
             flat = None if weights is None or not own else torch.cat([weights[i].reshape(-1) for i in own])
