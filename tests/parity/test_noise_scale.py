@@ -51,8 +51,9 @@ def measured(
     return run_job(spec, cluster=cluster)
 
 
-@pytest.mark.parametrize("batch", [64, 75], ids=["equal parts", "unequal parts"])
-@pytest.mark.parametrize("micro_batch", [None, 9], ids=["one pass", "accumulation"])
+@pytest.mark.parametrize(
+    ("batch", "micro_batch"), [(64, None), (75, 9)], ids=["equal parts", "unequal parts and accumulation"]
+)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_within_a_tenth_after_200_steps(
@@ -61,8 +62,8 @@ def test_within_a_tenth_after_200_steps(
     exact: tuple[float, float],
     mode: str,
     workers: int,
-    micro_batch: int | None,
     batch: int,
+    micro_batch: int | None,
 ) -> None:
     run = measured(cluster, tmp_path / "out", workers, mode, micro_batch, batch)
     variance, square = exact
