@@ -42,7 +42,8 @@ class Monitoring:
 
     def bend(self, replica: Replica, loss: torch.Tensor, share: Share, step: int) -> None:
         """Before a share's backward pass: measure the curvature of its loss, where that is due."""
-        if not share.weight:
+        due = self.takes("trace", step) or self.takes("sharpness", step)
+        if not share.weight or not due:
             return
         seed = derive(self._seed, "curvature", step)
         first = share.samples.start == 0
