@@ -36,7 +36,7 @@ Constraints = Annotated[
     list[str] | None,
     typer.Option("--constraint", metavar="TEXT", help='Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".'),
 ]
-Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3 or cmaes.")]
+Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes.")]
 Price = Annotated[float, typer.Option(help="Price of a worker-hour.")]
 Workers = Annotated[
     str,
