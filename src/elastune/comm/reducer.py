@@ -13,6 +13,8 @@ from elastune.comm.group import Group
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 16 << 20
+Scalar = float | torch.Tensor
+Pair = tuple[Scalar, Scalar]
 SLACK = 1024  # elements: buffers have room for the padding that any sensible number of workers asks for
 
 
@@ -116,6 +118,15 @@ class Bucket(ABC):
         return {i: piece.view(shape) for i, piece, shape in zip(self.members, pieces, self._shapes, strict=True)}
 
 
+def scalar(value: torch.Tensor) -> Scalar:
+    """A number where it can be had without waiting for a device."""
+    return float(value) if value.device.type == "cpu" else value.float()
+
+
+def _total(pairs: list[Pair]) -> Pair:
+    return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
+
+
 class Norms:
     """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
 
@@ -125,10 +136,10 @@ class Norms:
     def __init__(self, numel: int, weights: torch.Tensor | None) -> None:
         self._numel = numel
         self._weights = weights
-        self._slot: torch.Tensor | None = None
-        self.sums: torch.Tensor
+        self._slot: Pair | None = None
+        self.sums: Pair = (0.0, 0.0)
 
-    def of_slot(self, bucket: Bucket) -> torch.Tensor:
+    def of_slot(self, bucket: Bucket) -> Pair:
         """Of one slot's gradients: taken when they are all in ``bucket``, and told again while the slot lasts."""
         if self._slot is None:
             self._slot = self._squares(bucket.here)
@@ -142,16 +153,15 @@ class Norms:
         """The sums are in."""
         self.sums = self._squares(values)
 
-    def _squares(self, values: torch.Tensor) -> torch.Tensor:
+    def _squares(self, values: torch.Tensor) -> Pair:
         values = values[: self._numel]
         if values.dtype not in (torch.float32, torch.float64):
             values = values.float()
-        norms = values.new_zeros(2)
-        torch.dot(values, values, out=norms[0])
-        if self._weights is not None:
-            weighed = values * self._weights
-            torch.dot(weighed, weighed, out=norms[1])
-        return norms.float()
+        plain = scalar(torch.dot(values, values))
+        if self._weights is None:
+            return plain, 0.0
+        weighed = values * self._weights
+        return plain, scalar(torch.dot(weighed, weighed))
 
 
 B = TypeVar("B", bound=Bucket)
@@ -203,19 +213,13 @@ class Reducer(Generic[B]):
             flat = None if weights is None or not own else torch.cat([weights[i].reshape(-1) for i in own])
             bucket.norms = Norms(bucket.numel_of(len(own)), flat) if on and own else None
 
-    def slot_norms(self) -> torch.Tensor:
-        """The squared norms of the gradients that were ``put`` for the current slot: two numbers, on their device."""
-        return self._total([bucket.norms.of_slot(bucket) for bucket in self._buckets if bucket.norms is not None])
+    def slot_norms(self) -> Pair:
+        """The squared norms of the gradients that were ``put`` for the current slot, and of these times weights."""
+        return _total([bucket.norms.of_slot(bucket) for bucket in self._buckets if bucket.norms is not None])
 
-    def norms(self) -> torch.Tensor:
+    def norms(self) -> Pair:
         """The squared norms of the newest sums."""
-        return self._total([bucket.norms.sums for bucket in self._buckets if bucket.norms is not None])
-
-    def _total(self, norms: list[torch.Tensor]) -> torch.Tensor:
-        total = norms[0]
-        for more in norms[1:]:
-            total = total + more.to(total.device)
-        return total
+        return _total([bucket.norms.sums for bucket in self._buckets if bucket.norms is not None])
 
     def put(self, index: int, value: torch.Tensor | None) -> None:
         """Tensor ``index`` of the current slot; it is copied. Starts the reduction of whatever became complete."""

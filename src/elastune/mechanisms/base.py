@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from elastune.comm.group import Group
-from elastune.comm.reducer import Reducer
+from elastune.comm.reducer import Pair, Reducer, Scalar, scalar
 from elastune.core.errors import UserError
 from elastune.core.shares import Share
 
@@ -66,7 +66,7 @@ class Replica(ABC):
         self._place = {i: place for place, i in enumerate(self._order)}
         self._numbers = len(self.params) + control + len(PART)
         self._tail = torch.zeros(self._numbers, dtype=torch.float32, device=self.params[0].device)
-        self._part = self._tail[-len(PART) :]
+        self._part: list[Scalar] = [0.0] * len(PART)
         self._seen: set[int] = set()
         self._collecting = False
         for i, p in enumerate(self.params):
@@ -76,7 +76,7 @@ class Replica(ABC):
         """Prepare for the forward pass of ``share``."""
         if starts_step:
             self._hidden = None
-            self._part.zero_()
+            self._part = [0.0] * len(PART)
             if self._buffers:
                 torch._foreach_copy_(self._start, self._buffers)
             if self._reducer is not None:
@@ -175,7 +175,11 @@ class Replica(ABC):
         assert self._reducer is not None
         flags = [float(i in self._seen) for i in range(len(self.params))]
         control = self.control if with_control else [0.0] * len(self.control)
-        self._tail[: -len(PART)] = torch.tensor(flags + control)
+        if all(isinstance(value, float) for value in self._part):
+            self._tail.copy_(torch.tensor(flags + control + self._part))
+        else:
+            self._tail[: -len(PART)] = torch.tensor(flags + control)
+            self._tail[-len(PART) :] = torch.stack([torch.as_tensor(x, device=self._tail.device) for x in self._part])
         for place, value in enumerate([*moved, self._tail], len(self.params)):
             self._reducer.put(place, value)
 
@@ -190,21 +194,23 @@ class Replica(ABC):
         self._hidden = None
         self._move_buffers(sums[len(self.params) : -1])
 
-    def _find(self, parts: list[float], norms: torch.Tensor | None) -> None:
-        pair = None if norms is None else norms.tolist()
-        self.found = Found(dict(zip(PART, parts, strict=True)), None if pair is None else (pair[0], pair[1]))
+    def _find(self, parts: Sequence[Scalar], norms: Pair | None) -> None:
+        named = {name: float(value) for name, value in zip(PART, parts, strict=True)}
+        self.found = Found(named, None if norms is None else (float(norms[0]), float(norms[1])))
 
-    def _add_part(self, norms: torch.Tensor | None, loss: torch.Tensor, weight: float) -> None:
+    def _add_part(self, norms: Pair | None, loss: torch.Tensor, weight: float) -> None:
         """A part of weight ``weight`` is done: ``norms`` are those of its weighted gradient."""
-        self._part[_LOSS] += loss.detach().reshape(()) * weight
+        if self.listened_to:
+            self._part[_LOSS] += scalar(loss.detach().reshape(())) * weight
         if norms is not None:
             self._add_norms(norms, weight)
 
-    def _add_norms(self, norms: torch.Tensor, weight: float) -> None:
-        self._part[:2] += norms / weight
-        self._part[_COUNT] += 1
+    def _add_norms(self, norms: Pair, weight: float) -> None:
+        for place, norm in enumerate(norms):
+            self._part[place] += norm / weight
+        self._part[_COUNT] += 1.0
 
-    def _backward_apart(self, loss: torch.Tensor, weight: float) -> torch.Tensor:
+    def _backward_apart(self, loss: torch.Tensor, weight: float) -> Pair:
         """A backward pass that adds to what earlier shares left, as ever, and takes the norms of its own gradient."""
         (loss * weight).backward()
         norms = self._norms_of_gradients()
@@ -215,17 +221,17 @@ class Replica(ABC):
                     p.grad = grad if p.grad is None else grad.add_(p.grad)
         return norms
 
-    def _norms_of_gradients(self) -> torch.Tensor:
+    def _norms_of_gradients(self) -> Pair:
         """The squared norms of what the parameters have for gradients, as a reducer takes them."""
         pairs = [(p.grad, i) for i, p in enumerate(self.params) if p.grad is not None]
         if not pairs:
-            return torch.zeros(2, device=self._part.device)
+            return 0.0, 0.0
         grads = [(grad.coalesce().values() if grad.is_sparse else grad).float() for grad, _ in pairs]
-        plain = torch.stack(torch._foreach_norm(grads)).square().sum()
+        plain = scalar(torch.stack(torch._foreach_norm(grads)).square().sum())
         if self._weights is None:
-            return torch.stack((plain, torch.zeros_like(plain)))
+            return plain, 0.0
         weighed = [self._dense(grad) * self._weights[i] for grad, i in pairs]
-        return torch.stack((plain, torch.stack(torch._foreach_norm(weighed)).square().sum()))
+        return plain, scalar(torch.stack(torch._foreach_norm(weighed)).square().sum())
 
     @abstractmethod
     def _move_buffers(self, moved: Sequence[torch.Tensor]) -> None:

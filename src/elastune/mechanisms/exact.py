@@ -9,9 +9,10 @@ from torch import nn
 
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group
+from elastune.comm.reducer import Pair
 from elastune.core.errors import UserError
 from elastune.core.shares import Share
-from elastune.mechanisms.base import Replica, float_buffers
+from elastune.mechanisms.base import PART, Replica, float_buffers
 
 
 class ExactReplica(Replica):
@@ -60,7 +61,7 @@ class ExactReplica(Replica):
         pieces_are_parts = self._measures and self._one_slot
         if share.ends_slot:
             self._reducer.begin_slot(share.slot, last=share.ends_step)
-        norms = None
+        norms: Pair | None = None
         if pieces_are_parts:
             norms = self._backward_apart(loss, share.weight)
             self._seen.clear()
@@ -89,7 +90,7 @@ class ExactReplica(Replica):
             self._add_norms(self._reducer.slot_norms(), self._slot_weight)
         self._put_rest(moved, with_control=share.ends_step)
         self._slot_weight = 0.0
-        self._part.zero_()
+        self._part = [0.0] * len(PART)
 
     def _move_buffers(self, moved: Sequence[torch.Tensor]) -> None:
         moves, counters = iter(moved), iter(self._counters or ())

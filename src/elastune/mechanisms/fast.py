@@ -9,8 +9,9 @@ from torch import nn
 
 from elastune.comm.flat import FlatReducer
 from elastune.comm.group import Group
+from elastune.comm.reducer import Pair
 from elastune.core.shares import Share
-from elastune.mechanisms.base import Replica
+from elastune.mechanisms.base import PART, Replica
 
 
 class FastReplica(Replica):
@@ -49,8 +50,8 @@ class FastReplica(Replica):
     def _alone(self, loss: torch.Tensor, share: Share) -> None:
         """Every share is a part of its own."""
         if share.weight == 1.0:  # an optimizer may evaluate the whole batch again and again
-            self._part.zero_()
-        norms = None
+            self._part = [0.0] * len(PART)
+        norms: Pair | None = None
         if self._measures:
             norms = self._backward_apart(loss, share.weight)
         else:
@@ -62,7 +63,7 @@ class FastReplica(Replica):
             return
         self.totals = list(self.control)
         if self.listened_to:
-            self._find(self._part.tolist(), self._norms_of_gradients() if self._measures else None)
+            self._find(self._part, self._norms_of_gradients() if self._measures else None)
 
     def _with_others(self, reducer: FlatReducer, loss: torch.Tensor, share: Share) -> None:
         """All that this worker runs in a step is one part."""
