@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elastune.comm.group import Group
+from elastune.comm.reducer import BLOCK, TURNS
 from elastune.core.run import Means, Mode
 from elastune.core.shares import Share, shares
 from elastune.mechanisms.base import Replica
@@ -123,3 +124,26 @@ def test_clipping_comes_behind_the_norms() -> None:
     nn.utils.clip_grad_norm_(replica.params, 1e-3)
     assert replica.found.norms is not None
     assert replica.found.norms[0] == pytest.approx(float(squares(range(BATCH))[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_four_turns_look_at_every_block_of_a_large_model_once(mode: Mode) -> None:
+    """In a reducer; a lone worker of fast mode has none."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 700), nn.Tanh(), nn.Linear(700, 600), nn.Tanh(), nn.Linear(600, 3))
+    assert sum(p.numel() for p in module.parameters()) > TURNS * BLOCK
+    replica = prepare(module, Means(mode=mode, num_slots=4), Group())
+    plan = shares(BATCH, 4, 1, 0, mode, None, compared=True)
+    seen = []
+    for turn in range(TURNS):
+        replica.measure(True, None, turn)
+        run_step(replica, plan)
+        assert replica.found.norms is not None
+        seen.append((replica.found.parts["square"], replica.found.norms[0]))
+        assert seen[-1][0] > seen[-1][1] > 0, "parts scatter about the whole, block by block"
+        whole = sum(float(p.grad.double().square().sum()) for p in replica.params)
+        for p in replica.params:
+            p.grad = None
+    assert sum(square for _, square in seen) / TURNS == pytest.approx(whole, rel=1e-5)
+    if mode == "exact":
+        assert len({square for _, square in seen}) == TURNS

@@ -13,6 +13,8 @@ from elastune.comm.group import Group
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 16 << 20
+BLOCK = 1 << 16  # elements that norms look at in one go
+TURNS = 4
 Scalar = float | torch.Tensor
 Pair = tuple[Scalar, Scalar]
 SLACK = 1024  # elements: buffers have room for the padding that any sensible number of workers asks for
@@ -130,12 +132,15 @@ def _total(pairs: list[Pair]) -> Pair:
 class Norms:
     """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
 
-    ``weights``: factors on the gradients; the second of each pair of norms is then that of their products.
+    ``weights``: factors on the gradients; the second of each pair of norms is then that of their products. Of many
+    values every fourth block is looked at, and stands for four; ``turn`` says which, so that four readings in turn look
+    at each once. What is compared within one reading is of the same blocks.
     """
 
-    def __init__(self, numel: int, weights: torch.Tensor | None) -> None:
+    def __init__(self, numel: int, weights: torch.Tensor | None, turn: int) -> None:
         self._numel = numel
         self._weights = weights
+        self.turn = turn
         self._slot: Pair | None = None
         self.sums: Pair = (0.0, 0.0)
 
@@ -157,11 +162,22 @@ class Norms:
         values = values[: self._numel]
         if values.dtype not in (torch.float32, torch.float64):
             values = values.float()
-        plain = scalar(torch.dot(values, values))
+        plain = self._looked_at(values)
         if self._weights is None:
-            return plain, 0.0
-        weighed = values * self._weights
-        return plain, scalar(torch.dot(weighed, weighed))
+            return self._square(plain), 0.0
+        weights = self._looked_at(self._weights)
+        return self._square(plain), self._square([x * w for x, w in zip(plain, weights, strict=True)])
+
+    def _looked_at(self, values: torch.Tensor) -> list[torch.Tensor]:
+        if self._numel < TURNS * BLOCK:
+            return [values]
+        return list(values.split(BLOCK)[self.turn % TURNS :: TURNS])
+
+    def _square(self, blocks: list[torch.Tensor]) -> Scalar:
+        total: Scalar = 0.0
+        for block in blocks:
+            total += scalar(torch.dot(block, block))
+        return total if self._numel < TURNS * BLOCK else TURNS * total
 
 
 B = TypeVar("B", bound=Bucket)
@@ -202,16 +218,19 @@ class Reducer(Generic[B]):
             if bucket.norms is not None:
                 bucket.norms.end_slot()
 
-    def measure(self, on: bool, weights: Sequence[torch.Tensor] | None = None) -> None:
-        """Whether norms are taken in the next step; ``weights``: as ``Norms`` has them, one for each gradient."""
+    def measure(self, on: bool, weights: Sequence[torch.Tensor] | None = None, turn: int = 0) -> None:
+        """Whether norms are taken in the next step; ``weights``, one for each gradient, and ``turn``: see ``Norms``."""
         weighs = weights is not None
         if (on, weighs) == self._measures and not weighs:
+            for bucket in self._buckets:
+                if bucket.norms is not None:
+                    bucket.norms.turn = turn
             return
         self._measures = on, weighs
         for bucket in self._buckets:
             own = [i for i in bucket.members if i < self._gradients]
             flat = None if weights is None or not own else torch.cat([weights[i].reshape(-1) for i in own])
-            bucket.norms = Norms(bucket.numel_of(len(own)), flat) if on and own else None
+            bucket.norms = Norms(bucket.numel_of(len(own)), flat, turn) if on and own else None
 
     def slot_norms(self) -> Pair:
         """The squared norms of the gradients that were ``put`` for the current slot, and of these times weights."""

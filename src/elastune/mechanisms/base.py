@@ -58,6 +58,7 @@ class Replica(ABC):
         self.listened_to = True  # somebody wants to know what is found: on a GPU that waits for the device
         self._measures = False
         self._weights: list[torch.Tensor] | None = None
+        self._turn = 0
         self._hidden: list[torch.Tensor | None] | None = None
         self._buffers = list(module.buffers())
         self._start = [b.detach().clone() for b in self._buffers]
@@ -81,11 +82,15 @@ class Replica(ABC):
                 torch._foreach_copy_(self._start, self._buffers)
             if self._reducer is not None:
                 self._reducer.begin()
-                self._reducer.measure(self._measures, self._weights and [self._weights[i] for i in self._order])
+                self._reducer.measure(
+                    self._measures, self._weights and [self._weights[i] for i in self._order], self._turn
+                )
 
-    def measure(self, on: bool, weights: list[torch.Tensor] | None = None) -> None:
-        """Whether the steps from the next on take gradients' norms; ``weights``: a factor for every parameter."""
-        self._measures, self._weights = on, weights
+    def measure(self, on: bool, weights: list[torch.Tensor] | None = None, turn: int = 0) -> None:
+        """Whether the next step takes gradients' norms; ``weights``: a factor for every parameter; ``turn``: which
+        blocks of large ones are looked at (``comm.reducer.Norms``).
+        """
+        self._measures, self._weights, self._turn = on, weights, turn
 
     def say(self, name: str, value: float) -> None:
         """Something (one of ``PART``) that was measured of the share at hand, weighted; before its ``backward``."""

@@ -25,6 +25,8 @@ class Monitoring:
         self._states: dict[str, State] = {monitor.name: monitor.init() for monitor in self._monitors}
         self._seed = seed
         self._signals: dict[str, Signal] | None = {}
+        taking = [monitor.every for monitor in self._monitors if monitor.needs & {"norms", "preconditioned"}]
+        self._stride = min(taking, default=1)  # steps from one reading of norms to the next
         self._known = {need: any(need in monitor.needs for monitor in self._monitors) for need in _NEEDS}
 
     def takes(self, need: Need, step: int) -> bool:
@@ -38,7 +40,7 @@ class Monitoring:
     def prepare(self, replica: Replica, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Before a step: what the replica is to measure."""
         weights = _preconditioner(replica.params, optimizer) if self.takes("preconditioned", step) else None
-        replica.measure(self.compares(step), weights)
+        replica.measure(self.compares(step), weights, (step - 1) // self._stride)
 
     def bend(self, replica: Replica, loss: torch.Tensor, share: Share, step: int) -> None:
         """Before a share's backward pass: measure the curvature of its loss, where that is due."""
