@@ -13,9 +13,9 @@ tr(Sigma) / N. With normal noise one reading of tr(Sigma) has variance 2 tr(Sigm
 its weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the batch,
 which is right for large batches and for small ones keeps more of the past than would be best. What |G|^2 lacks is taken
 off with the smoothed tr(Sigma), which is far better known than that of one step. So a change of batch or workers leaves
-nothing to reset: new readings count for as much as they know. Of large models a reading looks at a quarter of the values,
-at all in four turns (``comm.reducer.Norms``): readings then swing with the quarters, and the told error with them. The ratio is biased upwards by about its squared relative
-error (of |G|^2), and lags behind training by ``memory`` readings.
+nothing to reset: new readings count for as much as they know. The ratio is biased upwards by about its squared relative
+error (of |G|^2), and lags behind training by ``memory`` readings. Of large models a reading looks at a quarter of the
+values, at all in four turns (``comm.reducer.Norms``): readings swing with the quarters, and the told error with them.
 
 Where |G|^2 cannot be told from zero (an estimate below its own standard error, or a negative one), that error stands in
 for it: the scale is then bounded, with an error as large as itself, and reads "about this, or more".
