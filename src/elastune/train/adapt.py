@@ -80,6 +80,7 @@ class Adapter:
         self._verdicts: list[Verdict] = []  # of the step at hand
         self._last_refused: dict[str, Decision] = {}
         self._regrouped = False
+        self.unsure = 0.0  # 1.0: another worker may have seen something else
         self._changer = Changer(crew, progress, self.monitoring)
         self._longest: int | None = None
         self._measured_s = -math.inf
@@ -215,6 +216,8 @@ class Adapter:
         standing = self._standing
         standing.seconds, standing.loss = control.seconds or standing.seconds, loss  # rank 0 may have had no samples
         standing.exchange_due = control.waiting > 0
+        if control.unsure > 0:
+            standing.resync_due, self.unsure = True, 0.0
         self._verdicts = self._ballot.settle(control.votes, voters)
 
     def behind_step(self, trained: Trained) -> bool:
@@ -290,9 +293,10 @@ class Adapter:
     def regrouped(self) -> None:
         """The workers are others now. What follows is done at the next boundary, where all are at the same place."""
         self._regrouped = True
-        # Some may have gone on in the old version, some not: what they saw may differ.
+        # Some may have gone on in the old version, some not: what they saw may differ. They say so in the next step, so
+        # that all do the same behind it: who is where now, nobody knows.
         if not self._crew.planned and (self._adapts or self.monitoring):
-            self._standing.resync_due = True
+            self.unsure = 1.0
 
     def _meet(self) -> None:
         """What hooks waited for is over: it was said among others."""
@@ -303,14 +307,12 @@ class Adapter:
 
     def _resync(self) -> None:
         """All go on from what rank 0 has measured, decided and proposed."""
-        self._standing.resync_due = False  # a worker that is lost meanwhile sets it again
+        self._standing.resync_due = False
         own = json.dumps(self._told()).encode() if self._crew.rank == 0 else b""
         rows = self._crew.gather([float(byte) for byte in own])
         found = next((row for row in rows if row), None)
-        if found is not None:
-            due = self._standing.resync_due
+        if found is not None:  # else rank 0 was lost meanwhile, and the next step brings all here again
             self._take(json.loads(bytes(int(byte) for byte in found)), resumed=False)
-            self._standing.resync_due = due
 
     def _told(self) -> dict[str, Any]:
         """What is equal on workers that have seen the same."""

@@ -52,8 +52,9 @@ class Control:
     """What each worker adds to a step's reduction beside gradients; read back as sums over workers.
 
     ``waiting``: policies of this worker wait for what other workers' policies give. ``seconds``: of training, by rank
-    0's clock. ``votes``: what is to change, policy by policy (``core.votes``). ``times``: three numbers for each rank,
-    of which a worker gives its own (``monitors.base.WorkerTimes``); as many ranks as there can ever be.
+    0's clock. ``unsure``: a worker was lost, and not all may have seen the same. ``votes``: what is to change, policy
+    by policy (``core.votes``). ``times``: three numbers for each rank, of which a worker gives its own
+    (``monitors.base.WorkerTimes``); as many ranks as there can ever be.
     """
 
     stop: float = 0.0
@@ -62,19 +63,20 @@ class Control:
     checksum: float = 0.0
     waiting: float = 0.0
     seconds: float = 0.0
+    unsure: float = 0.0
     votes: Sequence[float] = ()
     times: Sequence[float] = ()
 
     def to_list(self) -> list[float]:
         """In the order of the fields."""
-        single = [self.stop, self.heard, self.samples, self.checksum, self.waiting, self.seconds]
+        single = [self.stop, self.heard, self.samples, self.checksum, self.waiting, self.seconds, self.unsure]
         return [*single, *self.votes, *self.times]
 
     @staticmethod
     def of(sums: Sequence[float], votes: int) -> Control:
         """What ``to_list`` of all workers add up to; ``votes`` numbers of it are votes."""
-        stop, heard, samples, checksum, waiting, seconds, *rest = sums
-        return Control(stop, heard, samples, checksum, waiting, seconds, rest[:votes], rest[votes:])
+        stop, heard, samples, checksum, waiting, seconds, unsure, *rest = sums
+        return Control(stop, heard, samples, checksum, waiting, seconds, unsure, rest[:votes], rest[votes:])
 
 
 class Claims:

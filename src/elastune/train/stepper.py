@@ -347,7 +347,8 @@ class Stepper:
                 at = WORKER_TIMES * crew.rank
                 times[at : at + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
         seconds = self._progress.times.seconds if self._crew.rank == 0 else 0.0
-        return Control(stop, heard, samples, checksum, adapter.waiting, seconds, adapter.votes(), times)
+        adapting = adapter.waiting, seconds, adapter.unsure, adapter.votes()
+        return Control(stop, heard, samples, checksum, *adapting, times)
 
     def count(self) -> None:
         """The user's lines about a completed step have run, if there is one that was not counted yet."""
