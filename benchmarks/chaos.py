@@ -43,6 +43,7 @@ KINDS = ("kill", "stop", "pause", "join", "leave", "notice")
 WORKERS, HIGH = 3, 4
 HEARTBEAT_S = 1.0
 LONGEST_HANG_S = 10.0
+ONE_MORE = 4  # files, sockets, threads: what one worker more or less at the time of looking makes
 MARK = "ELASTUNE_CHAOS"  # an environment variable by which every process of this benchmark is known
 
 
@@ -212,13 +213,19 @@ def verdict(told: dict[str, Any], faults: int) -> list[str]:
         wrong.append("not all faults were injected")
     if told["longest_gap_s"] > LONGEST_HANG_S:
         wrong.append(f"no step for {told['longest_gap_s']} s")
-    if any(told["steps_in_survivors"].values()):
+    # Lines behind the last step of a pass may run twice: a worker that dies with its part of an evaluation sends all back.
+    repeated = told["steps_in_survivors"]["repeated"] > HIGH * told["faults"].get("kill", 0)
+    if told["steps_in_survivors"]["skipped"] or repeated:
         wrong.append(f"steps skipped or repeated: {told['steps_in_survivors']}")
     for who, gained in told["growth"].items():
-        wrong += [f"{who} gained {gained[name]} {name}" for name in ("files", "sockets", "threads") if gained[name] > 2]
+        wrong += [
+            f"{who} gained {gained[name]} {name}" for name in ("files", "sockets", "threads") if gained[name] > ONE_MORE
+        ]
     before, after = told["controller"]["before"], told["controller"]["after"]
     wrong += [
-        f"the controller kept {n}: {after[n] - before[n]}" for n in ("files", "sockets") if after[n] > before[n] + 2
+        f"the controller kept {n}: {after[n] - before[n]}"
+        for n in ("files", "sockets")
+        if after[n] > before[n] + ONE_MORE
     ]
     if told["processes_left"]:
         wrong.append(f"{told['processes_left']} processes are left")
