@@ -291,3 +291,12 @@ def test_of_two_that_want_the_same_thing_one_comes_later(runs: Runs) -> None:
     changes = [d for d in decided(ran) if d[2] == "applied"]
     assert [d[3][0][1] for d in sorted(changes, key=lambda d: d[1])] == [74, 84, 94, 104]
     assert "refused" in {d[2] for d in decided(ran)}
+
+
+@pytest.mark.parametrize("worker", [0, 2])
+def test_a_worker_dies_in_an_epochs_last_step(runs: Runs, worker: int) -> None:
+    """All go on from rank 0's state at the boundary that begins the next epoch; its hook is called once."""
+    ran = runs(3, faults=[f"kill {worker} 15 before"], spec=under("Halving"))
+    assert any(not r.planned for r in ran.regrouped), "the fault has happened"
+    assert [d[1] for d in decided(ran)] == [0, 16, 32]
+    assert ran.sha256 == runs(1, spec=under("Halving")).sha256

@@ -96,11 +96,11 @@ class Adapter:
 
     def boundary(self, trained: Trained, batch_size: int) -> bool:
         """Between steps, before another: what has to be done by all workers together. True where training is to end."""
-        standing, at = self._standing, self._progress.position
         self._meet()
-        if standing.resync_due:
+        if self._standing.resync_due:
             self._resync()
         self.exchange()
+        standing, at = self._standing, self._progress.position
         if not self._adapts:
             return False
         ends = False
