@@ -80,7 +80,9 @@ class RunSpec:
     """Everything that decides a run. ``config`` and ``seed`` are its meaning, ``means`` its means.
 
     ``out`` holds the run's journal, checkpoints and logs. ``epochs`` overrides what the program asks of
-    ``session.epochs``; ``max_steps`` ends the run early; ``resume`` continues from the newest checkpoint in ``out``.
+    ``session.epochs``; ``max_steps`` ends the run early, and so does ``until_epoch``, after that many, with a checkpoint.
+    ``resume`` continues from the newest checkpoint in ``out``; ``parent``, the folder of another run, begins with the
+    newest one there and goes on with this run's own config.
     ``checkpoint_every_steps``: None writes one at each epoch's end, k also after every k steps, 0 none at all.
     ``measure_link``: time a few all-reduces at the end, for the step-time model.
     """
@@ -92,8 +94,10 @@ class RunSpec:
     means: Means = field(default_factory=Means)
     epochs: int | None = None
     max_steps: int | None = None
+    until_epoch: int | None = None
     checkpoint_every_steps: int | None = None
     resume: bool = False
+    parent: Path | None = None
     measure_link: bool = False
     elastic: Elastic = field(default_factory=Elastic)
     adapt: Adapt = field(default_factory=Adapt)

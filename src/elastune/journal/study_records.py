@@ -1,0 +1,195 @@
+"""What is recorded of a study or a frontier: its trials from their start to their end, and what was concluded."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from elastune.journal.run_records import Regrouped, Reported, RunFinished
+
+_RULES = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_RULES)
+class StudyStarted:
+    """A study begins or is resumed. ``settings`` is the complete, JSON-able request."""
+
+    settings: dict[str, Any]
+    context: dict[str, Any] = field(default_factory=dict)
+    resumed: bool = False
+    kind: Literal["study_started"] = "study_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialStarted:
+    """A trial is about to run, for the reason ``phase``. ``params`` and ``distributions`` are Optuna's, as JSON.
+
+    ``parent``: the trial from whose checkpoint it goes on.
+    """
+
+    trial: int
+    config: dict[str, Any]
+    means: dict[str, Any]
+    seed: int
+    phase: Literal["search", "calibrate", "naive", "confirm"] = "search"
+    params: dict[str, Any] = field(default_factory=dict)
+    distributions: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, Any] = field(default_factory=dict)
+    parent: int | None = None
+    kind: Literal["trial_started"] = "trial_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialReported:
+    """A report of a running trial."""
+
+    trial: int
+    report: Reported
+    kind: Literal["trial_reported"] = "trial_reported"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialPaused:
+    """A trial gave its workers back and may go on later, from the checkpoint in its folder.
+
+    ``seconds``: what it ran since it was started or resumed; ``worker_seconds``: of all its workers together.
+    """
+
+    trial: int
+    epoch: int
+    seconds: float
+    worker_seconds: float
+    reason: str = ""
+    kind: Literal["trial_paused"] = "trial_paused"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialResumed:
+    """A paused trial goes on, on ``workers`` workers."""
+
+    trial: int
+    workers: int
+    reason: str = ""
+    kind: Literal["trial_resumed"] = "trial_resumed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialReallocated:
+    """A running trial was told to go on with ``after`` workers instead of ``before``."""
+
+    trial: int
+    before: int
+    after: int
+    reason: str = ""
+    kind: Literal["trial_reallocated"] = "trial_reallocated"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialRegrouped:
+    """The workers of a running trial changed."""
+
+    trial: int
+    change: Regrouped
+    kind: Literal["trial_regrouped"] = "trial_regrouped"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialFinished:
+    """A trial's end. ``values``: one number per objective if complete. ``violations``: <= 0 where the constraint holds.
+
+    infeasible: it ran and diverged, crashed or broke a constraint; rejected: it broke one before it was started.
+    ``seconds``: from its start to its end, without pauses; ``worker_seconds``: of all its workers together.
+    """
+
+    trial: int
+    state: Literal["complete", "infeasible", "rejected"]
+    values: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    violations: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    reason: str = ""
+    run: RunFinished | None = None
+    worker_seconds: float | None = None
+    kind: Literal["trial_finished"] = "trial_finished"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TimesFitted:
+    """The step-time model of ``plan.step_time``, fitted here. ``errors``: predicted over measured, by what."""
+
+    base_s: float
+    per_sample_s: float
+    latency_s: float
+    seconds_per_byte: float
+    grad_bytes: int
+    measured_workers: list[int]
+    errors: dict[str, float] = field(default_factory=dict)
+    kind: Literal["times_fitted"] = "times_fitted"
+
+
+@dataclass(frozen=True, config=_RULES)
+class FrontierRow:
+    """One cell of the trade-off table: settings, a worker count, and what they reach.
+
+    ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
+    the program reports none, on its validation data; ``ci`` is the half-width of its 95 % confidence interval.
+    ``seconds`` is the time of the whole training; ``time_to_target_s`` is None where the target was not reached.
+    ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
+    """
+
+    role: Literal["naive", "tuned"]
+    workers: int
+    batch_size: int
+    lr: float
+    lr_rule: str
+    mechanism: str
+    mode: str
+    config: dict[str, Any]
+    quality: float
+    ci: float | None
+    seeds: int
+    held_out: bool
+    validation: float
+    seconds: float
+    seconds_label: Literal["measured", "modelled"]
+    cost: float
+    time_to_target_s: float | None = None
+    on_front: bool = False
+    diverged: int = 0
+    trials: list[int] = field(default_factory=list)
+    noise_scale: float | None = None
+    noise_scale_error: float | None = None
+
+
+@dataclass(frozen=True, config=_RULES)
+class FrontierFound:
+    """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
+
+    ``support``: how many workers the gradient noise scale supports, in words ("": it was not measured).
+    """
+
+    quality: str
+    direction: Literal["max", "min"]
+    target: float | None
+    price_per_worker_hour: float
+    rows: list[FrontierRow]
+    hypervolume_naive: float
+    hypervolume_tuned: float
+    answer: str
+    pick: int | None = None
+    command: str = ""
+    support: str = ""
+    supported_workers: int | None = None
+    kind: Literal["frontier_found"] = "frontier_found"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StudyFinished:
+    """The study ended: by its budget, by exhaustion of the space, or on request."""
+
+    reason: str
+    seconds: float
+    kind: Literal["study_finished"] = "study_finished"

@@ -1,0 +1,115 @@
+"""Which trials go on, pause or are taken up again, by what they have shown: the contract of early stopping.
+
+A schedule decides, it starts nothing: the driver tells it what happens, in the order of the journal, and asks what to
+do with free workers. It has no clock and no chance of its own beyond ``seed``: told the same again, as when a study
+resumes from its journal, it says the same again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """What a trial has shown by one of its reports, after ``epoch`` of ``epochs`` planned training passes.
+
+    ``values``: one number per objective, as the user counts them; time and cost are those so far. ``violation``: the
+    largest violation of the constraints on what is measured, by now; 0 or less where all hold.
+    """
+
+    trial: int
+    epoch: int
+    epochs: int
+    values: tuple[float, ...]
+    violation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Let a paused trial go on, until it has completed ``epoch`` passes (None: to its end, or until told to pause)."""
+
+    trial: int
+    reason: str
+    epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class Child:
+    """Start a new trial from the checkpoint of ``parent``, with ``params`` instead of the parent's."""
+
+    parent: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Start a new trial that the sampler proposes."""
+
+    epoch: int | None = None
+
+
+class Schedule(ABC):
+    """Told of everything that happens to a study's trials; asked for verdicts."""
+
+    @abstractmethod
+    def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
+        """A trial began."""
+
+    @abstractmethod
+    def reported(self, glimpse: Glimpse) -> str:
+        """A trial reported: why it is to be paused now; empty: it goes on."""
+
+    @abstractmethod
+    def paused(self, trial: int, epoch: int) -> None:
+        """A trial has stopped, with ``epoch`` completed passes, and can be resumed."""
+
+    @abstractmethod
+    def resumed(self, trial: int) -> None:
+        """A paused trial goes on."""
+
+    @abstractmethod
+    def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
+        """A trial is over, with its values or (None) without valid ones."""
+
+    @abstractmethod
+    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+        """What to do with free workers; None: nothing, until something else happens.
+
+        ``fresh``: whether new trials may begin. Without it, what was promised is brought to an end: paused trials that
+        could still be on the front go on. Asked again before anything happened, the answer is the same.
+        """
+
+    @abstractmethod
+    def estimates(self) -> Mapping[int, tuple[float, ...]]:
+        """Trial -> the values that it would end with, for those that have reported and are not over."""
+
+
+class ToTheEnd(Schedule):
+    """Every trial runs to its end."""
+
+    def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
+        pass
+
+    def reported(self, glimpse: Glimpse) -> str:
+        return ""
+
+    def paused(self, trial: int, epoch: int) -> None:
+        pass
+
+    def resumed(self, trial: int) -> None:
+        pass
+
+    def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
+        pass
+
+    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+        return Fresh() if fresh else None
+
+    def estimates(self) -> Mapping[int, tuple[float, ...]]:
+        return {}
