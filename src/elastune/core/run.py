@@ -80,7 +80,7 @@ class RunSpec:
     """Everything that decides a run. ``config`` and ``seed`` are its meaning, ``means`` its means.
 
     ``out`` holds the run's journal, checkpoints and logs. ``epochs`` overrides what the program asks of
-    ``session.epochs``; ``max_steps`` ends the run early, and so does ``until_epoch``, after that many, with a checkpoint.
+    ``session.epochs``; ``max_steps`` ends the run early; so does ``until_epoch``, after that many, with a checkpoint.
     ``resume`` continues from the newest checkpoint in ``out``; ``parent``, the folder of another run, begins with the
     newest one there and goes on with this run's own config.
     ``checkpoint_every_steps``: None writes one at each epoch's end, k also after every k steps, 0 none at all.
