@@ -20,8 +20,10 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config
 from elastune.drive.calibrate import Calibration, batches_to_measure
+from elastune.drive.checking import check_same_study, spent_s
 from elastune.drive.command import run_command
 from elastune.drive.context import machine_context
+from elastune.drive.driver import MIRROR
 from elastune.drive.folders import open_out
 from elastune.drive.frontier_plan import FrontierPlan, check
 from elastune.drive.frontier_rows import Times, Yardstick, answer, batch_of, hypervolumes, mark_front, row, support
@@ -29,7 +31,6 @@ from elastune.drive.job import Observe
 from elastune.drive.measure import Training, Trainings, key
 from elastune.drive.requests import FrontierRequest
 from elastune.drive.signals import Interrupted, Interrupts
-from elastune.drive.study import MIRROR, check_same_study, spent_s
 from elastune.drive.trials import Pricing
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read

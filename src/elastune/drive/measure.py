@@ -115,8 +115,8 @@ class Trainings:
 
     def pump(self) -> list[Training]:
         """Wait a moment; the trainings that ended."""
-        records, ended = self._pool.pump(0.5)
-        for number, record in records:
+        heard, ended = self._pool.pump(0.5)
+        for number, record in ((news.key, news.record) for news in heard):
             if isinstance(record, Reported):
                 self._reports.setdefault(number, []).append(record)
                 self._keep(TrialReported(number, record))
@@ -129,7 +129,7 @@ class Trainings:
         started = self._begun[job.key]
         known = {**started.config, **{name: started.means.get(name) for name in SYSTEM_PARAMETERS}}
         pricing = replace(self._pricing, constraints=()) if started.phase == "calibrate" else self._pricing
-        result = judge(job.key, job.outcome, known, job.seconds, pricing)
+        result = judge(job.key, job, known, pricing)
         self._keep(result)
         return self._remember(result)
 

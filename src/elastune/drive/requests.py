@@ -16,7 +16,11 @@ class StudyRequest:
     defaults; what ``space`` returns goes over both. Of what ``space`` returns, the names ``workers``, ``mode``,
     ``mechanism`` and ``micro_batch`` are system parameters (they set ``means``), and so is ``policy`` ("none", the text
     of a policy, or a list of texts: what adapts the trial while it runs); the rest is configuration.
-    ``workers`` is how many exist for all trials together. At least one of ``trials`` and ``budget_s`` bounds the study.
+    ``workers`` is how many exist for all trials together. ``trial_workers`` (low, high): share them out among the
+    running trials, each within these bounds, and move them while the trials run. ``stopping``: which trials pause early
+    ("none", "asha", "hyperband", see ``search.stopping``). ``warm_start``: folders of earlier studies to learn from.
+
+    At least one of ``trials``, ``budget_s`` and ``worker_hours`` (of all trials together) bounds the study.
     """
 
     program: Program
@@ -26,7 +30,11 @@ class StudyRequest:
     sampler: str = "auto"
     trials: int | None = None
     budget_s: float | None = None
+    worker_hours: float | None = None
     workers: int = 1
+    trial_workers: tuple[int, int] | None = None
+    stopping: str = "none"
+    warm_start: tuple[Path, ...] = ()
     means: Means = field(default_factory=lambda: Means(mode="fast"))
     config: Config = field(default_factory=dict)
     epochs: int | None = None

@@ -10,9 +10,11 @@ from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, Means
 from elastune.drive.adapting import NO_POLICY, policies_of
-from elastune.journal.records import RunFailed, RunFinished, TrialFinished
+from elastune.drive.pool import Ended
+from elastune.journal.records import Reported, RunFailed, TrialFinished
 from elastune.search.constraint import Constraint, violations
 from elastune.search.objective import Objective
+from elastune.search.schedule import Glimpse
 from elastune.train.program import merge
 
 OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
@@ -50,25 +52,39 @@ def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacit
     return merge(config, plain), changed, Adapt(policies=policies_of(suggested.get("policy", NO_POLICY)))
 
 
-def measured(run: RunFinished, price_per_worker_hour: float) -> dict[str, float]:
-    """A run's metrics with its time and cost beside them."""
-    cost = Cost(run.workers * run.seconds, price_per_worker_hour).total
-    return {**run.metrics, "seconds": run.seconds, "cost": cost}
+def measured(
+    metrics: Mapping[str, float], seconds: float, workers: float, price_per_worker_hour: float
+) -> dict[str, float]:
+    """Metrics with time and cost beside them, after ``seconds`` of training on ``workers`` on average."""
+    return {**metrics, "seconds": seconds, "cost": Cost(workers * seconds, price_per_worker_hour).total}
 
 
-def judge(
-    trial: int, outcome: RunFinished | RunFailed, known: Mapping[str, Any], seconds: float, pricing: Pricing
-) -> TrialFinished:
+def glimpse(trial: int, report: Reported, workers: float, known: Mapping[str, Any], pricing: Pricing) -> Glimpse | None:
+    """What early stopping may see of a report; None where it lacks an objective, or does not tell how far it is."""
+    metrics = _visible(measured(report.metrics, report.seconds, workers, pricing.price_per_worker_hour))
+    if not report.epochs or any(o.name not in metrics for o in pricing.objectives):
+        return None
+    told = [c for c in pricing.constraints if c.decidable({*known, *metrics})]
+    worst = max(violations(told, {**known, **metrics}).values(), default=0.0)
+    values = tuple(metrics[o.name] for o in pricing.objectives)
+    return Glimpse(trial, report.epoch, report.epochs, values, worst)
+
+
+def judge(trial: int, ended: Ended, known: Mapping[str, Any], pricing: Pricing) -> TrialFinished:
     """The trial's result: complete with a value for every objective, or infeasible with its reason.
 
     ``known``: configuration and means, by name, for constraints that speak of both settings and metrics. Raises
     ``UserError`` where the program does not report what is to be optimised or constrained: no trial could succeed.
     """
+    outcome = ended.outcome
     if isinstance(outcome, RunFailed):
         reason = f"{outcome.reason}: {outcome.detail}"
-        return TrialFinished(trial, "infeasible", seconds=seconds, reason=reason)
-    metrics = measured(outcome, pricing.price_per_worker_hour)
-    visible = {name: value for name, value in metrics.items() if not name.startswith("test_")}
+        return TrialFinished(
+            trial, "infeasible", seconds=ended.seconds, reason=reason, worker_seconds=ended.worker_seconds
+        )
+    workers = ended.worker_seconds / ended.seconds if ended.seconds > 0 else outcome.workers
+    metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour)
+    visible = _visible(metrics)
     _refuse_unknown(pricing.objectives, visible)
     values = {o.name: visible[o.name] for o in pricing.objectives}
     everything = {**known, **visible}
@@ -84,10 +100,16 @@ def judge(
         values=values,
         metrics=metrics,
         violations=found,
-        seconds=seconds,
+        seconds=ended.seconds,
         reason=f"breaks {' and '.join(broken)}" if broken else "",
         run=outcome,
+        worker_seconds=ended.worker_seconds,
     )
+
+
+def _visible(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without what no search may see."""
+    return {name: value for name, value in metrics.items() if not name.startswith("test_")}
 
 
 def _refuse_unknown(objectives: Sequence[Objective], metrics: Mapping[str, float]) -> None:

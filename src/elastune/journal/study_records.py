@@ -27,7 +27,7 @@ class StudyStarted:
 class TrialStarted:
     """A trial is about to run, for the reason ``phase``. ``params`` and ``distributions`` are Optuna's, as JSON.
 
-    ``parent``: the trial from whose checkpoint it goes on.
+    ``parent``: the trial from whose checkpoint it goes on. ``until_epoch``: it pauses after so many.
     """
 
     trial: int
@@ -39,15 +39,17 @@ class TrialStarted:
     distributions: dict[str, str] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
     parent: int | None = None
+    until_epoch: int | None = None
     kind: Literal["trial_started"] = "trial_started"
 
 
 @dataclass(frozen=True, config=_RULES)
 class TrialReported:
-    """A report of a running trial."""
+    """A report of a running trial, which had ``workers`` on average so far (None: those it began with)."""
 
     trial: int
     report: Reported
+    workers: float | None = None
     kind: Literal["trial_reported"] = "trial_reported"
 
 
@@ -56,6 +58,7 @@ class TrialPaused:
     """A trial gave its workers back and may go on later, from the checkpoint in its folder.
 
     ``seconds``: what it ran since it was started or resumed; ``worker_seconds``: of all its workers together.
+    ``cut_off``: it was no decision of the search, so it goes on before all others.
     """
 
     trial: int
@@ -63,16 +66,22 @@ class TrialPaused:
     seconds: float
     worker_seconds: float
     reason: str = ""
+    cut_off: bool = False
     kind: Literal["trial_paused"] = "trial_paused"
 
 
 @dataclass(frozen=True, config=_RULES)
 class TrialResumed:
-    """A paused trial goes on, on ``workers`` workers."""
+    """A trial goes on, on ``workers`` workers, until it has completed ``until_epoch`` (None: to its end).
+
+    ``cut_off``: it had been paused, or lost, by no decision of the search.
+    """
 
     trial: int
     workers: int
     reason: str = ""
+    until_epoch: int | None = None
+    cut_off: bool = False
     kind: Literal["trial_resumed"] = "trial_resumed"
 
 

@@ -55,7 +55,14 @@ class Fresh:
 
 
 class Schedule(ABC):
-    """Told of everything that happens to a study's trials; asked for verdicts."""
+    """Told of everything that happens to a study's trials; asked for verdicts.
+
+    ``pauses``: whether trials may pause, so that they keep checkpoints. ``parents``: whether trials begin with those of
+    others, which must then outlive their ends.
+    """
+
+    pauses = True
+    parents = False
 
     @abstractmethod
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
@@ -92,6 +99,8 @@ class Schedule(ABC):
 
 class ToTheEnd(Schedule):
     """Every trial runs to its end."""
+
+    pauses = False
 
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
         pass

@@ -93,6 +93,19 @@ def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) 
     return _sample(space, choose)
 
 
+def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -> Sample:
+    """The configuration with these parameters; those that are missing are drawn. Raises ``UserError`` out of range."""
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        if name not in params:
+            return draw(distribution, rng)
+        if not distribution._contains(distribution.to_internal_repr(params[name])):
+            raise UserError(f"{name} must be in its range", params[name], f"choose from {distribution}")
+        return params[name]
+
+    return _sample(space, choose)
+
+
 def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
     """Every configuration, or None where there are more than ``limit`` or a parameter is continuous."""
     samples: list[Sample] = []

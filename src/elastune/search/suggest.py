@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import optuna
@@ -19,6 +19,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import TrialFinished, TrialStarted
 from elastune.search import space as spaces
 from elastune.search.constraint import Constraint, violations
+from elastune.search.genetic import parse_genetics, unfinished
 from elastune.search.history import History, Outcome
 from elastune.search.mirror import Mirror, Past, Shown
 from elastune.search.objective import Objective
@@ -110,10 +111,47 @@ class Suggester:
             self._mirror.start(number, sample)
         return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, sampler)
 
+    def ready(self) -> bool:
+        """Whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation to end."""
+        name, _, text = self._sampler.partition(":")
+        genetics = parse_genetics(text) if name == "genetic" else None
+        return genetics is None or bool(genetics.steady) or unfinished(self._history.frozen(), genetics) == 0
+
+    def adopt(self, params: Mapping[str, Any]) -> Suggestion:
+        """The next configuration, from ``params`` that somebody else chose; what they lack is drawn at random.
+
+        Raises ``UserError`` as ``ask`` does, and for a value outside of its range.
+        """
+        self._open_mirror(())
+        number, self._next = self._next, self._next + 1
+        sample = spaces.fill_in(self.space, params, np.random.default_rng(derive(self._seed, "adopt", number)))
+        index = self._history.add(sample, functools.partial(self._make, "random", derive(self._seed, "adopt", number)))
+        self._open[number] = index, sample
+        self._seen.add(_key(sample))
+        if self._mirror is not None:
+            self._mirror.start(number, sample)
+        return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, "given")
+
     def reserve(self) -> int:
         """A trial number that ``ask`` will not give out: for a trial that the search does not decide."""
         self._next += 1
         return self._next - 1
+
+    def estimate(self, number: int, values: Sequence[float], violation: float = 0.0) -> None:
+        """What open trial ``number`` is expected to reach, one value per objective: samplers take it for its result.
+
+        Until it is told, or estimated again. ``violation``: of the constraints on what is measured, the largest; where
+        there are several, each is taken to be violated so. Raises ``ValueError`` where the trial is not open.
+        """
+        if number not in self._open:
+            raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
+        if len(values) != len(self.objectives) or not all(map(math.isfinite, (*values, violation))):
+            raise ValueError(f"an estimate has {len(self.objectives)} finite values, not {values}")
+        index, sample = self._open[number]
+        broken = {constraint.text: violation for constraint in self._measured}
+        self._history.estimate(index, Outcome(tuple(map(float, values)), broken, True, self._forbidden(sample)))
+        if self._mirror is not None:
+            self._mirror.estimate(number, dict(zip((o.name for o in self.objectives), map(float, values), strict=True)))
 
     def tell(self, number: int, finished: TrialFinished) -> None:
         """Trial ``number`` of ``ask`` ended. Raises ``ValueError`` where it was not asked, or told already."""
@@ -125,10 +163,11 @@ class Suggester:
         if self._mirror is not None:
             self._mirror.finish(number, _shown(finished, outcome))
 
-    def replay(self, entries: Iterable[Entry]) -> None:
-        """Take up a study from its journal, before the first ``ask``. Trials that never finished are left out.
+    def replay(self, entries: Iterable[Entry], *, unfinished: Literal["open", "drop"] = "drop") -> None:
+        """Take up a study from its journal, before the first ``ask``.
 
-        Their numbers, and those of trials that were not suggested, are not given out again.
+        ``unfinished``: whether trials that never finished stay open, to be told later, or are left out. Their numbers,
+        and those of trials that were not suggested, are not given out again.
         """
         if self._next:
             raise ValueError("replay comes before the first ask")
@@ -140,7 +179,7 @@ class Suggester:
             record = entry.record
             if isinstance(record, TrialStarted):
                 self._next = max(self._next, record.trial + 1)
-                if record.phase == "search" and record.trial in ended:
+                if record.phase == "search" and (record.trial in ended or unfinished == "open"):
                     sample = Sample(record.params, spaces.from_json(record.distributions), _values(record))
                     begun[record.trial] = entry.at, sample
                     self._reopen(record.trial, sample)
@@ -149,10 +188,12 @@ class Suggester:
                 outcome = self._outcome(sample, record)
                 self._history.tell(index, outcome)
                 past.append(Past(record.trial, sample, _shown(record, outcome), begun[record.trial][0], entry.at))
-        for index, _ in self._open.values():  # started again after its end, and lost
-            self._history.drop(index)
-        self._open.clear()
+        for number in [n for n in self._open if n in ended or unfinished == "drop"]:  # started again after its end
+            self._history.drop(self._open.pop(number)[0])
         self._open_mirror(past)
+        if self._mirror is not None:
+            for number, (_, sample) in self._open.items():
+                self._mirror.start(number, sample)
 
     def close(self) -> None:
         """Let go of the mirror; trials still open are shown there as failed."""

@@ -1,0 +1,322 @@
+"""The loop of a study: start what deserves workers, hear, judge, tell; until its budget is spent."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from elastune.cluster.base import Cluster
+from elastune.core.clock import Clock
+from elastune.core.errors import UserError
+from elastune.core.run import Elastic, RunSpec
+from elastune.drive.adapting import check_adapt
+from elastune.drive.checking import Plan, spent_s
+from elastune.drive.context import machine_context
+from elastune.drive.pool import Ended, Heard, Pool, remove
+from elastune.drive.roster import Entrant, Roster
+from elastune.drive.trials import glimpse, judge, settings
+from elastune.journal.entry import Entry
+from elastune.journal.records import (
+    Record,
+    Regrouped,
+    Reported,
+    RunFailed,
+    StudyFinished,
+    StudyStarted,
+    TrialFinished,
+    TrialPaused,
+    TrialRegrouped,
+    TrialReported,
+    TrialResumed,
+    TrialStarted,
+)
+from elastune.search.schedule import Child, Fresh, Resume
+from elastune.search.stopping import make_schedule
+from elastune.search.suggest import Suggester, Suggestion
+
+MIRROR = "optuna.log"
+HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
+LISTEN_S = 0.5
+GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A trial that is to start, or to go on, as soon as there is room for it."""
+
+    number: int
+    spec: RunSpec
+    record: TrialStarted | TrialResumed
+
+
+class Driver:
+    """What a study knows while it runs. ``keep`` writes into its journal."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, keep: Callable[[Record], None], clock: Clock) -> None:
+        request, objectives = plan.request, plan.pricing.objectives
+        self._plan = plan
+        self._request = request
+        self._keep = keep
+        self._clock = clock
+        self._roster = Roster()
+        self._schedule = make_schedule(request.stopping, objectives, request.seed)
+        self._pool = Pool(
+            cluster,
+            capacity=request.workers,
+            timeout_s=request.trial_timeout_s,
+            clock=clock,
+            spare=lambda _: self._schedule.parents,
+        )
+        self._suggester = Suggester(
+            plan.space,
+            objectives,
+            plan.pricing.constraints,
+            sampler=request.sampler,
+            seed=request.seed,
+            mirror=request.out / MIRROR,
+        )
+        self._ready: Ready | None = None
+        self._exhausted = False
+        self._cut_off: deque[int] = deque()  # trials that lost their workers by no decision of the search
+        self._verdicts: dict[int, str] = {}  # why those that are asked to pause are
+        self._violations: dict[int, float] = {}
+        self._crashed_in_a_row = 0
+        self._spent_before_s = 0.0
+        self._started = clock.now()
+
+    # -- a study from its beginning to its end ------------------------------------------------------------------------
+
+    def replay(self, entries: list[Entry]) -> None:
+        """Take over what an earlier controller has done. What ran when it ended goes on from its last checkpoint."""
+        self._suggester.replay(entries, unfinished="open")
+        for entry in entries:
+            self._hear(entry.record)
+        self._spent_before_s = spent_s(entries)
+        self._tell(StudyStarted(self._plan.settings, machine_context(), resumed=bool(entries)))
+        self._cut_off.extend(number for number in self._roster.of("running") if number not in self._cut_off)
+
+    def run(self, interrupts: Callable[[], int]) -> None:
+        """Until there is nothing more to start and nothing runs, or somebody ends it."""
+        reason = ""
+        while not reason:
+            self._fill()
+            if self._pool.running == 0:
+                reason = self._spent() or "the space is exhausted"
+                break
+            self._listen(*self._pool.pump(LISTEN_S))
+            reason = "interrupted" if interrupts() else self._over()
+        self._wind_down(reason, interrupts)
+        self._tell(StudyFinished(reason, self._elapsed_s()))
+
+    def abandon(self) -> None:
+        """End what runs and let go of the search's files. Idempotent."""
+        self._pool.abandon()
+        self._suggester.close()
+
+    def _wind_down(self, reason: str, interrupts: Callable[[], int]) -> None:
+        """Have what still runs write a checkpoint and end: a study that is resumed goes on with it."""
+        before, deadline = interrupts(), self._clock.now() + GRACE_S
+        for number in list(self._pool.jobs):
+            self._pool.pause(number)
+        while self._pool.running and interrupts() == before and self._clock.now() < deadline:
+            self._listen(*self._pool.pump(LISTEN_S), why=reason)
+        self.abandon()
+        if self._schedule.parents:
+            for number in self._roster.of("over"):
+                remove(self._folder(number))
+
+    # -- budgets ------------------------------------------------------------------------------------------------------
+
+    def _elapsed_s(self) -> float:
+        return self._spent_before_s + self._clock.now() - self._started
+
+    def _left_s(self) -> float:
+        budget_s = self._request.budget_s
+        return float("inf") if budget_s is None else budget_s - self._elapsed_s()
+
+    def _left_worker_s(self) -> float:
+        hours, now_s = self._request.worker_hours, self._clock.now()
+        if hours is None:
+            return float("inf")
+        running = sum(job.worker_seconds(now_s) for job in self._pool.jobs.values())
+        return hours * 3600 - self._roster.worker_seconds - running
+
+    def _over(self) -> str:
+        """The budget that ends what runs; empty while there is some left."""
+        if self._left_s() <= 0:
+            return f"a budget of {self._request.budget_s:g} s"
+        if self._left_worker_s() <= 0:
+            return f"a budget of {self._request.worker_hours:g} worker-hours"
+        return ""
+
+    def _spent(self) -> str:
+        """The budget that has no room for one more new trial; empty while it has."""
+        if self._request.trials is not None and self._roster.launched >= self._request.trials:
+            return f"{self._request.trials} trials"
+        usual = self._roster.complete
+        if self._left_s() <= (median(seconds for seconds, _ in usual) if usual else 0.0):
+            return f"a budget of {self._request.budget_s:g} s"
+        if self._left_worker_s() <= (median(worker_s for _, worker_s in usual) if usual else 0.0):
+            return f"a budget of {self._request.worker_hours:g} worker-hours"
+        return ""
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Start trials while there is room and something to start."""
+        while self._pool.free > 0:
+            self._ready = self._ready or self._next()
+            if self._ready is None or self._ready.spec.means.workers > self._pool.free:
+                return  # what is wide comes first once workers are free: no trial is passed over for being wide
+            ready, self._ready = self._ready, None
+            self._tell(ready.record)
+            self._pool.start(ready.number, ready.spec)
+
+    def _next(self) -> Ready | None:
+        if self._cut_off:
+            number = self._cut_off[0]
+            until_epoch = self._roster.trials[number].until_epoch
+            return self._again(number, "it had been cut off", until_epoch, cut_off=True)
+        fresh = not self._exhausted and not self._spent() and self._suggester.ready()
+        match self._schedule.next(fresh):
+            case Resume(trial=number, reason=reason, epoch=epoch):
+                return self._again(number, reason, epoch)
+            case Child(parent=parent, params=params, epoch=epoch):
+                return self._new(self._suggester.adopt(params), epoch, parent)
+            case Fresh(epoch=epoch):
+                self._estimate()
+                suggestion = self._suggester.ask()
+                if suggestion is not None:
+                    return self._new(suggestion, epoch)
+                self._exhausted = True
+                return self._next()
+        return None
+
+    def _estimate(self) -> None:
+        """Let the search know what trials that are not over have come to promise."""
+        for number, values in self._schedule.estimates().items():
+            self._suggester.estimate(number, values, self._violations.get(number, 0.0))
+
+    def _new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> Ready:
+        spec = self._spec(suggestion.number, suggestion.values)
+        chosen = {**asdict(spec.means), "policy": suggestion.values["policy"]}
+        record = TrialStarted(
+            trial=suggestion.number,
+            config=spec.config,
+            means=chosen,
+            seed=spec.seed,
+            params=suggestion.params,
+            distributions=suggestion.distributions,
+            parent=parent,
+            until_epoch=until_epoch,
+        )
+        folder = None if parent is None else self._folder(parent)
+        return Ready(suggestion.number, replace(spec, until_epoch=until_epoch, parent=folder), record)
+
+    def _again(self, number: int, reason: str, until_epoch: int | None, cut_off: bool = False) -> Ready:
+        entrant = self._roster.trials[number]
+        spec = replace(self._spec(number, dict(entrant.known)), resume=True, until_epoch=until_epoch)
+        parent = entrant.started.parent
+        spec = replace(spec, parent=None if parent is None else self._folder(parent))
+        return Ready(number, spec, TrialResumed(number, spec.means.workers, reason, until_epoch, cut_off))
+
+    def _spec(self, number: int, values: dict[str, object]) -> RunSpec:
+        request, bounds = self._request, self._request.trial_workers
+        config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
+        check_adapt(adapt, self._plan.program)
+        elastic = Elastic()
+        if bounds is not None:
+            means = replace(means, workers=bounds[0], num_slots=max(means.num_slots, bounds[1]))
+            elastic = Elastic(bounds[0], bounds[1])
+        return RunSpec(
+            program=request.program,
+            out=self._folder(number),
+            config=config,
+            seed=request.seed,
+            means=means,
+            epochs=request.epochs,
+            checkpoint_every_steps=None if self._schedule.pauses else 0,
+            elastic=elastic,
+            adapt=adapt,
+        )
+
+    def _folder(self, number: int) -> Path:
+        return self._request.out / "trials" / f"{number:05d}"
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def _listen(self, heard: list[Heard], ended: list[Ended], why: str = "") -> None:
+        for news in heard:
+            if isinstance(news.record, Reported):
+                workers = self._average(self._roster.trials[news.key], news.seconds, news.worker_seconds)
+                self._tell(TrialReported(news.key, news.record, workers))
+                if news.key in self._verdicts and news.key in self._pool.jobs:
+                    self._pool.pause(news.key)
+            elif isinstance(news.record, Regrouped):
+                self._tell(TrialRegrouped(news.key, news.record))
+        for job in ended:
+            self._ended(job, why)
+
+    def _average(self, entrant: Entrant, seconds: float, worker_seconds: float) -> float:
+        """The workers that a trial has had on average, in all the times that it ran."""
+        whole_s = entrant.seconds + seconds
+        return (entrant.worker_seconds + worker_seconds) / whole_s if whole_s > 0 else float(entrant.workers)
+
+    def _ended(self, job: Ended, why: str) -> None:
+        entrant = self._roster.trials[job.key]
+        if job.paused_by is not None:
+            wanted = job.paused_by == "until_epoch" or job.key in self._verdicts
+            reason = self._verdicts.pop(job.key, "") or why
+            self._tell(TrialPaused(job.key, entrant.epoch, job.seconds, job.worker_seconds, reason, not wanted))
+            return
+        whole = replace(
+            job, seconds=entrant.seconds + job.seconds, worker_seconds=entrant.worker_seconds + job.worker_seconds
+        )
+        result = judge(job.key, whole, entrant.known, self._plan.pricing)
+        self._verdicts.pop(job.key, None)
+        self._tell(result)
+        self._suggester.tell(job.key, result)
+        self._refuse_hopeless(job)
+
+    def _tell(self, record: Record) -> None:
+        """Something has happened: first of all into the journal."""
+        self._keep(record)
+        self._hear(record)
+
+    def _hear(self, record: Record) -> None:
+        """Take in what happened, now or before."""
+        self._roster.hear(record)
+        match record:
+            case TrialStarted(trial=number, phase="search"):
+                self._schedule.started(number, record.params, record.parent)
+            case TrialReported(trial=number, report=report, workers=workers) if number in self._roster.trials:
+                entrant = self._roster.trials[number]
+                shown = glimpse(number, report, workers or entrant.workers, entrant.known, self._plan.pricing)
+                if shown is not None:
+                    self._violations[number] = shown.violation
+                    if verdict := self._schedule.reported(shown):
+                        self._verdicts.setdefault(number, verdict)
+            case TrialPaused(trial=number, cut_off=True):
+                self._cut_off.append(number)
+            case TrialPaused(trial=number, epoch=epoch):
+                self._verdicts.pop(number, None)
+                self._schedule.paused(number, epoch)
+            case TrialResumed(trial=number, cut_off=True):
+                if number in self._cut_off:
+                    self._cut_off.remove(number)
+            case TrialResumed(trial=number):
+                self._schedule.resumed(number)
+            case TrialFinished(trial=number) if number in self._roster.trials:
+                values = tuple(record.values.get(o.name, float("nan")) for o in self._plan.pricing.objectives)
+                valid = record.values and all(abs(value) < float("inf") for value in values)
+                self._schedule.ended(number, values if valid else None, max(record.violations.values(), default=0.0))
+
+    def _refuse_hopeless(self, job: Ended) -> None:
+        crashed = isinstance(job.outcome, RunFailed) and job.outcome.reason in ("exception", "user_error")
+        self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
+        if self._crashed_in_a_row >= HOPELESS_TRIALS and isinstance(job.outcome, RunFailed) and not self._roster.works:
+            rule = f"of the first {HOPELESS_TRIALS} trials one must not raise"
+            raise UserError(rule, job.outcome.detail, f"mend the program; a log is {job.spec.out / 'logs'}")
