@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from elastune.core.run import RunSpec
@@ -100,6 +101,8 @@ class Cluster(ABC):
     """A place with room for ``capacity`` workers at a time."""
 
     capacity: int
+    patience_s: float = 0.5
+    """How long a ``wait`` may be at most, so that whoever waits sees a signal in time."""
 
     @abstractmethod
     def start(self, spec: RunSpec) -> Handle:
@@ -108,6 +111,10 @@ class Cluster(ABC):
     @abstractmethod
     def wait(self, timeout_s: float) -> None:
         """Sleep until some handle has an event to poll, at most ``timeout_s``."""
+
+    def news(self) -> Collection[Handle] | None:
+        """The handles with events to poll; None where only asking them tells."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

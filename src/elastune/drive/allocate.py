@@ -22,42 +22,10 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
-from elastune.plan.goodput import Performance
-from elastune.plan.step_time import StepTime
+from elastune.drive.pace import Fitted, Floats, Measured, samples_per_s
 
-Floats = NDArray[np.float64]
 SAME = 1e-9  # relative: gains this close are equal, so that rounding moves nobody
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Step times of a global ``batch``: of ``StepTime``, or Pollux's with ``per_node`` replicas a node.
-
-    ``slots`` (``exact`` mode): work is dealt out in so many equal parts, and the largest number of them decides.
-    """
-
-    model: StepTime | Performance
-    batch: int
-    slots: int | None = None
-    per_node: int = 1
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measured (workers, samples a second), in any order; none at all for a trial that nobody has seen run.
-
-    Between points: straight lines, from 0 on. Beyond the last: on along its last line up to twice those workers, the
-    optimistic prior of Pollux (section 4.1), and nothing more. Without points: see ``allocate``.
-    """
-
-    points: tuple[tuple[int, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        counts = [workers for workers, _ in self.points]
-        if len(set(counts)) < len(counts) or any(w < 1 or not 0 < rate < math.inf for w, rate in self.points):
-            raise ValueError(f"one rate above 0 for each number of workers is needed, not {self.points}")
 
 
 @dataclass(frozen=True)
@@ -100,14 +68,16 @@ class Rules:
     ``horizon_s``: a move must pay back its pauses within it, or sooner where a trial involved ends sooner. ``stay_s``:
     no trial is resized again before, but where it must be. ``patience_s``: who waited longer is let in before all that
     run longer than ``stay_s``. ``least_gain``: a further worker must bring this part of what one of ``low`` brings;
-    who does not is given back where that pays. ``deadline_s``, ``budget_s``: seconds, and worker-seconds, that the
-    study has left.
+    who does not is given back where that pays. ``elsewhere``: value a second of a worker that is not given to any of
+    these trials (a new trial could begin on it); who brings less is not added, and given back where that pays.
+    ``deadline_s``, ``budget_s``: seconds, and worker-seconds, that the study has left.
     """
 
     horizon_s: float = 600.0
     stay_s: float = 30.0
     patience_s: float = math.inf
     least_gain: float = 0.0
+    elsewhere: float = 0.0
     deadline_s: float = math.inf
     budget_s: float = math.inf
 
@@ -161,40 +131,6 @@ def hopeless(claims: Sequence[Claim], workers: int, rules: Rules) -> frozenset[i
     """The trials, paused ones aside, that cannot end by the deadline on any number of workers, were they alone."""
     able = {seat.claim.trial for seat in _seats(claims, workers) if _needed(seat, rules.deadline_s) is not None}
     return frozenset(claim.trial for claim in claims if not claim.paused and claim.trial not in able)
-
-
-def samples_per_s(pace: Fitted | Measured, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
-    """Samples a second on 0, 1 ... ``most`` workers; ``unknown``: of one worker where nothing was measured."""
-    counts = np.arange(most + 1, dtype=float)
-    if isinstance(pace, Fitted):
-        step_s = _step_s(pace, counts[1:])
-        if not (step_s > 0).all():
-            raise ValueError(f"a step takes time on any number of workers, not so by {pace}")
-        return np.concatenate([[0.0], pace.batch / step_s])
-    points = [(0, 0.0), *sorted(pace.points)] if pace.points else [(0, 0.0), (low, low * unknown)]
-    (before, slow), (last, fast) = points[-2:]
-    beyond = fast + max(fast - slow, 0.0) / (last - before) * last
-    known = np.array([*points, (2 * last, beyond)], dtype=float)
-    return np.asarray(np.interp(counts, known[:, 0], known[:, 1]), dtype=float)
-
-
-def _step_s(pace: Fitted, counts: Floats) -> Floats:
-    """``StepTime.step_s``, or the step of ``goodput.throughput``, for many numbers of workers at once."""
-    parts = pace.slots or pace.batch
-    share = np.ceil(np.ceil(parts / counts) * pace.batch / parts)
-    model = pace.model
-    if isinstance(model, StepTime):
-        compute_s = model.base_s + model.per_sample_s * share
-        reduce_s = 2 * (counts - 1) * (model.latency_s + model.grad_bytes * model.seconds_per_byte / counts)
-    else:
-        compute_s = model.alpha_compute + model.beta_compute * share
-        near = model.alpha_local + model.beta_local * (counts - 2)
-        far = model.alpha_nodes + model.beta_nodes * (counts - 2)
-        reduce_s = np.where(counts == 1, 0.0, np.where(counts <= pace.per_node, near, far))
-    if model.overlap == 1:
-        return np.asarray(compute_s + reduce_s)
-    longer, shorter = np.maximum(compute_s, reduce_s), np.minimum(compute_s, reduce_s)
-    return np.asarray(longer * (1 + (shorter / longer) ** model.overlap) ** (1 / model.overlap))
 
 
 def _seats(claims: Sequence[Claim], workers: int) -> list[_Seat]:
@@ -285,7 +221,7 @@ def _shared(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[int]:
             return
         slopes = (ahead[1:] - ahead[0]) / np.arange(1, len(ahead))
         steepest = float(slopes.max())
-        if steepest > max(rules.least_gain * seat.rates[seat.claim.low] / seat.claim.low, SAME * ahead[0]):
+        if steepest * seat.claim.worth > max(_least(seat, rules), SAME * seat.value(here)):
             size = 1 + int((slopes >= steepest * (1 - SAME)).argmax())
             heapq.heappush(blocks, (-steepest * seat.claim.worth, k, here + size))
 
@@ -334,6 +270,11 @@ def _donors(
     return sorted(able, key=lambda k: (k in last, -_gain(seats[k], at[k], target[k]), k))
 
 
+def _least(seat: _Seat, rules: Rules) -> float:
+    """The value a second that a worker more must exceed."""
+    return max(rules.least_gain * seat.value(seat.claim.low) / seat.claim.low, rules.elsewhere)
+
+
 def _gain(seat: _Seat, here: int, there: int) -> float:
     """Value per worker on the way: above 0 for what more workers bring, below it for what fewer lose."""
     return (seat.value(there) - seat.value(here)) / abs(there - here)
@@ -369,7 +310,7 @@ def _pass(
                 moved |= set(moves)
                 break
     for d in donors:
-        spared = (at[d] - target[d]) * rules.least_gain * seats[d].value(seats[d].claim.low) / seats[d].claim.low
+        spared = (at[d] - target[d]) * _least(seats[d], rules)
         if at[d] > target[d] and _pays(seats, at, {d: target[d]}, moved, rules.horizon_s, spared):
             at[d] = target[d]
             moved.add(d)

@@ -13,10 +13,12 @@ from elastune.core.clock import Clock
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, RunSpec
 from elastune.drive.adapting import check_adapt
+from elastune.drive.allocate import Rules
 from elastune.drive.checking import Plan, spent_s
 from elastune.drive.context import machine_context
 from elastune.drive.pool import Ended, Heard, Pool, remove
 from elastune.drive.roster import Entrant, Roster
+from elastune.drive.sharing import Sharing
 from elastune.drive.trials import glimpse, judge, settings
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
@@ -39,7 +41,7 @@ from elastune.search.suggest import Suggester, Suggestion
 
 MIRROR = "optuna.log"
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
-LISTEN_S = 0.5
+STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
 
@@ -50,6 +52,14 @@ class Ready:
     number: int
     spec: RunSpec
     record: TrialStarted | TrialResumed
+
+    def on(self, workers: int) -> Ready:
+        """The same on so many workers."""
+        spec = replace(self.spec, means=replace(self.spec.means, workers=workers))
+        if isinstance(self.record, TrialResumed):
+            return Ready(self.number, spec, replace(self.record, workers=workers))
+        means = {**self.record.means, "workers": workers}
+        return Ready(self.number, spec, replace(self.record, means=means))
 
 
 class Driver:
@@ -79,6 +89,7 @@ class Driver:
             mirror=request.out / MIRROR,
         )
         self._ready: Ready | None = None
+        self._results: dict[int, tuple[float, ...]] = {}
         self._exhausted = False
         self._cut_off: deque[int] = deque()  # trials that lost their workers by no decision of the search
         self._verdicts: dict[int, str] = {}  # why those that are asked to pause are
@@ -86,6 +97,17 @@ class Driver:
         self._crashed_in_a_row = 0
         self._spent_before_s = 0.0
         self._started = clock.now()
+        self._sharing: Sharing | None = None
+
+    def _new_sharing(self) -> Sharing | None:
+        request = self._request
+        if request.trial_workers is None:
+            return None
+        slots = max(request.means.num_slots, request.trial_workers[1]) if request.means.mode == "exact" else None
+        return Sharing(self._pool, self._clock, request.trial_workers, slots, self._rules())
+
+    def _rules(self) -> Rules:
+        return Rules(stay_s=STAY_S, deadline_s=self._left_s(), budget_s=self._left_worker_s())
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 
@@ -95,6 +117,7 @@ class Driver:
         for entry in entries:
             self._hear(entry.record)
         self._spent_before_s = spent_s(entries)
+        self._sharing = self._new_sharing()
         self._tell(StudyStarted(self._plan.settings, machine_context(), resumed=bool(entries)))
         self._cut_off.extend(number for number in self._roster.of("running") if number not in self._cut_off)
 
@@ -106,7 +129,7 @@ class Driver:
             if self._pool.running == 0:
                 reason = self._spent() or "the space is exhausted"
                 break
-            self._listen(*self._pool.pump(LISTEN_S))
+            self._listen(*self._pool.pump(max(self._left_s(), 0.0)))
             reason = "interrupted" if interrupts() else self._over()
         self._wind_down(reason, interrupts)
         self._tell(StudyFinished(reason, self._elapsed_s()))
@@ -122,7 +145,7 @@ class Driver:
         for number in list(self._pool.jobs):
             self._pool.pause(number)
         while self._pool.running and interrupts() == before and self._clock.now() < deadline:
-            self._listen(*self._pool.pump(LISTEN_S), why=reason)
+            self._listen(*self._pool.pump(deadline - self._clock.now()), why=reason)
         self.abandon()
         if self._schedule.parents:
             for number in self._roster.of("over"):
@@ -167,6 +190,9 @@ class Driver:
 
     def _fill(self) -> None:
         """Start trials while there is room and something to start."""
+        if self._sharing is not None:
+            self._share(self._sharing)
+            return
         while self._pool.free > 0:
             self._ready = self._ready or self._next()
             if self._ready is None or self._ready.spec.means.workers > self._pool.free:
@@ -174,6 +200,32 @@ class Driver:
             ready, self._ready = self._ready, None
             self._tell(ready.record)
             self._pool.start(ready.number, ready.spec)
+
+    def _share(self, sharing: Sharing) -> None:
+        """Let the broker say who begins, who goes on with fewer workers, and who with more."""
+        while True:
+            if self._ready is None and (ready := self._next()) is not None:
+                self._ready = ready
+                sharing.asks(ready.number, isinstance(ready.record, TrialStarted))
+            if not sharing.changed:
+                return
+            epochs = {number: self._roster.trials[number].epoch for number in self._pool.jobs}
+            supply = not self._exhausted and not self._spent()
+            settled = sharing.settle(self._promises(), epochs, supply)
+            for record in settled.moved:
+                self._tell(record)
+            if self._ready is None or not settled.begins:
+                return
+            ready, self._ready = self._ready.on(settled.begins), None
+            self._tell(ready.record)
+            self._pool.start(ready.number, ready.spec)
+            sharing.begun(ready.number, settled.begins)
+
+    def _promises(self) -> dict[int, tuple[float, ...]]:
+        """What trials ended with, or are expected to; smaller is better."""
+        found = {**self._schedule.estimates(), **self._results}
+        signs = [-1.0 if o.direction == "max" else 1.0 for o in self._plan.pricing.objectives]
+        return {n: tuple(s * v for s, v in zip(signs, values, strict=True)) for n, values in found.items()}
 
     def _next(self) -> Ready | None:
         if self._cut_off:
@@ -257,6 +309,8 @@ class Driver:
                     self._pool.pause(news.key)
             elif isinstance(news.record, Regrouped):
                 self._tell(TrialRegrouped(news.key, news.record))
+            if self._sharing is not None:
+                self._sharing.heard(news.key, news.record)
         for job in ended:
             self._ended(job, why)
 
@@ -267,6 +321,8 @@ class Driver:
 
     def _ended(self, job: Ended, why: str) -> None:
         entrant = self._roster.trials[job.key]
+        if self._sharing is not None:
+            self._sharing.gone(job.key, job.paused_by is not None)
         if job.paused_by is not None:
             wanted = job.paused_by == "until_epoch" or job.key in self._verdicts
             reason = self._verdicts.pop(job.key, "") or why
@@ -312,6 +368,8 @@ class Driver:
             case TrialFinished(trial=number) if number in self._roster.trials:
                 values = tuple(record.values.get(o.name, float("nan")) for o in self._plan.pricing.objectives)
                 valid = record.values and all(abs(value) < float("inf") for value in values)
+                if record.state == "complete":
+                    self._results[number] = values
                 self._schedule.ended(number, values if valid else None, max(record.violations.values(), default=0.0))
 
     def _refuse_hopeless(self, job: Ended) -> None:

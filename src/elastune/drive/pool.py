@@ -130,12 +130,16 @@ class Pool:
             job.watch.stop()
 
     def pump(self, wait_s: float) -> tuple[list[Heard], list[Ended]]:
-        """Wait for news, at most ``wait_s``: what the jobs said, and those that ended."""
+        """Wait for news, at most ``wait_s`` and the cluster's patience: what the jobs said, and those that ended."""
         if self.jobs:
-            self._cluster.wait(wait_s)
+            self._cluster.wait(min(wait_s, self._cluster.patience_s))
         heard: list[Heard] = []
         ended: list[Ended] = []
+        news = self._cluster.news()
+        told = None if news is None else frozenset(news)
         for key, job in list(self.jobs.items()):
+            if told is not None and job.watch.handle not in told:
+                continue
             now_s = self._clock.now()
             ran_s, worker_s = now_s - job.started_s, job.worker_seconds(now_s)
             heard.extend(Heard(key, record, ran_s, worker_s) for record in job.watch.pump())

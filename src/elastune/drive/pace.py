@@ -1,0 +1,159 @@
+"""How fast a trial goes on so many workers: by a fitted model, by what was measured, or by what others measured."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastune.plan.goodput import Performance
+from elastune.plan.step_time import StepTime
+
+Floats = NDArray[np.float64]
+MOST_SHAPED = 48  # trials whose gain by more workers is looked at
+POLISHES = 4
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Step times of a global ``batch``: of ``StepTime``, or Pollux's with ``per_node`` replicas a node.
+
+    ``slots`` (``exact`` mode): work is dealt out in so many equal parts, and the largest number of them decides.
+    """
+
+    model: StepTime | Performance
+    batch: int
+    slots: int | None = None
+    per_node: int = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured (workers, samples a second), in any order; none at all for a trial that nobody has seen run.
+
+    Between points: straight lines, from 0 on. Beyond the last: on along its last line up to twice those workers, the
+    optimistic prior of Pollux (section 4.1), and nothing more. Without points: see ``allocate``. With ``slots``, as in
+    ``Fitted``, so many workers as the largest share lets count are meant: 8 slots on 5, 6 or 7 workers go as on 4.
+    """
+
+    points: tuple[tuple[int, float], ...] = ()
+    slots: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = [workers for workers, _ in self.points]
+        if len(set(counts)) < len(counts) or any(w < 1 or not 0 < rate < math.inf for w, rate in self.points):
+            raise ValueError(f"one rate above 0 for each number of workers is needed, not {self.points}")
+
+
+def samples_per_s(pace: Fitted | Measured, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
+    """Samples a second on 0, 1 ... ``most`` workers; ``unknown``: of one worker where nothing was measured."""
+    counts = np.arange(most + 1, dtype=float)
+    if isinstance(pace, Fitted):
+        step_s = _step_s(pace, counts[1:])
+        if not (step_s > 0).all():
+            raise ValueError(f"a step takes time on any number of workers, not so by {pace}")
+        return np.concatenate([[0.0], pace.batch / step_s])
+    rates: dict[float, list[float]] = {}
+    for workers, rate in pace.points or [(low, low * unknown)]:
+        rates.setdefault(float(_counting(np.array(workers), pace.slots)), []).append(rate)
+    points = [(0.0, 0.0), *((workers, fmean(found)) for workers, found in sorted(rates.items()))]
+    (before, slow), (last, fast) = points[-2:]
+    beyond = fast + max(fast - slow, 0.0) / (last - before) * last
+    known = np.array([*points, (2 * last, beyond)], dtype=float)
+    return np.asarray(np.interp(_counting(counts, pace.slots), known[:, 0], known[:, 1]), dtype=float)
+
+
+def _counting(workers: Floats, slots: int | None) -> Floats:
+    """So many workers' work the largest share leaves: slots over the slots of the busiest."""
+    if slots is None:
+        return np.asarray(workers, dtype=float)
+    return np.asarray(np.where(workers > 0, slots / np.ceil(slots / np.maximum(workers, 1)), 0.0), dtype=float)
+
+
+def _step_s(pace: Fitted, counts: Floats) -> Floats:
+    """``StepTime.step_s``, or the step of ``goodput.throughput``, for many numbers of workers at once."""
+    parts = pace.slots or pace.batch
+    share = np.ceil(np.ceil(parts / counts) * pace.batch / parts)
+    model = pace.model
+    if isinstance(model, StepTime):
+        compute_s = model.base_s + model.per_sample_s * share
+        reduce_s = 2 * (counts - 1) * (model.latency_s + model.grad_bytes * model.seconds_per_byte / counts)
+    else:
+        compute_s = model.alpha_compute + model.beta_compute * share
+        near = model.alpha_local + model.beta_local * (counts - 2)
+        far = model.alpha_nodes + model.beta_nodes * (counts - 2)
+        reduce_s = np.where(counts == 1, 0.0, np.where(counts <= pace.per_node, near, far))
+    if model.overlap == 1:
+        return np.asarray(compute_s + reduce_s)
+    longer, shorter = np.maximum(compute_s, reduce_s), np.minimum(compute_s, reduce_s)
+    return np.asarray(longer * (1 + (shorter / longer) ** model.overlap) ** (1 / model.overlap))
+
+
+class Paces:
+    """What a study's trials have shown of their speed, and what that tells of those that were not seen.
+
+    Trials differ in speed, but gain alike by more workers: the logarithm of a rate is taken for the sum of one number
+    for the trial and one for its workers, found by median polish (Tukey, "Exploratory Data Analysis", 1977, chapter
+    11) over the newest ``MOST_SHAPED`` trials that ran on several numbers of workers. What a trial measured itself
+    counts more than what others say of it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, dict[int, tuple[float, float]]] = {}
+        self._shaping: dict[int, None] = {}
+        self._shape: dict[int, float] | None = None
+        self._usual: dict[int, float] = {}
+
+    def add(self, trial: int, workers: int, samples: int, seconds: float) -> None:
+        """``trial`` took ``seconds`` for so many ``samples``."""
+        seen = self._seen.setdefault(trial, {})
+        before_samples, before_s = seen.get(workers, (0.0, 0.0))
+        seen[workers] = before_samples + samples, before_s + seconds
+        self._usual[trial] = self._first(trial)
+        if len(seen) > 1:
+            self._shaping.pop(trial, None)
+            self._shaping[trial] = None
+            if len(self._shaping) > MOST_SHAPED:
+                del self._shaping[next(iter(self._shaping))]
+        self._shape = None
+
+    def of(self, trial: int, slots: int | None = None) -> Measured:
+        """The trial's own rates, and where it has none what others' let expect; of a new trial, the median's."""
+        shape = self._shape = _polished([self._rates(k) for k in self._shaping]) if self._shape is None else self._shape
+        own = self._rates(trial) if trial in self._seen else {}
+        if not own:
+            usual = median(list(self._usual.values())[-MOST_SHAPED:]) if self._usual else 1.0
+            own = {1: usual}
+        points = dict(own)
+        for workers, value in shape.items():
+            if workers not in own:
+                near = min(own, key=lambda seen: (abs(math.log(seen / workers)), seen))
+                base = shape.get(near)
+                points[workers] = own[near] * (value / base if base else workers / near)
+        return Measured(tuple(sorted(points.items())), slots)
+
+    def _rates(self, trial: int) -> dict[int, float]:
+        return {workers: samples / seconds for workers, (samples, seconds) in self._seen[trial].items()}
+
+    def _first(self, trial: int) -> float:
+        """Samples a second per worker, on the fewest workers that were seen."""
+        workers, rate = min(self._rates(trial).items())
+        return rate / workers
+
+
+def _polished(rows: list[dict[int, float]]) -> dict[int, float]:
+    """Workers -> speed relative to one another, from rates of several trials."""
+    logs = [{workers: math.log(rate) for workers, rate in row.items()} for row in rows]
+    shape: dict[int, float] = defaultdict(float)
+    for _ in range(POLISHES):
+        levels = [median(value - shape[workers] for workers, value in row.items()) for row in logs]
+        found: dict[int, list[float]] = defaultdict(list)
+        for level, row in zip(levels, logs, strict=True):
+            for workers, value in row.items():
+                found[workers].append(value - level)
+        shape = defaultdict(float, {workers: median(values) for workers, values in found.items()})
+    return {workers: math.exp(value) for workers, value in shape.items()}

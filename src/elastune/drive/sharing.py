@@ -1,0 +1,87 @@
+"""The broker of a study at work: what happens to trials is told to it, what it grants is done on the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastune.core.clock import Clock
+from elastune.drive.allocate import Rules
+from elastune.drive.broker import Broker, Waiting
+from elastune.drive.pool import Pool
+from elastune.drive.worth import standing
+from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What was done: running trials that were told to change, and the workers that who asks may begin with, or 0."""
+
+    moved: tuple[TrialReallocated, ...] = ()
+    begins: int = 0
+
+
+class Sharing:
+    """Shares a study's workers among its trials, each within ``bounds`` (low, high).
+
+    ``slots``: the equal parts that a trial's work is dealt out in (None: any share can be had). ``changed``: whether
+    something has happened since workers were last dealt out.
+    """
+
+    def __init__(
+        self, pool: Pool, clock: Clock, bounds: tuple[int, int], slots: int | None, rules: Rules | None = None
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._bounds = bounds
+        self._slots = slots
+        self._broker = Broker(pool.capacity, rules, began_s=clock.now())
+        self._waiting: Waiting | None = None
+        self.changed = True
+
+    def asks(self, trial: int, fresh: bool) -> None:
+        """``trial`` waits for workers; ``fresh``: it never ran."""
+        self._waiting = Waiting(trial, *self._bounds, self._clock.now(), fresh, self._slots)
+        self.changed = True
+
+    def begun(self, trial: int, workers: int) -> None:
+        """``trial`` was started, or goes on."""
+        self._broker.started(trial, workers, *self._bounds, self._clock.now(), self._slots)
+        self._waiting = None
+        self.changed = True
+
+    def heard(self, trial: int, record: Record) -> None:
+        """A running trial said something."""
+        now_s, job = self._clock.now(), self._pool.jobs.get(trial)
+        if isinstance(record, Reported) and job is not None:
+            self._broker.reported(trial, record, job.workers, now_s)
+            self.changed = True
+        elif isinstance(record, Regrouped):
+            self._broker.regrouped(trial, len(record.members), record.pause_s, now_s)
+            self.changed = True
+
+    def gone(self, trial: int, paused: bool) -> None:
+        """A trial gave its workers back."""
+        (self._broker.paused if paused else self._broker.ended)(trial, self._clock.now())
+        self.changed = True
+
+    def settle(self, promises: Mapping[int, Sequence[float]], epochs: Mapping[int, int], supply: bool) -> Settled:
+        """Deal out the workers. ``promises``: what trials end with, smaller is better; ``supply``: more would begin.
+
+        Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
+        """
+        self._broker.ranked(standing(promises, epochs))
+        waiting = [] if self._waiting is None else [self._waiting]
+        now_s, moved, begins = self._clock.now(), [], 0
+        self.changed = False
+        for grant in self._broker.grants(now_s, waiting, supply):
+            if self._waiting is not None and grant.trial == self._waiting.trial:
+                begins = grant.after if grant.after <= self._pool.free else 0
+                self.changed = self.changed or begins == 0
+            elif grant.after > 0 and (grant.after < grant.before or grant.after - grant.before <= self._pool.free):
+                self._pool.resize(grant.trial, grant.after, grant.reason)
+                self._broker.granted(grant, now_s)
+                moved.append(TrialReallocated(grant.trial, grant.before, grant.after, grant.reason))
+            else:
+                self.changed = True
+        return Settled(tuple(moved), begins)
