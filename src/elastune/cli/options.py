@@ -36,7 +36,19 @@ Constraints = Annotated[
     list[str] | None,
     typer.Option("--constraint", metavar="TEXT", help='Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".'),
 ]
-Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes.")]
+Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3, genetic, pbt or cmaes.")]
+Stopping = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="Which trials pause early: none, asha or hyperband, such as asha:eta=3,least=1.",
+    ),
+]
+TrialWorkers = Annotated[
+    str | None,
+    typer.Option(metavar="LOW:HIGH", help="Share the workers out: each running trial has LOW to HIGH, changing live."),
+]
+WorkerHours = Annotated[float | None, typer.Option(help="Worker-hours that all trials together may use.")]
 Price = Annotated[float, typer.Option(help="Price of a worker-hour.")]
 Workers = Annotated[
     str,

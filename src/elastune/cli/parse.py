@@ -42,15 +42,15 @@ def worker_counts(text: str) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def worker_bounds(text: str) -> tuple[int, int]:
+def worker_bounds(text: str, option: str = "--workers") -> tuple[int, int]:
     """From "3" or "1:8" the smallest and the largest number of workers: (1, 3), (1, 8)."""
     found = re.fullmatch(r"(?:([0-9]{1,9}):)?([0-9]{1,9})", text.strip())
     fix = "such as 3, or 1:8 for at least 1 and at most 8"
     if found is None:
-        raise UserError("--workers must be a whole number or LOW:HIGH", repr(text), fix)
+        raise UserError(f"{option} must be a whole number or LOW:HIGH", repr(text), fix)
     low, high = int(found[1] or 1), int(found[2])
     if not 1 <= low <= high <= MOST_WORKERS:
-        raise UserError(f"--workers must be from 1 to {MOST_WORKERS}, LOW first", repr(text), fix)
+        raise UserError(f"{option} must be from 1 to {MOST_WORKERS}, LOW first", repr(text), fix)
     return low, high
 
 
@@ -65,6 +65,23 @@ def settings(pairs: Iterable[str]) -> Config:
             raise UserError("a setting may be given once", name.strip(), "remove the others")
         config[name.strip()] = _value(name.strip(), value.strip())
     return config
+
+
+def numbers(texts: Iterable[str], option: str) -> dict[str, float]:
+    """From "accuracy=0.98,seconds=60", one text or several, each name's number."""
+    found: dict[str, float] = {}
+    for pair in (pair for text in texts for pair in text.split(",")):
+        name, _, value = pair.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not name.strip().isidentifier() or number != number or abs(number) == float("inf"):
+            raise UserError(f"{option} must be NAME=NUMBER,...", repr(pair), f"such as {option} accuracy=0.98")
+        if name.strip() in found:
+            raise UserError(f"{option} may name an objective once", name.strip(), "remove the others")
+        found[name.strip()] = number
+    return found
 
 
 def _value(name: str, text: str) -> ConfigValue:

@@ -21,7 +21,10 @@ def tune(
     sampler: options.Sampler = "auto",
     trials: Annotated[int | None, typer.Option(help="Trials to run.")] = None,
     budget: options.Budget = None,
+    worker_hours: options.WorkerHours = None,
+    stopping: options.Stopping = "none",
     workers: Annotated[int, typer.Option(help="Worker processes for all trials together.")] = 1,
+    trial_workers: options.TrialWorkers = None,
     set_: options.Set = None,
     epochs: options.Epochs = None,
     seed: options.Seed = 0,
@@ -53,6 +56,7 @@ def tune(
 
     use_data(data)
     budget_s = None if budget is None else parse.duration(budget)
+    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
     request = StudyRequest(
         program=Program(file),
         out=choose_out(out, file, "tune", resume),
@@ -61,9 +65,19 @@ def tune(
         sampler=sampler,
         trials=trials,
         budget_s=budget_s,
+        worker_hours=worker_hours,
+        stopping=stopping,
         workers=workers,
+        trial_workers=bounds,
         means=choose_means(
-            1, mode=mode, slots=slots, micro_batch=micro_batch, precision=precision, threads=threads, device=device
+            1 if bounds is None else bounds[0],
+            most_workers=None if bounds is None else bounds[1],
+            mode=mode,
+            slots=slots,
+            micro_batch=micro_batch,
+            precision=precision,
+            threads=threads,
+            device=device,
         ),
         config=parse.settings(set_ or []),
         epochs=epochs,

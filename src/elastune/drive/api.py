@@ -89,8 +89,11 @@ def tune(
     *,
     objectives: Mapping[str, str],
     workers: int = 1,
+    trial_workers: tuple[int, int] | None = None,
     trials: int | None = None,
     budget_s: float | None = None,
+    worker_hours: float | None = None,
+    stopping: str = "none",
     constraints: Sequence[str] = (),
     sampler: str = "auto",
     config: Config | None = None,
@@ -103,7 +106,9 @@ def tune(
     """Search ``space`` for the best trade-offs among ``objectives``, on ``workers`` for all trials together.
 
     ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism,
-    micro_batch and policy set system parameters. At least one of ``trials`` and ``budget_s`` bounds the search.
+    micro_batch and policy set system parameters. At least one of ``trials``, ``budget_s`` and ``worker_hours`` bounds
+    the search. ``stopping="asha"`` pauses trials that do not promise to be on the front; ``trial_workers=(1, 4)`` moves
+    workers among the running trials, each within these bounds.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()
@@ -118,7 +123,10 @@ def tune(
         sampler=sampler,
         trials=trials,
         budget_s=budget_s,
+        worker_hours=worker_hours,
+        stopping=stopping,
         workers=workers,
+        trial_workers=trial_workers,
         config=dict(config or {}),
         seed=seed,
         price_per_worker_hour=price_per_worker_hour,

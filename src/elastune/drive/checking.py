@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Config, Elastic, RunSpec
+from elastune.core.run import Adapt, Config, RunSpec
 from elastune.drive.adapting import check_adapt, policies_of
 from elastune.drive.job import check_means
 from elastune.drive.requests import StudyRequest
@@ -101,7 +101,6 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
     if not 1 <= low <= high <= request.workers:
         rule = f"a trial's workers must lie within the study's {request.workers}"
         raise UserError(rule, f"{low}:{high}", "use --trial-workers LOW:HIGH with 1 <= LOW <= HIGH")
-    check_means(RunSpec(request.program, request.out, means=request.means, elastic=Elastic(1, None)))
     if any("workers" in sample.params for sample in samples):
         rule = "workers are either a parameter of the space or shared out among the trials"
         raise UserError(rule, f"both, {low}:{high}", "leave out --trial-workers, or the space's workers")
