@@ -274,3 +274,26 @@ def test_a_run_record_keeps_its_type(tmp_path):
     with JournalWriter(path) as journal:
         journal.write(TrialFinished(0, "complete", run=run))
     assert read(path)[0].record.run == run
+
+
+def test_the_disk_is_waited_for_but_not_at_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    now = [100.0]
+    monkeypatch.setattr("elastune.journal.writer.os.fsync", lambda file: synced.append(len(path.read_bytes())))
+    monkeypatch.setattr("elastune.journal.writer.time.monotonic", lambda: now[0])
+    path = tmp_path / "journal.jsonl"
+    journal = JournalWriter(path)
+    journal.write(TrialFinished(0, "complete"))
+    assert synced == []
+    journal.write(TrialFinished(1, "complete"), durable=True)
+    assert synced == [path.stat().st_size]
+    journal.write(TrialFinished(2, "complete"), durable=True)
+    journal.settle()
+    assert len(synced) == 1, "too soon after the last"
+    now[0] += 1.0
+    journal.settle()
+    journal.settle()
+    assert synced[1:] == [path.stat().st_size]
+    journal.write(TrialFinished(3, "complete"), durable=True)
+    journal.close()
+    assert synced[-1] == path.stat().st_size

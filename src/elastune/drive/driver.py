@@ -63,16 +63,26 @@ class Ready:
 
 
 class Driver:
-    """What a study knows while it runs. ``keep`` writes into its journal."""
+    """What a study knows while it runs. ``keep`` writes into its journal, ``settle`` is called every now and then."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, keep: Callable[[Record], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        keep: Callable[[Record], None],
+        clock: Clock,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         request, objectives = plan.request, plan.pricing.objectives
         self._plan = plan
         self._request = request
         self._keep = keep
+        self._settle = settle
         self._clock = clock
         self._roster = Roster()
-        self._schedule = make_schedule(request.stopping, objectives, request.seed)
+        self._schedule = make_schedule(
+            request.stopping, objectives, request.seed, space=plan.space, constraints=plan.pricing.constraints
+        )
         self._pool = Pool(
             cluster,
             capacity=request.workers,
@@ -130,6 +140,7 @@ class Driver:
                 reason = self._spent() or "the space is exhausted"
                 break
             self._listen(*self._pool.pump(max(self._left_s(), 0.0)))
+            self._settle()
             reason = "interrupted" if interrupts() else self._over()
         self._wind_down(reason, interrupts)
         self._tell(StudyFinished(reason, self._elapsed_s()))

@@ -52,7 +52,7 @@ def tune(
             if observe is not None:
                 observe(record)
 
-        driver = Driver(plan, place, keep, time)
+        driver = Driver(plan, place, keep, time, journal.settle)
         stack.callback(driver.abandon)  # whatever happens: a cluster that is not ours lives on, its trials must not
         driver.replay(before)
         driver.run(lambda: interrupts.count)

@@ -16,6 +16,7 @@ from elastune.journal.entry import OPENING, Entry, encode_entry
 from elastune.journal.records import Record
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SYNC_S = 0.1
 _locked_here: set[Path] = set()
 
 
@@ -31,6 +32,8 @@ class JournalWriter:
         self._wall = wall
         self._lock = -1
         self._file = -1
+        self._owes = False
+        self._sync_at = 0.0
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if exclusive:
@@ -46,9 +49,11 @@ class JournalWriter:
         self._size = os.fstat(self._file).st_size
 
     def write(self, record: Record, *, durable: bool = False) -> Entry:
-        """Append ``record``; with ``durable`` also wait until it is on the disk (the end of a trial or a run).
+        """Append ``record``; with ``durable`` also have it on the disk (the end of a trial or a run).
 
-        Raises ``UserError`` where the disk is full; the journal then ends with the last whole line before it.
+        The death of this process costs nothing that was written. Against a power cut the disk is waited for, but not
+        more often than every ``SYNC_S``: what comes quicker is on the disk with the next write, ``settle`` or
+        ``close``. Raises ``UserError`` where the disk is full; the journal then ends with the last whole line before.
         """
         if self._file < 0:
             raise ValueError(f"journal {self.path} is closed")
@@ -58,13 +63,22 @@ class JournalWriter:
             rest = memoryview(line)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-            if durable:
-                os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, self._size)
             raise _cannot_write(self.path, error) from error
         self._size += len(line)
+        self._owes = self._owes or durable
+        self.settle()
         return entry
+
+    def settle(self) -> None:
+        """Have durable records on the disk, if it is time. To be called now and then where writes may be long apart."""
+        if self._owes and time.monotonic() >= self._sync_at:
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                raise _cannot_write(self.path, error) from error
+            self._owes, self._sync_at = False, time.monotonic() + SYNC_S
 
     def close(self) -> None:
         """Flush to the disk and let go of the lock. Idempotent."""

@@ -1,0 +1,144 @@
+"""What does it cost to record a trial so that no crash loses it?
+
+One trial: its start, three reports, its end (which waits for the disk). Measured per trial, in one run and on one disk:
+elastune's journal, the same with the mirror for ``optuna-dashboard`` beside it, and Optuna's own storages (journal file,
+SQLite), where a report is a user attribute, since Optuna refuses reports with several objectives.
+
+    python benchmarks/journal.py            # 10,000 trials; 1,000 in Optuna's; writes benchmarks/results/journal.json
+    python benchmarks/journal.py --smoke    # 200 and 50, writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import RandomSampler
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+from elastune.drive.context import machine_context
+from elastune.journal.reader import read
+from elastune.journal.records import Reported, RunFinished, TrialFinished, TrialReported, TrialStarted
+from elastune.journal.writer import JournalWriter
+from elastune.search import space
+from elastune.search.mirror import Mirror, Shown
+from elastune.search.objective import parse_objectives
+from elastune.search.space import Sample
+
+RESULT = Path(__file__).parent / "results" / "journal.json"
+OBJECTIVES = parse_objectives({"accuracy": "max", "seconds": "min"})
+DISTRIBUTIONS: dict[str, BaseDistribution] = {
+    "lr": FloatDistribution(1e-4, 1.0, log=True),
+    "momentum": FloatDistribution(0.0, 0.99),
+    "layers": IntDistribution(1, 8),
+}
+REPORTS = 3
+
+
+def sample(number: int) -> Sample:
+    params = {"lr": 1e-3 + number * 1e-6, "momentum": 0.9, "layers": 1 + number % 8}
+    return Sample(params, dict(DISTRIBUTIONS), dict(params))
+
+
+def times_s(one: Callable[[int], None], count: int) -> list[float]:
+    found = []
+    for number in range(count):
+        begun = time.perf_counter()
+        one(number)
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+def ours(folder: Path, count: int, mirrored: bool) -> tuple[list[float], float]:
+    """Seconds of each trial, and those of reading all of it back."""
+    path = folder / "journal.jsonl"
+    texts = space.to_json(DISTRIBUTIONS)
+    mirror = Mirror(folder / "optuna.log", OBJECTIVES) if mirrored else None
+    with JournalWriter(path) as journal:
+
+        def one(number: int) -> None:
+            chosen = sample(number)
+            journal.write(TrialStarted(number, chosen.values, {"workers": 1}, 0, "search", chosen.params, texts))
+            if mirror is not None:
+                mirror.start(number, chosen)
+            for epoch in range(1, REPORTS + 1):
+                report = Reported(epoch, epoch * 10, epoch * 1000, epoch * 1.0, {"accuracy": 0.9}, epochs=REPORTS)
+                journal.write(TrialReported(number, report, 1.0))
+            values = {"accuracy": 0.9, "seconds": 3.0 + number}
+            run = RunFinished("0" * 64, 1, 30, 3000, 3.0, {"accuracy": 0.9})
+            journal.write(TrialFinished(number, "complete", values, values, {}, 3.0, run=run), durable=True)
+            if mirror is not None:
+                mirror.finish(number, Shown(list(values.values())))
+
+        found = times_s(one, count)
+    if mirror is not None:
+        mirror.close()
+    begun = time.perf_counter()
+    assert len(read(path)) == count * (REPORTS + 2)
+    return found, time.perf_counter() - begun
+
+
+def optunas(storage: BaseStorage, count: int) -> list[float]:
+    study = optuna.create_study(
+        storage=storage, directions=["maximize", "minimize"], sampler=RandomSampler(seed=0), study_name="one"
+    )
+
+    def one(number: int) -> None:
+        trial = study.ask(DISTRIBUTIONS)
+        for epoch in range(REPORTS):
+            trial.set_user_attr(f"accuracy at {epoch}", 0.9)
+        study.tell(trial, [0.9, 3.0 + number])
+
+    return times_s(one, count)
+
+
+def told(found: list[float]) -> dict[str, Any]:
+    tail = found[-max(1, len(found) // 10) :]
+    quartiles = statistics.quantiles(found, n=4)
+    return {
+        "trials": len(found),
+        "median_ms": round(1e3 * statistics.median(found), 3),
+        "quartiles_ms": [round(1e3 * quartiles[0], 3), round(1e3 * quartiles[2], 3)],
+        "median_of_the_last_tenth_ms": round(1e3 * statistics.median(tail), 3),
+    }
+
+
+def run(count: int, others: int) -> dict[str, Any]:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="journal-") as name:
+        folder = Path(name)
+        alone, reading_s = ours(folder / "a", count, mirrored=False)
+        found["elastune's journal"] = {**told(alone), "read_back_s": round(reading_s, 2)}
+        found["elastune's journal and mirror"] = told(ours(folder / "b", count, mirrored=True)[0])
+        file = JournalStorage(JournalFileBackend(str(folder / "theirs.log")))
+        found["Optuna's journal file"] = told(optunas(file, others))
+        found["Optuna's SQLite"] = told(optunas(RDBStorage(f"sqlite:///{folder / 'theirs.db'}"), others))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="few trials; writes nothing")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    found = run(200, 50) if options.smoke else run(10_000, 1_000)
+    for name, row in found.items():
+        print(f"{name:32} {row['median_ms']:8.3f} ms a trial, {row['quartiles_ms']}, {row['trials']} trials")
+    if not options.smoke:
+        whole = {"command": "OMP_NUM_THREADS=1 python benchmarks/journal.py", "machine": machine_context()}
+        options.out.write_text(json.dumps({**whole, "results": found}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,186 @@
+"""A study's controller is killed (SIGKILL) at 100 random moments: what is lost, and what is left behind?
+
+Each life resumes the study of the one before and is killed a random time after its start, from 0 to ``--longest``
+seconds, so that kills strike while it starts, asks, writes, pauses and resumes trials. Two workers, successive halving
+(trials are paused with checkpoints and resumed). After every kill: what had been recorded as finished still is, nothing
+is recorded twice, and every process that the controller had started is gone within 5 s. In the end an undisturbed life
+finishes the study; then every trial has ended or is paused, and none is left running in journal or Optuna mirror.
+
+    python benchmarks/killed_studies.py             # 100 kills, some minutes; writes benchmarks/results/killed_studies.json
+    python benchmarks/killed_studies.py --smoke     # 3 kills, writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from elastune.core.run import Program
+from elastune.drive.context import machine_context
+from elastune.drive.driver import MIRROR
+from elastune.drive.requests import StudyRequest
+from elastune.drive.study import tune
+from elastune.journal.reader import read
+from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "killed_train.py")
+RESULT = Path(__file__).parent / "results" / "killed_studies.json"
+GONE_S = 5.0
+
+
+def request(out: Path, trials: int, resume: bool) -> StudyRequest:
+    return StudyRequest(
+        PROGRAM, out, sampler="random", stopping="asha:eta=3,least=1", trials=trials, workers=2, resume=resume
+    )
+
+
+def records(out: Path) -> list[Record]:
+    journal = out / "journal.jsonl"
+    return [entry.record for entry in read(journal)] if journal.exists() else []
+
+
+def family(pid: int) -> set[int]:
+    """All that ``pid`` has started and that has not been reaped."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def one_life(out: Path, trials: int, after_s: float | None) -> tuple[bool, int]:
+    """Run the study in a process of its own and kill it after so long (None: never): (it had ended, processes left)."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            tune(request(out, trials, resume=(out / "journal.jsonl").exists()))
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = None if after_s is None else time.monotonic() + after_s
+    while deadline is None or time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            if os.waitstatus_to_exitcode(status) != 0:
+                raise SystemExit("the study failed by itself")
+            return True, 0
+        time.sleep(0.01)
+    started = family(pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    limit = time.monotonic() + GONE_S
+    while any(map(runs, started)) and time.monotonic() < limit:
+        time.sleep(0.02)
+    return False, sum(map(runs, started))
+
+
+def mirror_states(out: Path) -> Counter[str]:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = JournalStorage(JournalFileBackend(str(out / MIRROR)))
+    (study,) = optuna.get_all_study_summaries(storage)
+    loaded = optuna.load_study(study_name=study.study_name, storage=storage)
+    return Counter(TrialState(trial.state).name for trial in loaded.get_trials(deepcopy=False))
+
+
+def ends(found: list[Record]) -> list[TrialFinished]:
+    return [record for record in found if isinstance(record, TrialFinished)]
+
+
+def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    out = Path(tempfile.mkdtemp(prefix="killed-")) / "out"
+    lost = repeated = left = survived = 0
+    kept: list[TrialFinished] = []
+    began = time.monotonic()
+    try:
+        for kill in range(kills):
+            over, remaining = one_life(out, trials, rng.uniform(0.0, longest_s))
+            now = ends(records(out))
+            lost += now[: len(kept)] != kept
+            repeated += max(Counter(record.trial for record in now).values(), default=1) > 1
+            left += remaining
+            kept = now
+            print(f"kill {kill + 1}: {len(now)} finished, {remaining} processes left", flush=True)
+            if over:
+                survived += 1
+                trials += 40  # the study had ended: give it more to do
+        one_life(out, trials, None)
+        found = records(out)
+        states: dict[int, str] = {}
+        for record in found:
+            if isinstance(record, (TrialStarted, TrialResumed)):
+                states[record.trial] = "running"
+            elif isinstance(record, TrialPaused):
+                states[record.trial] = "paused"
+            elif isinstance(record, TrialFinished):
+                states[record.trial] = record.state
+        lost += ends(found)[: len(kept)] != kept
+        resumed = sum(isinstance(record, TrialResumed) and record.cut_off for record in found)
+        return {
+            "kills": kills - survived,
+            "trials": len(states),
+            "states_in_the_end": dict(Counter(states.values())),
+            "in_optunas_mirror": dict(mirror_states(out)),
+            "kills_after_which_a_finished_trial_was_missing": lost,
+            "kills_after_which_a_trial_was_recorded_twice": repeated,
+            "processes_left_behind": left,
+            "trials_that_went_on_after_a_kill": resumed,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+    finally:
+        shutil.rmtree(out.parent, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="3 kills; writes nothing")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--trials", type=int, default=300)
+    parser.add_argument("--longest", type=float, default=8.0, help="seconds of a life at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    kills, trials = (3, 8) if options.smoke else (options.kills, options.trials)
+    found = run(kills, trials, options.longest, options.seed)
+    print(json.dumps(found, indent=2))
+    command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py"
+    if not options.smoke:
+        options.out.write_text(
+            json.dumps({"command": command, "machine": machine_context(), "result": found}, indent=2) + "\n"
+        )
+    bad = found["kills_after_which_a_finished_trial_was_missing"] + found["processes_left_behind"]
+    bad += found["kills_after_which_a_trial_was_recorded_twice"] + found["states_in_the_end"].get("running", 0)
+    bad += found["in_optunas_mirror"].get("RUNNING", 0)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
