@@ -6,8 +6,8 @@ seconds, so that kills strike while it starts, asks, writes, pauses and resumes 
 is recorded twice, and every process that the controller had started is gone within 5 s. In the end an undisturbed life
 finishes the study; then every trial has ended or is paused, and none is left running in journal or Optuna mirror.
 
-    python benchmarks/killed_studies.py             # 100 kills, some minutes; writes benchmarks/results/killed_studies.json
-    python benchmarks/killed_studies.py --smoke     # 3 kills, writes nothing
+    python benchmarks/killed_studies.py           # 100 kills, some minutes; writes results/killed_studies.json
+    python benchmarks/killed_studies.py --smoke   # 3 kills, writes nothing
 """
 
 from __future__ import annotations

@@ -1,0 +1,121 @@
+"""Studies whose trials pause: they go on where they were, whoever or whatever had stopped them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Means, Program
+from elastune.drive.requests import StudyRequest
+from elastune.drive.study import tune
+from elastune.journal.reader import read
+from elastune.journal.records import (
+    Record,
+    StudyFinished,
+    TrialFinished,
+    TrialPaused,
+    TrialReported,
+    TrialResumed,
+    TrialStarted,
+)
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_categorical("lr", [0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2]), "epochs": 6}
+
+
+def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
+    means = Means(mode="exact", num_slots=2)
+    asked = StudyRequest(program, out, {"loss": "min"}, sampler="grid", trials=8, workers=2, means=means)
+    return replace(asked, **changes)
+
+
+def records(out: Path) -> list[Record]:
+    return [entry.record for entry in read(out / "journal.jsonl")]
+
+
+def hashes(out: Path) -> dict[float, str]:
+    found = records(out)
+    rates = {r.trial: r.config["lr"] for r in found if isinstance(r, TrialStarted)}
+    return {rates[r.trial]: r.run.sha256 for r in found if isinstance(r, TrialFinished) and r.run is not None}
+
+
+@pytest.fixture(scope="module")
+def to_the_end(tmp_path_factory: pytest.TempPathFactory) -> dict[float, str]:
+    """Learning rate -> weights, of trials that nothing stopped."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    tiny = Program(Path(__file__).parent / "programs" / "tiny.py")
+    with LocalCluster(2) as cluster:
+        tune(request(tiny, out), space=space, cluster=cluster)
+    found = hashes(out)
+    assert len(found) == 8
+    return found
+
+
+def test_halving_spends_less_and_changes_no_result(
+    cluster: LocalCluster, tmp_path: Path, tiny: Program, to_the_end: dict[float, str]
+) -> None:
+    out = tmp_path / "out"
+    study = tune(request(tiny, out, stopping="asha:eta=2,least=1"), space=space, cluster=cluster)
+    found = records(out)
+    started = [r.trial for r in found if isinstance(r, TrialStarted)]
+    paused = {r.trial for r in found if isinstance(r, TrialPaused)}
+    resumed = {r.trial for r in found if isinstance(r, TrialResumed)}
+    assert started == list(range(8))
+    assert paused - resumed, "some stay paused"
+    assert resumed, "others go on"
+    ended = hashes(out)
+    assert 1 <= len(ended) < 8
+    assert ended.items() <= to_the_end.items()
+    best = min((t for t in study.complete), key=lambda t: t.values["loss"])
+    assert best.config["lr"] in (0.1, 0.2)
+    trained = {r.trial: r.report.step for r in found if isinstance(r, TrialReported)}
+    assert sum(trained.values()) < 8 * 60
+    assert all(r.report.epochs == 6 for r in found if isinstance(r, TrialReported))
+    kept = {int(path.name) for path in (out / "trials").iterdir()}
+    assert kept == paused - {t.number for t in study.complete}, "what can go on keeps its checkpoint, and nothing else"
+    assert cluster.free == cluster.capacity
+
+    again = tune(request(tiny, out, stopping="asha:eta=2,least=1", resume=True), space=space, cluster=cluster)
+    assert again.complete == study.complete, "nothing was left to do"
+    with pytest.raises(UserError, match="resumes with the stopping"):
+        tune(request(tiny, out, stopping="hyperband", resume=True), space=space, cluster=cluster)
+
+
+def test_a_budget_of_worker_hours_pauses_what_runs(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    out = tmp_path / "out"
+    asked = request(tiny, out, worker_hours=3.0 / 3600, trials=None, config={"pause_s": 0.05})
+    tune(asked, space=space, cluster=cluster)
+    (end,) = [r for r in records(out) if isinstance(r, StudyFinished)]
+    assert "worker-hours" in end.reason
+    assert 1.0 < end.seconds < 8.0
+    paused = [r for r in records(out) if isinstance(r, TrialPaused)]
+    assert paused
+    assert all(r.cut_off and r.worker_seconds > 0 for r in paused)
+    tune(replace(asked, worker_hours=1.0, trials=2, resume=True), space=space, cluster=cluster)
+    resumed = [r.trial for r in records(out) if isinstance(r, TrialResumed) and r.cut_off]
+    assert resumed == sorted({r.trial for r in paused})
+    ended = [r for r in records(out) if isinstance(r, TrialFinished)]
+    assert {r.trial for r in ended} == set(resumed)
+    for r in ended:
+        assert r.run is not None
+        assert r.run.steps == 60
+        assert r.seconds > r.run.seconds > 60 * 0.05
+
+
+def test_trials_that_fail_while_others_pause(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    def odd(trial: Any) -> dict[str, Any]:
+        return {**space(trial), "act": trial.suggest_categorical("act", ["", "diverges"]), "misbehaving_rank": 0}
+
+    out = tmp_path / "out"
+    study = tune(request(tiny, out, stopping="asha:eta=2,least=1", trials=12), space=odd, cluster=cluster)
+    failed = [t for t in study.trials if t.state == "infeasible"]
+    assert failed
+    assert all(t.reason.startswith("diverged") for t in failed)
+    assert study.complete
+    assert all(t.config["act"] == "" for t in study.complete)
