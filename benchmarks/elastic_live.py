@@ -1,0 +1,126 @@
+"""Live: the same study on four local workers, with fixed workers a trial and with workers that flow among trials.
+
+Twelve trials of the digits in ``exact`` mode: four learning rates, 2, 4 or 12 passes. A worker takes a declared time for
+each sample (``programs/paced_train.py``), so that four workers are four times as fast as one on two cores, too: how
+much less time a study takes is measured under that declaration; pauses and weights are simply measured. All trials run
+to their end, so each study must find the same weights for each configuration (SHA-256).
+
+    python benchmarks/elastic_live.py           # some ten minutes; writes benchmarks/results/elastic_live.json
+    python benchmarks/elastic_live.py --smoke   # three trials, one study each, writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Means, Program
+from elastune.drive.context import machine_context
+from elastune.drive.requests import StudyRequest
+from elastune.drive.study import tune
+from elastune.journal.reader import read
+from elastune.journal.records import (
+    StudyFinished,
+    TrialFinished,
+    TrialReallocated,
+    TrialRegrouped,
+    TrialStarted,
+)
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "paced_train.py")
+RESULT = Path(__file__).parent / "results" / "elastic_live.json"
+WORKERS = 4
+VARIANTS: dict[str, tuple[int, tuple[int, int] | None]] = {
+    "1 worker a trial": (1, None),
+    "2 workers a trial": (2, None),
+    "4 workers a trial": (4, None),
+    "shared, 1 to 4 a trial": (1, (1, 4)),
+}
+
+
+def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: float, trials: int) -> dict[str, Any]:
+    """One study: its wall time, worker-seconds, pauses, and the weights of each configuration."""
+    workers, bounds = VARIANTS[variant]
+    request = StudyRequest(
+        PROGRAM,
+        out,
+        {"accuracy": "max"},
+        sampler="grid",
+        trials=trials,
+        workers=WORKERS,
+        trial_workers=bounds,
+        means=Means(workers=workers, mode="exact", num_slots=WORKERS),
+        config={"sample_s": sample_s},
+        seed=seed,
+    )
+    tune(request, cluster=cluster)
+    records = [entry.record for entry in read(out / "journal.jsonl")]
+    begun = {r.trial: json.dumps(r.config, sort_keys=True) for r in records if isinstance(r, TrialStarted)}
+    ended = [r for r in records if isinstance(r, TrialFinished) and r.run is not None]
+    (end,) = [r for r in records if isinstance(r, StudyFinished)]
+    pauses = [r.change.pause_s for r in records if isinstance(r, TrialRegrouped) and r.change.planned]
+    return {
+        "seconds": end.seconds,
+        "worker_seconds": sum(r.worker_seconds or 0.0 for r in ended),
+        "resizes": sum(isinstance(r, TrialReallocated) for r in records),
+        "pauses_s": pauses,
+        "weights": {begun[r.trial]: r.run.sha256 for r in ended if r.run is not None},
+    }
+
+
+def run(rounds: int, sample_s: float, trials: int) -> dict[str, Any]:
+    found: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
+    weights: dict[str, str] = {}
+    different = 0
+    with tempfile.TemporaryDirectory(prefix="live-") as folder, LocalCluster(WORKERS) as cluster:
+        for number in range(rounds):
+            for variant in VARIANTS:
+                out = Path(folder) / f"{number}-{list(VARIANTS).index(variant)}"
+                one = study(cluster, out, variant, number, sample_s, trials)
+                for config, sha256 in one.pop("weights").items():
+                    different += weights.setdefault(f"{number} {config}", sha256) != sha256
+                found[variant].append(one)
+                print(f"{variant:24} {one['seconds']:6.1f} s, {one['resizes']} resizes", flush=True)
+    return {
+        "different_weights": different,
+        "trainings": len(weights),
+        "variants": {v: told(found[v]) for v in VARIANTS},
+    }
+
+
+def told(studies: list[dict[str, Any]]) -> dict[str, Any]:
+    pauses = [pause for one in studies for pause in one["pauses_s"]]
+    row: dict[str, Any] = {
+        "median_seconds": round(statistics.median(one["seconds"] for one in studies), 1),
+        "seconds": [round(one["seconds"], 1) for one in studies],
+        "median_worker_seconds": round(statistics.median(one["worker_seconds"] for one in studies), 1),
+        "resizes": [one["resizes"] for one in studies],
+    }
+    if pauses:
+        row["median_pause_ms"] = round(1e3 * statistics.median(pauses), 1)
+        row["longest_pause_ms"] = round(1e3 * max(pauses), 1)
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="three short trials; writes nothing")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sample-s", type=float, default=0.002, help="declared seconds for a sample on a worker")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    found = run(1, 0.0005, 3) if options.smoke else run(options.rounds, options.sample_s, 12)
+    print(json.dumps(found, indent=2))
+    if not options.smoke:
+        whole = {"command": "OMP_NUM_THREADS=1 python benchmarks/elastic_live.py", "machine": machine_context()}
+        options.out.write_text(json.dumps({**whole, "sample_s": options.sample_s, **found}, indent=2) + "\n")
+    return int(found["different_weights"] > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
