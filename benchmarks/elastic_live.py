@@ -1,7 +1,7 @@
 """Live: the same study on four local workers, with fixed workers a trial and with workers that flow among trials.
 
-Twelve trials of the digits in ``exact`` mode: four learning rates, 2, 4 or 12 passes. A worker takes a declared time for
-each sample (``programs/paced_train.py``), so that four workers are four times as fast as one on two cores, too: how
+Twelve trials of the digits in ``exact`` mode: four learning rates, 2, 4 or 12 passes. A worker takes a declared time
+for each sample (``programs/paced_train.py``), so that four workers are four times as fast as one on two cores, too: how
 much less time a study takes is measured under that declaration; pauses and weights are simply measured. All trials run
 to their end, so each study must find the same weights for each configuration (SHA-256).
 
@@ -78,6 +78,7 @@ def run(rounds: int, sample_s: float, trials: int) -> dict[str, Any]:
     weights: dict[str, str] = {}
     different = 0
     with tempfile.TemporaryDirectory(prefix="live-") as folder, LocalCluster(WORKERS) as cluster:
+        study(cluster, Path(folder) / "warm", "1 worker a trial", 0, 0.0, 1)  # the first one starts the fork server
         for number in range(rounds):
             for variant in VARIANTS:
                 out = Path(folder) / f"{number}-{list(VARIANTS).index(variant)}"

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.drive.allocate import Claim, Fitted, Measured, Rules, allocate, hopeless, samples_per_s
+from elastune.drive.allocate import Claim, Rules, allocate, hopeless
+from elastune.drive.pace import Fitted, Measured, samples_per_s
 from elastune.plan.goodput import Performance, throughput
 from elastune.plan.step_time import StepTime
 

@@ -6,18 +6,8 @@ from rich.console import Console
 
 from elastune.journal.records import TimesFitted
 from elastune.report.gather import front_trials, gather_run, gather_study
-from elastune.report.tables import (
-    Table,
-    failures_table,
-    front_table,
-    frontier_table,
-    reports_table,
-    run_table,
-    times_table,
-    to_html,
-    to_rich,
-    trials_table,
-)
+from elastune.report.study_tables import failures_table, front_table, trials_table
+from elastune.report.tables import Table, frontier_table, reports_table, run_table, times_table, to_html, to_rich
 from elastune.report.text import number
 
 

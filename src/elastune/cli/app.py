@@ -10,11 +10,14 @@ from typing import cast
 import typer
 
 from elastune.cli.doctor import doctor
+from elastune.cli.explain import explain
+from elastune.cli.export import export
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG
 from elastune.cli.report import report
 from elastune.cli.resize import resize
 from elastune.cli.run import run
 from elastune.cli.search import frontier, tune
+from elastune.cli.simulate import simulate
 from elastune.core.errors import UserError
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
@@ -27,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, resize, tune, frontier, report, doctor):
+for command in (run, resize, tune, simulate, frontier, report, explain, export, doctor):
     app.command()(command)
 
 

@@ -44,6 +44,10 @@ Stopping = Annotated[
         help="Which trials pause early: none, asha or hyperband, such as asha:eta=3,least=1.",
     ),
 ]
+WarmStart = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder of an earlier study: try its best settings first, learn from it as far as it compares."),
+]
 TrialWorkers = Annotated[
     str | None,
     typer.Option(metavar="LOW:HIGH", help="Share the workers out: each running trial has LOW to HIGH, changing live."),

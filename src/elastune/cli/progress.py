@@ -29,8 +29,12 @@ from elastune.journal.records import (
     StudyStarted,
     TimesFitted,
     TrialFinished,
+    TrialPaused,
+    TrialReallocated,
     TrialReported,
+    TrialResumed,
     TrialStarted,
+    WarmStarted,
     WorkerGone,
 )
 from elastune.report.decision_text import decided_line, failed_line, measured_text
@@ -118,7 +122,9 @@ class StudyTracker:
     def __init__(self, trials: int | None, budget_s: float | None) -> None:
         self._trials = trials
         self._budget_s = budget_s
-        self._running: dict[int, str] = {}
+        self._settings: dict[int, str] = {}
+        self._running: set[int] = set()
+        self._paused: set[int] = set()
         self._ended = 0
         self._phase = "starting"
 
@@ -126,13 +132,25 @@ class StudyTracker:
         match record:
             case StudyStarted(resumed=True):
                 return "resumed", True
+            case WarmStarted():
+                return warm_line(record), True
             case TrialStarted():
                 changed = self._phase != record.phase
                 self._phase = record.phase
-                self._running[record.trial] = settings_text(record.config)
+                self._running.add(record.trial)
+                self._settings[record.trial] = settings_text(record.config)
                 return (f"phase: {record.phase}", True) if changed else ("", False)
             case TrialReported():
                 return "", False
+            case TrialResumed():
+                self._paused.discard(record.trial)
+                self._running.add(record.trial)
+                return "", False
+            case TrialPaused():
+                return self._trial_paused(record), False
+            case TrialReallocated():
+                why = f" ({plain(record.reason)})" if record.reason else ""
+                return f"trial {record.trial}: {record.before} -> {count(record.after, 'worker')}{why}", False
             case TrialFinished():
                 return self._trial_ended(record), False
             case TimesFitted():
@@ -146,17 +164,33 @@ class StudyTracker:
 
     def _trial_ended(self, record: TrialFinished) -> str:
         self._ended += 1
-        what = self._running.pop(record.trial, "")
+        self._running.discard(record.trial)
+        self._paused.discard(record.trial)
+        what = self._settings.pop(record.trial, "")
         result = _metrics(record.values or record.metrics) if record.state == "complete" else plain(record.reason)
         return f"trial {record.trial} {record.state}: {result}" + (f" ({what})" if what else "")
 
+    def _trial_paused(self, record: TrialPaused) -> str:
+        self._paused.add(record.trial)
+        self._running.discard(record.trial)
+        return f"trial {record.trial} paused after epoch {record.epoch}: {plain(record.reason) or 'no reason told'}"
+
     def state(self) -> str:
-        return f"{self._phase}, {count(self._ended, 'trial')} ended, {len(self._running)} running"
+        paused = f", {len(self._paused)} paused" if self._paused else ""
+        return f"{self._phase}, {count(self._ended, 'trial')} ended, {len(self._running)} running{paused}"
 
     def done(self, elapsed_s: float) -> float | None:
         parts = [elapsed_s / self._budget_s] if self._budget_s else []
         parts += [self._ended / self._trials] if self._trials else []
         return min(1.0, max(parts)) if parts else None
+
+
+def warm_line(record: WarmStarted) -> str:
+    """What was taken over from an earlier study, and why no more."""
+    why = "; ".join(f"{n}: {plain(reason)}" for reason, n in record.left_out.items())
+    taken = f"{record.taken} of {count(record.of, 'trial')} taken" + (f" ({why})" if why else "")
+    use = f"{len(record.told)} count as results, {len(record.proposed)} are tried first"
+    return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike, so {use}"
 
 
 def eta_s(done: float | None, elapsed_s: float) -> float | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from elastune.cli import options
+from elastune.cli import options, parse
 from elastune.cli.output import FAILED, OK, print_json, print_result
 from elastune.core.errors import UserError
 
@@ -19,21 +19,33 @@ def report(
         bool, typer.Option("--ledger", help="Only tell, of a run, how often each sample was used; 1 if not once.")
     ] = False,
     tensorboard: options.TensorBoard = False,
+    pick: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER,...", help="Of a study, the best trial that reaches these targets."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER,...", help="Of a study, the trial with the smallest weighted sum."),
+    ] = None,
+    subset: Annotated[
+        int | None, typer.Option(help="Of a study, so many trials that together stand for the front.")
+    ] = None,
     json: options.Json = False,
 ) -> int:
     """Write OUT/report.html, one self-contained file, and PNGs; tell what OUT's journal holds, finished or not.
 
-    --json: the object that the command which filled OUT prints, and {report, images, with
-    --tensorboard events}. Of a run that has no result yet:
+    --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
+    --subset subset: [{trial, values, metrics, config, means, reason}]}. Of a run that has no result yet:
     {kind, unfinished: true, ...}. With --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once,
     missed, repeated, ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
     """
     if ledger:
         return _ledger(out, json)
-    from elastune.cli.results import result_of
+    from elastune.cli.results import Wish, result_of
     from elastune.report.page import write_report
 
-    result = result_of(out)
+    targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
+    result = result_of(out, Wish(targets, weighed, subset))
     page = write_report(out)
     more: dict[str, object] = {}
     if tensorboard:

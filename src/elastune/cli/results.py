@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.drive.folders import JOURNAL
+from elastune.drive.outcomes import Trial
 from elastune.drive.results import Study
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
@@ -27,7 +29,8 @@ from elastune.report.adapting import (
 )
 from elastune.report.changes import Changes, changes_line, gather_changes
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study
-from elastune.report.tables import Table, front_table, frontier_table
+from elastune.report.study_tables import front_table, subset_table
+from elastune.report.tables import Table, frontier_table
 from elastune.report.text import count, duration, number, plain, settings_text
 
 
@@ -43,12 +46,31 @@ class Result:
     """Why it ended: "requested" or "interrupted" where somebody asked for it, "unfinished" where it has not."""
 
 
-def result_of(out: Path) -> Result:
+@dataclass(frozen=True)
+class Wish:
+    """Which trial of a study to pick, by ``targets`` or ``weights`` (neither: the knee), and how many to stand for the
+    front (None: no such question)."""
+
+    targets: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    subset: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return bool(self.targets or self.weights or self.subset is not None)
+
+
+def result_of(out: Path, wish: Wish | None = None) -> Result:
     """What ``out/journal.jsonl`` holds. Raises ``UserError`` where there is nothing, or a line is no record."""
+    wish = wish or Wish()
     entries = read(out / JOURNAL)
     study, run = gather_study(entries), gather_run(entries)
+    if study is not None and not study.is_frontier:
+        return _study(study, entries, out, wish)
+    if wish.any:
+        raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
     if study is not None:
-        return _frontier(study, out) if study.is_frontier else _study(study, entries, out)
+        return _frontier(study, out)
     if run is not None:
         return _run(run, gather_changes(entries), gather_adaptation(entries), out)
     raise UserError("a journal must hold the start of a run or study", out, "run one with this output folder first")
@@ -107,19 +129,22 @@ def _run_lines(
     )
 
 
-def _study(story: StudyStory, entries: Sequence[Entry], out: Path) -> Result:
+def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -> Result:
     study = Study.of(out, entries)
-    picked = study.pick() if study.complete else None
-    front = [
-        {"trial": t.number, "values": t.values, "metrics": t.metrics, "config": t.config, "means": t.means}
-        for t in study.front()
-    ]
+    picked = study.pick(weights=wish.weights or None, **wish.targets) if study.complete or wish.any else None
+    front = [_shown(trial) for trial in study.front()]
     data = {
         "kind": "tune",
         "objectives": {o.name: o.direction for o in study.objectives},
         "trials": dict(Counter(t.state for t in study.trials)),
         "front": front,
-        "pick": picked and {"trial": picked.trial.number, "reason": picked.reason, "command": picked.command},
+        "pick": picked
+        and {
+            "trial": picked.trial.number,
+            "reason": picked.reason,
+            "command": picked.command,
+            "found_after_s": picked.trial.ended_s,
+        },
         **_ending(story, out),
     }
     if picked is None:
@@ -128,9 +153,35 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path) -> Result:
     lines = (
         f"pick    trial {picked.trial.number} ({plain(picked.reason, 300)}): {values}",
         f"        {settings_text(picked.trial.config)}",
+        f"found   {_found_after(study, picked.trial)}",
         f"train   {picked.command}",
     )
-    return Result(data, (front_table(story, front_trials(story)),), lines, stopped=data["reason"])
+    tables = [front_table(story, front_trials(story))]
+    if wish.subset is not None:
+        chosen = _subset(study, wish.subset)
+        data["subset"] = [_shown(trial) | {"reason": reason} for trial, reason in chosen]
+        tables.append(subset_table(study, chosen))
+    return Result(data, tuple(tables), lines, stopped=data["reason"])
+
+
+def _subset(study: Study, k: int) -> list[tuple[Trial, str]]:
+    """Trials that stand for the front, each with what it adds to those before it."""
+    chosen = study.subset(k)
+    covered = [study.covered(chosen[: i + 1]) for i in range(len(chosen))]
+    first = f"covers {covered[0]:.1%} of the front's hypervolume, more than any other alone"
+    rest = [f"adds {now - before:.1%}, {now:.1%} with those above" for before, now in pairwise(covered)]
+    return list(zip(chosen, [first, *rest], strict=True))
+
+
+def _found_after(study: Study, trial: Trial) -> str:
+    before = [t for t in study.trials if t.ended_s <= trial.ended_s and t.state != "paused"]
+    failed = sum(t.state != "complete" for t in before)
+    told = f", {failed} of them without a result" if failed else ""
+    return f"after {duration(trial.ended_s)} of search, all counted: {count(len(before), 'trial')} had ended{told}"
+
+
+def _shown(t: Trial) -> dict[str, Any]:
+    return {"trial": t.number, "values": t.values, "metrics": t.metrics, "config": t.config, "means": t.means}
 
 
 def _frontier(story: StudyStory, out: Path) -> Result:

@@ -23,6 +23,7 @@ def tune(
     budget: options.Budget = None,
     worker_hours: options.WorkerHours = None,
     stopping: options.Stopping = "none",
+    warm_start: options.WarmStart = None,
     workers: Annotated[int, typer.Option(help="Worker processes for all trials together.")] = 1,
     trial_workers: options.TrialWorkers = None,
     set_: options.Set = None,
@@ -67,6 +68,7 @@ def tune(
         budget_s=budget_s,
         worker_hours=worker_hours,
         stopping=stopping,
+        warm_start=tuple(warm_start or ()),
         workers=workers,
         trial_workers=bounds,
         means=choose_means(
@@ -88,7 +90,7 @@ def tune(
     )
     with Progress(StudyTracker(trials, budget_s)) as progress:
         run_study(request, observe=progress.observe)
-    return _tell(request.out, json)
+    return tell_study(request.out, json)
 
 
 def frontier(
@@ -158,11 +160,11 @@ def frontier(
     )
     with Progress(StudyTracker(None, budget_s)) as progress:
         find_frontier(request, observe=progress.observe)
-    return _tell(request.out, json)
+    return tell_study(request.out, json)
 
 
-def _tell(out: Path, as_json: bool) -> int:
-    """Draw the report, print the result. A report that cannot be written costs no result."""
+def tell_study(out: Path, as_json: bool, **more: object) -> int:
+    """Draw the report, print the result and ``more`` about it. A report that cannot be written costs no result."""
     from elastune.cli.results import result_of
     from elastune.report.page import write_report
 
@@ -172,7 +174,7 @@ def _tell(out: Path, as_json: bool) -> int:
     except UserError as error:
         print_error(f"no report was written: {error}")
     result = result_of(out)
-    print_result(result, as_json=as_json, report=page)
+    print_result(result, as_json=as_json, **more, report=page)
     if result.stopped == "interrupted":
         print_error(f"interrupted; go on with --resume --out {out}")
         return INTERRUPTED

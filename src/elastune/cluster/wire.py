@@ -45,6 +45,7 @@ def decode_order(line: bytes) -> Order:
     spec = fields["spec"]
     program = Program(Path(spec["program"]["path"]), spec["program"]["train"])
     known = {"program": program, "out": Path(spec["out"]), "means": Means(**spec["means"])}
+    known["parent"] = None if spec["parent"] is None else Path(spec["parent"])
     known["elastic"] = Elastic(**spec["elastic"])
     known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in spec["adapt"].items()})
     return Order(**{**fields, "spec": RunSpec(**{**spec, **known}), "place": Place(**fields["place"])})

@@ -94,6 +94,7 @@ def tune(
     budget_s: float | None = None,
     worker_hours: float | None = None,
     stopping: str = "none",
+    warm_start: Sequence[str | Path] = (),
     constraints: Sequence[str] = (),
     sampler: str = "auto",
     config: Config | None = None,
@@ -108,7 +109,8 @@ def tune(
     ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism,
     micro_batch and policy set system parameters. At least one of ``trials``, ``budget_s`` and ``worker_hours`` bounds
     the search. ``stopping="asha"`` pauses trials that do not promise to be on the front; ``trial_workers=(1, 4)`` moves
-    workers among the running trials, each within these bounds.
+    workers among the running trials, each within these bounds. ``warm_start``: folders of earlier studies; their best
+    settings are tried first, and what they measured in the same context counts for the search.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()
@@ -125,6 +127,7 @@ def tune(
         budget_s=budget_s,
         worker_hours=worker_hours,
         stopping=stopping,
+        warm_start=tuple(Path(folder) for folder in warm_start),
         workers=workers,
         trial_workers=trial_workers,
         config=dict(config or {}),

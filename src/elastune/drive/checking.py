@@ -21,6 +21,7 @@ from elastune.search.objective import parse_objectives
 from elastune.search.samplers import check_sampler
 from elastune.search.space import Sample, Space, probe
 from elastune.search.stopping import make_schedule
+from elastune.train.meaning import meaning
 from elastune.train.program import LoadedProgram, load, merge
 
 PROBED = 64  # configurations that are looked at before any runs
@@ -43,6 +44,7 @@ class Plan:
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["objectives"] = {o.name: o.direction for o in self.pricing.objectives}
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
+        plain["meaning"] = meaning(self.request.program)
         return {"kind": "tune", **plain}
 
 
@@ -70,7 +72,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
             fix = f"use one of {', '.join(sorted(known))}, or add it to the file's objectives"
             raise UserError("an objective must be one that the program names", objective.name, fix)
     check_sampler(request.sampler, objectives)
-    make_schedule(request.stopping, objectives, request.seed)
+    make_schedule(request.stopping, objectives, request.seed, space=found)
     config = merge(program.config, request.config)
     constraints = parse_constraints(request.constraints)
     defaults = {**config, **system_defaults(request.means)}

@@ -31,8 +31,13 @@ def run_command(
     means: Mapping[str, Any],
     seed: int | None = None,
     epochs: int | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> str:
-    """``elastune run ...`` for these settings, quoted for a POSIX shell. ``program``: a path, or ``{"path": ...}``."""
+    """``elastune run ...`` for these settings, quoted for a POSIX shell. ``program``: a path, or ``{"path": ...}``.
+
+    ``defaults``: the program's own settings, where known. What is None there too is not set, and not worth a word.
+    """
+    unset = {name for name, value in (defaults or {}).items() if value is None}
     words = ["elastune", "run", program_path(program)]
     for name, option in FLAGS.items():
         if name in means and means[name] != DEFAULTS.get(name, ...):
@@ -42,6 +47,8 @@ def run_command(
         for text in [texts] if isinstance(texts, str) else texts:
             words += [option, str(text)] if text != "none" else []
     for name, value in config.items():
+        if value is None and name in unset:
+            continue
         words += ["--set", f"{name}={_word(value)}"]
     if epochs is not None:
         words += ["--epochs", str(epochs)]

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
+
+from elastune.train.context import cores, processor, software
 
 
 def machine_context() -> dict[str, Any]:
     """Cores, processor, memory and versions, for the journal."""
-    return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "processor": _first("/proc/cpuinfo", "model name"),
-        "memory_gib": _memory_gib(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "elastune": version("elastune"),
-    }
-
-
-def _first(path: str, key: str) -> str:
-    file = Path(path)
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), platform.machine())
+    return {"cores": cores(), "processor": processor(), "memory_gib": _memory_gib(), **software()}
 
 
 def _memory_gib() -> float:

@@ -34,6 +34,7 @@ from elastune.journal.records import (
     TrialReported,
     TrialResumed,
     TrialStarted,
+    WarmStarted,
 )
 from elastune.search.schedule import Child, Fresh, Resume
 from elastune.search.stopping import make_schedule
@@ -130,6 +131,11 @@ class Driver:
         self._sharing = self._new_sharing()
         self._tell(StudyStarted(self._plan.settings, machine_context(), resumed=bool(entries)))
         self._cut_off.extend(number for number in self._roster.of("running") if number not in self._cut_off)
+
+    def learn(self, earlier: WarmStarted) -> None:
+        """Take over what an earlier study found, before anything new is tried."""
+        self._tell(earlier)
+        self._suggester.learn(earlier)
 
     def run(self, interrupts: Callable[[], int]) -> None:
         """Until there is nothing more to start and nothing runs, or somebody ends it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastune.cluster.base import Cluster, ElasticHandle
+from elastune.cluster.base import Cluster, ElasticHandle, Handle
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.run import RunSpec
 from elastune.drive.watch import Watch
@@ -49,11 +49,11 @@ class Job:
     def __init__(self, watch: Watch, spec: RunSpec, now_s: float) -> None:
         self.watch = watch
         self.spec = spec
-        self.wished = spec.means.workers
+        self.wished = self.held = spec.means.workers
         self.started_s = now_s
         self.pausing = False
         self._counted = 0.0
-        self._since_s = now_s
+        self._had, self._since_s = self.wished, now_s
 
     @property
     def workers(self) -> int:
@@ -61,18 +61,18 @@ class Job:
         handle = self.watch.handle
         return (len(handle.members) if isinstance(handle, ElasticHandle) else 0) or self.wished
 
-    @property
-    def held(self) -> int:
-        """Workers that nobody else can have: told to come, or not gone yet."""
-        handle = self.watch.handle
-        if not isinstance(handle, ElasticHandle):
-            return self.wished
-        return max(self.wished, len(handle.pids), len(handle.members))
+    def hold(self) -> int:
+        """Note how many workers nobody else can have: told to come, or not gone yet. By how many more than before."""
+        handle, before = self.watch.handle, self.held
+        self.held = self.wished
+        if isinstance(handle, ElasticHandle):
+            self.held = max(self.wished, len(handle.pids), len(handle.members))
+        return self.held - before
 
     def worker_seconds(self, now_s: float) -> float:
         """The time of all its workers together, up to now. To be asked whenever their number may have changed."""
-        self._counted += (now_s - self._since_s) * self.workers
-        self._since_s = now_s
+        self._counted += (now_s - self._since_s) * self._had
+        self._had, self._since_s = self.workers, now_s
         return self._counted
 
 
@@ -97,11 +97,13 @@ class Pool:
         self._clock = clock or SystemClock()
         self._spare = spare
         self.jobs: dict[int, Job] = {}
+        self._keys: dict[Handle, int] = {}
+        self._held = 0
 
     @property
     def free(self) -> int:
         """Workers that no job uses."""
-        return self.capacity - sum(job.held for job in self.jobs.values())
+        return self.capacity - self._held
 
     @property
     def running(self) -> int:
@@ -111,7 +113,9 @@ class Pool:
     def start(self, key: int, spec: RunSpec) -> None:
         """Start a job; its workers must be free."""
         watch = Watch(self._cluster.start(spec), timeout_s=self._timeout_s, clock=self._clock)
-        self.jobs[key] = Job(watch, spec, self._clock.now())
+        job = self.jobs[key] = Job(watch, spec, self._clock.now())
+        self._keys[watch.handle] = key
+        self._held += job.held
 
     def resize(self, key: int, workers: int, why: str = "") -> None:
         """Let a job go on with so many workers, as soon as they are there."""
@@ -121,6 +125,7 @@ class Pool:
         job.worker_seconds(self._clock.now())
         job.wished = workers
         job.watch.handle.resize(workers, why)
+        self._held += job.hold()
 
     def pause(self, key: int) -> None:
         """Ask a job for a checkpoint and its end, at its next step. It is told as ended, with that outcome."""
@@ -132,24 +137,36 @@ class Pool:
     def pump(self, wait_s: float) -> tuple[list[Heard], list[Ended]]:
         """Wait for news, at most ``wait_s`` and the cluster's patience: what the jobs said, and those that ended."""
         if self.jobs:
-            self._cluster.wait(min(wait_s, self._cluster.patience_s))
+            late_s = self._late_s()
+            self._cluster.wait(min(wait_s, self._cluster.patience_s, late_s if late_s > 0 else wait_s))
         heard: list[Heard] = []
         ended: list[Ended] = []
-        news = self._cluster.news()
-        told = None if news is None else frozenset(news)
-        for key, job in list(self.jobs.items()):
-            if told is not None and job.watch.handle not in told:
-                continue
-            now_s = self._clock.now()
+        for key in self._told():
+            job, now_s = self.jobs[key], self._clock.now()
             ran_s, worker_s = now_s - job.started_s, job.worker_seconds(now_s)
             heard.extend(Heard(key, record, ran_s, worker_s) for record in job.watch.pump())
+            self._held += job.hold()
             if job.watch.outcome is not None:
                 over = Ended(key, job.spec, job.watch.outcome, ran_s, worker_s)
                 ended.append(over)
-                del self.jobs[key]
+                self._held -= job.held
+                del self.jobs[key], self._keys[job.watch.handle]
                 if isinstance(over.outcome, RunFinished) and over.paused_by is None and not self._spare(key):
                     remove(job.spec.out)
         return heard, ended
+
+    def _told(self) -> list[int]:
+        """The jobs that may have something to say. Who may be late is always asked."""
+        news = self._cluster.news()
+        if news is None or self._late_s() <= 0:
+            return list(self.jobs)
+        return [self._keys[handle] for handle in news if handle in self._keys]
+
+    def _late_s(self) -> float:
+        """Seconds until the job that was started first, of those that run, is late."""
+        if self._timeout_s is None or not self.jobs:
+            return float("inf")
+        return next(iter(self.jobs.values())).started_s + self._timeout_s - self._clock.now()
 
     def abandon(self) -> None:
         """End every job now; what they had done is not told."""
@@ -160,6 +177,8 @@ class Pool:
             for job in self.jobs.values():
                 job.watch.pump()
         self.jobs.clear()
+        self._keys.clear()
+        self._held = 0
 
 
 def remove(folder: Path) -> None:

@@ -15,6 +15,7 @@ from elastune.drive.job import Observe
 from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
 from elastune.drive.signals import Interrupts
+from elastune.drive.warm import earlier_studies, take_over
 from elastune.journal.reader import read
 from elastune.journal.records import Record, StudyFinished, TrialFinished, TrialPaused
 from elastune.journal.writer import JournalWriter
@@ -40,6 +41,7 @@ def tune(
     path = open_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
+    earlier = earlier_studies(request, before)
     if cluster is not None and cluster.capacity < request.workers:
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
@@ -55,5 +57,7 @@ def tune(
         driver = Driver(plan, place, keep, time, journal.settle)
         stack.callback(driver.abandon)  # whatever happens: a cluster that is not ours lives on, its trials must not
         driver.replay(before)
+        for taken in take_over(plan, earlier, place, time, lambda: interrupts.count):
+            driver.learn(taken)
         driver.run(lambda: interrupts.count)
     return Study.load(request.out)

@@ -102,7 +102,7 @@ class Watch:
 
     def _keep_time(self) -> None:
         now = self._clock.now()
-        if self._deadline is not None and now > self._deadline and not (self._finished or self._failures):
+        if self._deadline is not None and now >= self._deadline and not (self._finished or self._failures):
             self._failures.append(RunFailed("timeout", f"still running after {self._timeout_s:g} s", 0))
             self._deadline, self._kill_at = None, now
         if self._kill_at is not None and now >= self._kill_at:

@@ -22,6 +22,7 @@ from elastune.journal.run_records import (
     Regrouped,
     Reported,
     Restarted,
+    RunContext,
     RunFailed,
     RunFinished,
     RunStarted,
@@ -30,6 +31,7 @@ from elastune.journal.run_records import (
     WorkerGone,
 )
 from elastune.journal.study_records import (
+    EarlierTrial,
     FrontierFound,
     FrontierRow,
     StudyFinished,
@@ -42,11 +44,13 @@ from elastune.journal.study_records import (
     TrialReported,
     TrialResumed,
     TrialStarted,
+    WarmStarted,
 )
 
 __all__ = [
     "Checkpointed",
     "Decided",
+    "EarlierTrial",
     "FaultInjected",
     "FrontierFound",
     "FrontierRow",
@@ -59,6 +63,7 @@ __all__ = [
     "Regrouped",
     "Reported",
     "Restarted",
+    "RunContext",
     "RunFailed",
     "RunFinished",
     "RunStarted",
@@ -74,6 +79,7 @@ __all__ = [
     "TrialReported",
     "TrialResumed",
     "TrialStarted",
+    "WarmStarted",
     "WorkerGone",
     "decode",
     "encode",
@@ -97,6 +103,7 @@ Record = Annotated[
     | Straggling
     | FaultInjected
     | StudyStarted
+    | WarmStarted
     | TrialStarted
     | TrialReported
     | TrialFinished

@@ -67,10 +67,32 @@ class LinkMeasured:
 
 
 @dataclass(frozen=True, config=_RULES)
+class RunContext:
+    """What a run could not choose. A worker tells of the device that it had; how many there were is told beside it.
+
+    ``train_samples``: of the training set, ``parameters``: trainable ones of the model (0: none were seen). ``device``:
+    "cpu" or "cuda"; ``processor``: the name of the one that computes; ``cores`` of the worker's machine.
+    """
+
+    train_samples: int
+    parameters: int
+    device: str
+    processor: str
+    cores: int
+    software: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hardware(self) -> str:
+        """All that decides how long a step takes here, in words."""
+        return f"{self.device}, {self.processor}, {self.cores} cores"
+
+
+@dataclass(frozen=True, config=_RULES)
 class RunFinished:
     """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction.
 
-    ``signals``: what its monitors said last, name -> (value, standard error or None).
+    ``signals``: what its monitors said last, name -> (value, standard error or None). ``context`` is None where the run
+    was simulated.
     """
 
     sha256: str
@@ -84,6 +106,7 @@ class RunFinished:
     grad_bytes: int = 0
     stopped: Literal["complete", "max_steps", "until_epoch", "requested", "notice", "policy"] = "complete"
     signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    context: RunContext | None = None
     kind: Literal["run_finished"] = "run_finished"
 
 

@@ -24,6 +24,33 @@ class StudyStarted:
 
 
 @dataclass(frozen=True, config=_RULES)
+class EarlierTrial:
+    """A trial of an earlier study that fits into this one: its parameters, and the metrics that this one judges by."""
+
+    params: dict[str, Any]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, config=_RULES)
+class WarmStarted:
+    """What a study takes over from an earlier one in the folder ``source``, whose journal is not needed again.
+
+    ``taken`` of its ``of`` ended trials fit; ``left_out``: why others do not, and how many. ``similarity`` of its
+    context to this study's, from 0 to 1, see ``search.warm``. ``told``: what samplers take for results of this study;
+    ``proposed``: the parameters of those that are tried first.
+    """
+
+    source: str
+    taken: int
+    of: int
+    similarity: float
+    left_out: dict[str, int] = field(default_factory=dict)
+    told: list[EarlierTrial] = field(default_factory=list)
+    proposed: list[dict[str, Any]] = field(default_factory=list)
+    kind: Literal["warm_started"] = "warm_started"
+
+
+@dataclass(frozen=True, config=_RULES)
 class TrialStarted:
     """A trial is about to run, for the reason ``phase``. ``params`` and ``distributions`` are Optuna's, as JSON.
 

@@ -14,11 +14,12 @@ COLUMNS = 3  # panels side by side at most
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit, its scale, and its ticks (empty: chosen to fit)."""
+    """An axis: its label with the unit, its scale, and its ticks (empty: chosen to fit); ``names`` of ticks, if any."""
 
     label: str
     log: bool = False
     ticks: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,27 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Bars:
+    """Lying bars of one meaning: each from ``begin`` to ``end``, of ``thickness`` around the middle ``y``.
+
+    ``labels`` show on hover.
+    """
+
+    name: str
+    color: str
+    y: tuple[float, ...]
+    begin: tuple[float, ...]
+    end: tuple[float, ...]
+    thickness: tuple[float, ...]
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("begin", "end", "thickness", "labels"):
+            if len(getattr(self, name)) != len(self.y):
+                raise ValueError(f"bars {self.name!r} have {len(self.y)} middles but {len(getattr(self, name))} {name}")
+
+
+@dataclass(frozen=True)
 class Level:
     """A horizontal line, such as a target; the legend names it."""
 
@@ -111,10 +133,12 @@ class Panel:
     y: Axis
     series: tuple[Series, ...]
     levels: tuple[Level, ...] = ()
+    bars: tuple[Bars, ...] = ()
 
     def x_range(self) -> tuple[float, float]:
         """What the x axis covers."""
         values = [x for series in self.series for x in series.x]
+        values += [x for bars in self.bars for x in (*bars.begin, *bars.end)]
         return _padded([*values, *self.x.ticks], self.x.log, 0.07)
 
     def y_range(self) -> tuple[float, float]:
@@ -123,6 +147,9 @@ class Panel:
         A wild interval of three seeds would otherwise press everything else flat.
         """
         points = [y for series in self.series for y in series.y if y is not None]
+        for bars in self.bars:
+            edges = zip(bars.y, bars.thickness, strict=True)
+            points += [edge for middle, thick in edges for edge in (middle - thick / 2, middle + thick / 2)]
         levels = [level.y for level in self.levels]
         low, high = min(points + levels, default=0.0), max(points + levels, default=1.0)
         reach = (high - low) / 2 or abs(high) / 2
@@ -165,7 +192,7 @@ class Figure:
     @property
     def needs_legend(self) -> bool:
         """Whether anything must be told apart that the axes do not name."""
-        return any(len(panel.series) + len(panel.levels) > 1 for panel in self.panels)
+        return any(len(panel.series) + len(panel.levels) + len(panel.bars) > 1 for panel in self.panels)
 
     @property
     def has_hollow(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from elastune.drive.outcomes import Trial, trials
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     FrontierFound,
@@ -45,6 +46,8 @@ class TrialStory:
     started: TrialStarted | None = None
     finished: TrialFinished | None = None
     reports: tuple[Reported, ...] = ()
+    outcome: Trial | None = None
+    """What became of it, if it was started and is over or paused."""
 
     @property
     def phase(self) -> str:
@@ -61,6 +64,11 @@ class TrialStory:
     @property
     def complete(self) -> bool:
         return self.finished is not None and self.finished.state == "complete"
+
+    @property
+    def paused(self) -> Trial | None:
+        """How far it came, where it is paused."""
+        return self.outcome if self.outcome is not None and self.outcome.state == "paused" else None
 
     def value(self, name: str) -> float | None:
         """Its objective or, failing that, its metric ``name``; None unless it is complete and has one."""
@@ -125,7 +133,7 @@ def gather_run(entries: Iterable[Entry]) -> RunStory | None:
     return replace(story, reports=tuple(reports)) if story else None
 
 
-def gather_study(entries: Iterable[Entry]) -> StudyStory | None:
+def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
     """The study in ``entries``, or None. Where it was resumed, its newest request counts and it goes on."""
     story: StudyStory | None = None
     started: dict[int, TrialStarted | None] = {}
@@ -155,11 +163,13 @@ def gather_study(entries: Iterable[Entry]) -> StudyStory | None:
                 pass
     if story is None:
         return None
-    trials = (
-        TrialStory(number, begun, finished.get(number), tuple(reports.get(number, ())))
+    price = float(story.settings.get("price_per_worker_hour", 1.0))
+    outcomes = {trial.number: trial for trial in trials(entries, list(story.objectives), price)}
+    stories = (
+        TrialStory(number, begun, finished.get(number), tuple(reports.get(number, ())), outcomes.get(number))
         for number, begun in started.items()
     )
-    return replace(story, trials=tuple(trials), order=tuple(finished))
+    return replace(story, trials=tuple(stories), order=tuple(finished))
 
 
 def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str]) -> tuple[list[TrialStory], Floats]:

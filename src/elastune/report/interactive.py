@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
 from elastune.report import palette
-from elastune.report.figures import Axis, Figure, Marker, Panel, Series, log_ticks
+from elastune.report.figures import Axis, Bars, Figure, Marker, Panel, Series, log_ticks
 from elastune.report.text import number
 
 SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
@@ -51,6 +51,7 @@ def div(figure: Figure) -> str:
         height=height + 90 + headroom,
         margin={"l": 70, "r": 25, "t": 45 + headroom, "b": 60},
         template="none",
+        barmode="overlay",
         paper_bgcolor="white",
         plot_bgcolor="white",
         font={"family": FONT, "color": palette.INK, "size": 13},
@@ -71,6 +72,9 @@ def _draw(plot: go.Figure, panel: Panel, row: int, col: int, named: set[str]) ->
         for trace in _traces(series, panel, show=series.name not in named):
             plot.add_trace(trace, row=row, col=col)
         named.add(series.name)
+    for bars in panel.bars:
+        plot.add_trace(_bars(bars, show=bars.name not in named), row=row, col=col)
+        named.add(bars.name)
     for level in panel.levels:
         line = {"color": palette.INK, "width": 1, "dash": "dot"}
         ends = list(panel.x_range())
@@ -80,6 +84,23 @@ def _draw(plot: go.Figure, panel: Panel, row: int, col: int, named: set[str]) ->
         named.add(level.name)
     plot.update_xaxes(_axis(panel.x, panel.x_range()), row=row, col=col)
     plot.update_yaxes(_axis(panel.y, panel.y_range()), row=row, col=col)
+
+
+def _bars(bars: Bars, show: bool) -> go.Bar:
+    return go.Bar(
+        name=_escaped(bars.name),
+        legendgroup=bars.name,
+        showlegend=show,
+        orientation="h",
+        y=list(bars.y),
+        base=list(bars.begin),
+        x=[end - begin for begin, end in zip(bars.begin, bars.end, strict=True)],
+        width=list(bars.thickness),
+        marker={"color": bars.color, "line": {"width": 0.5, "color": "white"}},
+        hovertext=["<br>".join(map(_escaped, label.split("; "))) for label in bars.labels],
+        hoverinfo="text",
+        textposition="none",
+    )
 
 
 def _traces(series: Series, panel: Panel, show: bool) -> list[go.Scatter]:
@@ -250,5 +271,6 @@ def _axis(axis: Axis, limits: tuple[float, float]) -> dict[str, Any]:
     }
     ticks = axis.ticks or (log_ticks(*limits) if axis.log else ())
     if ticks:
-        drawn |= {"tickmode": "array", "tickvals": list(ticks), "ticktext": [number(tick) for tick in ticks]}
+        texts = [_escaped(name) for name in axis.names] or [number(tick) for tick in ticks]
+        drawn |= {"tickmode": "array", "tickvals": list(ticks), "ticktext": texts}
     return drawn

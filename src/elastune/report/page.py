@@ -8,10 +8,20 @@ from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.drive.command import program_path, run_command
+from elastune.drive.explain import Part
+from elastune.drive.results import Study
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
-from elastune.report import adapting, adapting_figure, frontier_figures, study_figures, tables
+from elastune.report import (
+    adapting,
+    adapting_figure,
+    frontier_figures,
+    search_figures,
+    study_figures,
+    study_tables,
+    tables,
+)
 from elastune.report.adapting import Adaptation
 from elastune.report.changes import Changes, changes_line, changes_table, gather_changes, gone_table
 from elastune.report.document import Note, Page, Section, write
@@ -49,7 +59,8 @@ def write_study_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     study = gather_study(entries)
     if study is None:
         raise _nothing("study", out_dir)
-    return write(study_page(study), out_dir)
+    found = Study.of(out_dir, entries) if study.objectives else None
+    return write(study_page(study, found), out_dir)
 
 
 def write_frontier_report(entries: Sequence[Entry], out_dir: Path) -> Path:
@@ -136,13 +147,20 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     return sections
 
 
-def study_page(study: StudyStory) -> Page:
-    """The page of a study."""
+def study_page(study: StudyStory, found: Study | None = None) -> Page:
+    """The page of a study; with ``found``, the same study as its users get it, also what it comes to."""
     best = front_trials(study)
-    figures = (study_figures.study_front(study, best), study_figures.history(study))
+    figures = [study_figures.study_front(study, best), study_figures.history(study)]
     top = _top(study, best)
-    front = tables.front_table(study, best)
+    front = study_tables.front_table(study, best)
     sections = [Section(front.title, (front,))]
+    if found is not None:
+        told = found.explain()
+        figures += [search_figures.front_over_time(found), search_figures.workers_by_trial(found)]
+        figures.append(search_figures.importance(told.importance))
+        sections.append(Section("In words", tuple(Note(text) for part in told.parts for text in _told(part))))
+        weighed = tuple(study_tables.importance_table(each) for each in told.importance if each.parameters)
+        sections += [Section("What decides the objectives", weighed)] if weighed else []
     return Page(
         kind="study",
         answer=_study_answer(study, top, len(best)),
@@ -185,10 +203,10 @@ def frontier_page(study: StudyStory) -> Page:
 
 def _study_sections(study: StudyStory, found: FrontierFound | None = None) -> list[Section]:
     sections = [Section("How it was measured", _how(study.started.context, study, found))]
-    failures = tables.failures_table(study)
+    failures = study_tables.failures_table(study)
     if failures.rows:
         sections.insert(0, Section(failures.title, (failures,)))
-    trials = tables.trials_table(study)
+    trials = study_tables.trials_table(study)
     return [*sections, Section(trials.title, (trials,), folded=True)]
 
 
@@ -224,6 +242,12 @@ def _method(found: FrontierFound) -> str:
         counts = ", ".join(map(str, sorted(set(modelled))))
         return words + f"Times are measured here, or modelled where labelled so ({counts} workers): steps × step time."
     return words + "All times are measured here."
+
+
+def _told(part: Part) -> list[str]:
+    """A part of an explanation as paragraphs; the first begins with its title."""
+    lines = [plain(line, 600) for line in part.lines]
+    return [f"{part.title}: {lines[0]}", *lines[1:]]
 
 
 def _study_answer(study: StudyStory, top: TrialStory | None, on_front: int) -> str:
@@ -263,6 +287,7 @@ def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
         started.means,
         started.seed,
         epochs if isinstance(epochs, int) else None,
+        study.settings.get("defaults"),
     )
 
 

@@ -65,6 +65,10 @@ def _draw(ax: Axes, panel: Panel) -> None:
     ax.tick_params(colors=palette.INK, labelsize=9)
     for level in panel.levels:
         ax.axhline(level.y, color=palette.INK, linewidth=1, linestyle=DOTS, zorder=1.5)
+    for bars in panel.bars:
+        lengths = [end - begin for begin, end in zip(bars.begin, bars.end, strict=True)]
+        look: dict[str, Any] = {"color": bars.color, "edgecolor": "white", "linewidth": 0.3, "zorder": 2}
+        ax.barh(bars.y, lengths, height=bars.thickness, left=bars.begin, **look)
     for series in panel.series:
         _line(ax, series)
         _points(ax, series, panel.floor())
@@ -78,7 +82,8 @@ def _axis(ax: Axes, axis: Axis, limits: tuple[float, float], across: bool) -> tu
     ticks = axis.ticks or (log_ticks(*limits) if axis.log else ())
     if ticks:
         side.set_major_locator(FixedLocator(list(ticks)))
-        side.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        names = {tick: name.replace("$", r"\$") for tick, name in zip(axis.ticks, axis.names, strict=False)}
+        side.set_major_formatter(FuncFormatter(lambda value, _: names.get(value, number(value))))
     elif not across:
         ax.ticklabel_format(axis="y", useOffset=False)
     (ax.set_xlabel if across else ax.set_ylabel)(axis.label, fontsize=9.5, color=palette.INK, parse_math=False)
@@ -173,6 +178,9 @@ def _legend(figure: Figure) -> list[Line2D]:
         look = _look(series, series.marker, 6.5, False) if series.marker else {}
         style = {**look, "linestyle": line, "color": series.color, "linewidth": 1.6, "label": series.name}
         handles.setdefault(series.name, Line2D([], [], **style))
+    for bars in (bars for panel in figure.panels for bars in panel.bars):
+        patch = Line2D([], [], linestyle="none", marker="s", markersize=8, color=bars.color, label=bars.name)
+        handles.setdefault(bars.name, patch)
     for level in (level for panel in figure.panels for level in panel.levels):
         dots = Line2D([], [], color=palette.INK, linewidth=1, linestyle=DOTS, label=level.name)
         handles.setdefault(level.name, dots)

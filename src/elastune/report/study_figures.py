@@ -15,6 +15,7 @@ from elastune.report.figures import Axis, Figure, Level, Marker, Panel, Series
 from elastune.report.gather import RunStory, StudyStory, TrialStory, oriented_values
 from elastune.report.text import count, number, plain, settings_text
 from elastune.search.front import default_reference, hypervolume, nondominated
+from elastune.search.objective import Floats
 
 PHASES: dict[str, tuple[str, str, Marker]] = {
     "naive": ("naive rule", palette.BEFORE, "square"),
@@ -177,23 +178,27 @@ def _hypervolume_panel(ended: Sequence[TrialStory], study: StudyStory, places: d
     trials, points = oriented_values((trial for trial in ended if trial.phase == "search"), study.objectives)
     if not trials:
         return None
-    reference = default_reference(points)
-    whole = hypervolume(points, reference)
-    shares: list[float] = []
-    front = points[:0]
-    for point in points:
-        front = np.vstack([front, point])
-        front = front[nondominated(front)]
-        shares.append(hypervolume(front, reference) / whole)
     series = Series(
         "hypervolume of the front so far",
         tuple(places[trial.trial] for trial in trials),
-        tuple(shares),
+        tuple(front_growth(points)),
         palette.BEST,
         marker=None,
         line="steps",
     )
     return Panel("", Axis("trials ended"), Axis("hypervolume / final hypervolume"), (series,))
+
+
+def front_growth(points: Floats) -> list[float]:
+    """After each of ``points``, shape (n, k), smaller is better: the share of the last front's hypervolume so far."""
+    reference = default_reference(points)
+    whole, front = hypervolume(points, reference), points[:0]
+    shares: list[float] = []
+    for point in points:
+        front = np.vstack([front, point])
+        front = front[nondominated(front)]
+        shares.append(hypervolume(front, reference) / whole)
+    return shares
 
 
 def _objective_axis(name: str, study: StudyStory, log: bool) -> Axis:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,8 +12,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from elastune.journal.records import FrontierFound, FrontierRow, TimesFitted
-from elastune.report.gather import RunStory, StudyStory, TrialStory
-from elastune.report.text import duration, flat, number, plain, plus_minus, settings_text, value_text
+from elastune.report.gather import RunStory
+from elastune.report.text import duration, flat, number, plain, plus_minus, settings_text
 
 GAP = 2  # between columns on a terminal
 
@@ -87,54 +87,6 @@ def times_table(times: TimesFitted) -> Table:
     ]
     rows += [(f"predicted / measured, {plain(what, 60)}", number(ratio, 3)) for what, ratio in times.errors.items()]
     return Table("Step-time model", ("what", "value"), tuple(rows))
-
-
-def trials_table(study: StudyStory) -> Table:
-    """Every trial in the order they started."""
-    names = list(study.objectives)
-    header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time (s)", "workers", "seed")
-    header = (*header, "settings", "why")
-    rows = tuple(_trial_cells(trial, names) for trial in study.trials)
-    return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 6 + len(names))}))
-
-
-def front_table(study: StudyStory, best: Sequence[int]) -> Table:
-    """The non-dominated trials ``best``, best first objective first."""
-    names = list(study.objectives)
-    chosen = [trial for trial in study.trials if trial.trial in set(best)]
-    if names:
-        sign = -1.0 if study.objectives[names[0]] == "max" else 1.0
-        chosen.sort(key=lambda trial: sign * (trial.value(names[0]) or 0.0))
-    header = ("trial", *(f"{plain(name, 30)} ({study.objectives[name]})" for name in names), "workers", "settings")
-    rows = tuple(
-        (
-            str(trial.trial),
-            *(number(trial.value(name)) for name in names),
-            _mean_of(trial, "workers"),
-            _settings_of(trial),
-        )
-        for trial in chosen
-    )
-    title = "The front" if len(names) > 1 else "Best trial"
-    return Table(title, header, rows, frozenset(range(2 + len(names))))
-
-
-def failures_table(study: StudyStory) -> Table:
-    """Trials that were rejected, crashed, diverged or broke a constraint, each with its reason."""
-    rows = tuple(
-        (
-            str(trial.trial),
-            trial.phase,
-            trial.finished.state,
-            _mean_of(trial, "workers"),
-            _settings_of(trial),
-            _reason(trial),
-        )
-        for trial in study.trials
-        if trial.finished and trial.finished.state != "complete"
-    )
-    header = ("trial", "phase", "state", "workers", "settings", "why")
-    return Table(f"Trials without a result ({len(rows)})", header, rows, frozenset({0, 3}))
 
 
 def run_table(run: RunStory) -> Table:
@@ -255,37 +207,6 @@ def _frontier_cells(row: FrontierRow, picked: bool) -> tuple[str, ...]:
         f"{plain(row.mechanism, 20)}, {plain(row.mode, 20)}",
         settings_text(row.config, without=AXES_OF_ROW),
     )
-
-
-def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
-    end = trial.finished
-    return (
-        str(trial.trial),
-        trial.phase,
-        end.state if end else "unfinished",
-        *(number(trial.value(name)) for name in names),
-        number(end.seconds) if end else "–",
-        _mean_of(trial, "workers"),
-        str(trial.started.seed) if trial.started else "–",
-        _settings_of(trial),
-        _reason(trial),
-    )
-
-
-def _settings_of(trial: TrialStory) -> str:
-    return settings_text(trial.settings) if trial.started else "–"
-
-
-def _mean_of(trial: TrialStory, name: str) -> str:
-    return value_text(trial.started.means.get(name, "–")) if trial.started else "–"
-
-
-def _reason(trial: TrialStory) -> str:
-    """The reason told, else the constraints that were broken."""
-    if trial.finished is None:
-        return ""
-    broken = [f"{plain(name)} by {number(by)}" for name, by in trial.finished.violations.items() if by > 0]
-    return plain(trial.finished.reason, 300) or "; ".join(f"breaks {what}" for what in broken)
 
 
 def _bandwidth(seconds_per_byte: float) -> str:

@@ -61,8 +61,9 @@ def value_text(value: object) -> str:
 
 
 def settings_text(settings: Mapping[str, Any], without: tuple[str, ...] = ()) -> str:
-    """``lr=0.05, momentum=0.9``, in the order given."""
-    return ", ".join(f"{plain(key, 40)}={value_text(v)}" for key, v in settings.items() if key not in without)
+    """``lr=0.05, momentum=0.9``, in the order given. What is None is not set, and left out."""
+    told = {key: value for key, value in settings.items() if key not in without and value is not None}
+    return ", ".join(f"{plain(key, 40)}={value_text(value)}" for key, value in told.items())
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 Every sampler learns from failures: a failed trial is told as complete, with a violated constraint and the worst values
 known. Gaussian processes want the same constraints from all trials, so the first failure changes what earlier trials
-must say, as the first success changes what earlier failures must; then the study is built anew from the facts.
+must say, as the first success changes what earlier failures must; then the study is built anew from the facts. So it is
+where estimates of trials that are not over change: samplers see these as complete. It is built when it is next needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from elastune.search.objective import Objective
 from elastune.search.space import Sample
@@ -47,9 +48,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Event:
-    """Trial ``index`` was opened, told, or closed so that nothing is learnt from it."""
+    """Trial ``index`` was opened, or closed: told, first estimated, or given up."""
 
-    kind: Literal["open", "tell", "drop"]
+    kind: Literal["open", "close"]
     index: int
 
 
@@ -71,13 +72,20 @@ class History:
         self._reenact = reenact
         self._samples: list[tuple[Sample, SamplerFactory]] = []
         self._outcomes: dict[int, Outcome] = {}
+        self._estimates: dict[int, Outcome] = {}
         self._events: list[_Event] = []
         self._keys = tuple(measured)
-        self._worst: tuple[float, ...] | None = None
         self._begin()
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study as it should be by now."""
+        if self._stale:
+            self._rebuild()
+        return self._study
 
     def frozen(self) -> list[optuna.trial.FrozenTrial]:
         """The trials as Optuna sees them; not to be changed."""
@@ -86,76 +94,126 @@ class History:
     def ask(self, sampler: SamplerFactory, fill: Callable[[optuna.Trial], Sample]) -> tuple[int, Sample]:
         """Open a trial whose parameters ``fill`` asks of ``sampler``. If ``fill`` raises, nothing is learnt from it."""
         with quiet():
-            self.study.sampler = sampler()
-            trial = self.study.ask()
+            study = self.study
+            study.sampler = sampler()
+            trial = study.ask()
             try:
                 sample = fill(trial)
             except BaseException:
-                self.study.tell(trial, state=TrialState.FAIL)
+                study.tell(trial, state=TrialState.FAIL)
                 raise
         return self._opened(trial, sample, sampler), sample
 
     def add(self, sample: Sample, sampler: SamplerFactory) -> int:
         """Open a trial whose parameters are given."""
-        return self._opened(self._open(sample, sampler), sample, sampler)
+        return self._opened(None if self._stale else self._open(sample, sampler), sample, sampler)
 
     def tell(self, index: int, outcome: Outcome) -> None:
         """Close trial ``index`` with its outcome."""
-        first_value = self._worst is None and outcome.values is not None
-        if outcome.values is not None:
-            self._worst = self._worse(outcome.values)
         new_keys = [key for key in (TRAINED, ALLOWED) if key not in self._keys and _violation(key, outcome) > 0]
         self._keys += tuple(new_keys)
+        estimated = self._estimates.pop(index, None) is not None
         self._outcomes[index] = outcome
-        self._events.append(_Event("tell", index))
-        if len(self._outcomes) > 1 and (first_value or new_keys):
-            self._rebuild()
-        else:
-            self._close(index)
+        rewrites = estimated or (len(self._outcomes) > 1 and bool(new_keys))
+        self._closed(index, rewrites, noted=estimated)
+
+    def estimate(self, index: int, outcome: Outcome) -> None:
+        """Let samplers learn from what trial ``index`` is expected to reach, until it is told or estimated again."""
+        known = self._estimates.get(index)
+        if outcome != known:
+            self._estimates[index] = outcome
+            self._closed(index, True, noted=known is not None)
 
     def drop(self, index: int) -> None:
         """Close trial ``index`` so that no sampler learns from it."""
-        self._events.append(_Event("drop", index))
-        self._close(index)
+        estimated = self._estimates.pop(index, None) is not None
+        self._closed(index, estimated, noted=estimated)
 
     def _begin(self) -> None:
-        self.study = new_study(self._objectives)
-        self._trials: list[optuna.Trial] = []
+        self._stale = False
+        self._worst: tuple[float, ...] | None = None
+        self._told_worst = False  # whether a trial was told the worst values for want of its own
+        self._study = new_study(self._objectives)
+        self._trials: list[optuna.Trial | None] = []  # None for those that are closed
 
     def _rebuild(self) -> None:
         self._begin()
-        for event in self._events:
-            if event.kind == "open":
-                self._trials.append(self._open(*self._samples[event.index]))
-            else:
-                self._close(event.index)
+        closed = {event.index for event in self._events if event.kind == "close"}
+        for index in closed:
+            self._worsen(index)
+        if self._reenact:
+            for event in self._events:
+                if event.kind == "open":
+                    self._trials.append(self._open(*self._samples[event.index]))
+                else:
+                    self._close(event.index)
+            return
+        for index, (sample, sampler) in enumerate(self._samples):
+            if index in closed:
+                self._study.add_trial(self._frozen(index, sample))
+            self._trials.append(None if index in closed else self._open(sample, sampler))
 
-    def _opened(self, trial: optuna.Trial, sample: Sample, sampler: SamplerFactory) -> int:
+    def _opened(self, trial: optuna.Trial | None, sample: Sample, sampler: SamplerFactory) -> int:
         self._trials.append(trial)
         self._samples.append((sample, sampler))
         self._events.append(_Event("open", len(self._samples) - 1))
         return len(self._samples) - 1
 
+    def _closed(self, index: int, rewrites: bool, *, noted: bool) -> None:
+        if not noted:
+            self._events.append(_Event("close", index))
+        self._stale = self._stale or rewrites or (self._worsen(index) and self._told_worst)
+        if not self._stale:
+            self._close(index)
+
     def _open(self, sample: Sample, sampler: SamplerFactory) -> optuna.Trial:
         with quiet():
-            self.study.sampler = sampler() if self._reenact else RandomSampler(seed=0)
-            self.study.enqueue_trial(sample.params)
-            trial = self.study.ask(sample.distributions)
+            self._study.sampler = sampler() if self._reenact else RandomSampler(seed=0)
+            self._study.enqueue_trial(sample.params)
+            trial = self._study.ask(sample.distributions)
             if self._reenact:
                 _ = trial.relative_params  # computed on first use, and noted in the study
         return trial
 
     def _close(self, index: int) -> None:
-        trial, outcome = self._trials[index], self._outcomes.get(index)
+        trial, self._trials[index] = self._trials[index], None
+        assert trial is not None, "a closed trial changes by a rebuild"
+        told = self._told(index)
         with quiet():
-            if outcome is None:
-                self.study.tell(trial, state=TrialState.FAIL)
+            if told is None:
+                self._study.tell(trial, state=TrialState.FAIL)
                 return
-            values = None if self._penalise and not outcome.feasible else outcome.values
-            if not self._penalise:
-                for key in self._keys:
-                    trial.set_constraint(key, _violation(key, outcome))
-            self.study.tell(trial, list(values or self._worst or [0.0] * len(self._objectives)))
+            values, constraints = told
+            for key, violation in constraints.items():
+                trial.set_constraint(key, violation)
+            self._study.tell(trial, values)
+
+    def _frozen(self, index: int, sample: Sample) -> optuna.trial.FrozenTrial:
+        told = self._told(index)
+        params, distributions = sample.params, sample.distributions
+        if told is None:
+            return create_trial(state=TrialState.FAIL, params=params, distributions=distributions)
+        return create_trial(values=told[0], params=params, distributions=distributions, constraints=told[1])
+
+    def _told(self, index: int) -> tuple[list[float], dict[str, float]] | None:
+        """Values and constraints of a closed trial, as samplers see them; None where nothing is learnt from it."""
+        outcome = self._known(index)
+        if outcome is None:
+            return None
+        values = None if self._penalise and not outcome.feasible else outcome.values
+        self._told_worst = self._told_worst or values is None
+        constraints = {} if self._penalise else {key: _violation(key, outcome) for key in self._keys}
+        return list(values or self._worst or [0.0] * len(self._objectives)), constraints
+
+    def _known(self, index: int) -> Outcome | None:
+        return self._outcomes.get(index, self._estimates.get(index))
+
+    def _worsen(self, index: int) -> bool:
+        """Whether what is known of a closed trial makes the worst values worse."""
+        outcome, before = self._known(index), self._worst
+        if outcome is not None and outcome.values is not None:
+            self._worst = self._worse(outcome.values)
+        return self._worst != before
 
     def _worse(self, values: tuple[float, ...]) -> tuple[float, ...]:
         if self._worst is None:

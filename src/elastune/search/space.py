@@ -77,10 +77,17 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
     return plain
 
 
+def compose(space: Space, choose: Chooser) -> Sample:
+    """The configuration whose parameters ``choose`` decides, one by one, as the space asks for them."""
+    trial = _Choosing(choose)
+    values = call(space, trial)
+    return Sample(dict(trial.params), dict(trial.distributions), values)
+
+
 def probe(space: Space, n: int, seed: int) -> list[Sample]:
     """``n`` random configurations, each parameter uniform on its own scale (log where it says so)."""
     rng = np.random.default_rng(seed)
-    return [_sample(space, lambda _, distribution: draw(distribution, rng)) for _ in range(n)]
+    return [compose(space, lambda _, distribution: draw(distribution, rng)) for _ in range(n)]
 
 
 def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) -> Sample:
@@ -90,7 +97,7 @@ def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) 
         kept = rng.random() < keep and sample.distributions.get(name) == distribution
         return sample.params[name] if kept else draw(distribution, rng)
 
-    return _sample(space, choose)
+    return compose(space, choose)
 
 
 def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -> Sample:
@@ -103,7 +110,7 @@ def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -
             raise UserError(f"{name} must be in its range", params[name], f"choose from {distribution}")
         return params[name]
 
-    return _sample(space, choose)
+    return compose(space, choose)
 
 
 def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
@@ -170,12 +177,6 @@ def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
         raise UserError(rule, error, "start a new study in another output folder") from error
 
 
-def _sample(space: Space, choose: Chooser) -> Sample:
-    trial = _Choosing(choose)
-    values = call(space, trial)
-    return Sample(dict(trial.params), dict(trial.distributions), values)
-
-
 def _walk(space: Space) -> Iterator[Sample | None]:
     """All configurations, depth first: an odometer whose wheels are the parameters as each run asks for them.
 
@@ -195,7 +196,7 @@ def _walk(space: Space) -> Iterator[Sample | None]:
             endless = endless or math.isinf(count)
             return draw(distribution, np.random.default_rng(0)) if math.isinf(count) else nth(distribution, index)
 
-        sample = _sample(space, choose)
+        sample = compose(space, choose)
         yield None if endless else sample
         while wheels and wheels[-1][0] + 1 >= wheels[-1][1]:
             wheels.pop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from optuna.samplers import BaseSampler
 from elastune.core.errors import UserError
 from elastune.core.seeds import derive
 from elastune.journal.entry import Entry
-from elastune.journal.records import TrialFinished, TrialStarted
+from elastune.journal.records import TrialFinished, TrialStarted, WarmStarted
 from elastune.search import space as spaces
 from elastune.search.constraint import Constraint, violations
 from elastune.search.genetic import parse_genetics, unfinished
@@ -25,6 +26,7 @@ from elastune.search.mirror import Mirror, Past, Shown
 from elastune.search.objective import Objective
 from elastune.search.samplers import GENERATIONAL, check_sampler, make_sampler, resolve
 from elastune.search.space import Sample, Space
+from elastune.search.warm import fit
 
 GRID = 20_000  # configurations of a grid at most
 PROPOSALS = 2  # of a sampler for one trial, before one that breaks a constraint is mended
@@ -79,6 +81,7 @@ class Suggester:
         self._next = 0
         self._open: dict[int, tuple[int, Sample]] = {}
         self._seen: set[str] = set()
+        self._proposed: deque[dict[str, Any]] = deque()  # by earlier studies, to be tried first
         names = {*self._known, *(n for s in spaces.probe(space, _PROBES, derive(seed, "names")) for n in s.values)}
         self._static = tuple(c for c in constraints if c.decidable(names))
         self._measured = tuple(c for c in constraints if not c.decidable(names))
@@ -99,6 +102,10 @@ class Suggester:
         is found.
         """
         self._open_mirror(())
+        while self._proposed:
+            proposed = fit(self.space, self._proposed.popleft())
+            if isinstance(proposed, Sample) and _key(proposed) not in self._seen and self._allowed(proposed):
+                return self.adopt(proposed.params)
         number = self._next
         found = self._from_grid() if self._sampler == "grid" else self._from_sampler(number)
         if found is None:
@@ -131,6 +138,21 @@ class Suggester:
         if self._mirror is not None:
             self._mirror.start(number, sample)
         return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, "given")
+
+    def learn(self, earlier: WarmStarted) -> None:
+        """Take over what an earlier study found: its results for samplers, its proposals to be asked for first.
+
+        They are no trials of this search. What does not fit its space, by now, is left out.
+        """
+        for past in earlier.told:
+            sample = fit(self.space, past.params)
+            if isinstance(sample, Sample):
+                name = self._sampler if self._sampler in GENERATIONAL else "random"
+                seed = derive(self._seed, "earlier", len(self._history))
+                index = self._history.add(sample, functools.partial(self._make, name, seed))
+                values = {o.name: past.metrics[o.name] for o in self.objectives if o.name in past.metrics}
+                self._history.tell(index, self._outcome(sample, TrialFinished(-1, "complete", values, past.metrics)))
+        self._proposed.extend(earlier.proposed)
 
     def reserve(self) -> int:
         """A trial number that ``ask`` will not give out: for a trial that the search does not decide."""
@@ -183,6 +205,8 @@ class Suggester:
                     sample = Sample(record.params, spaces.from_json(record.distributions), _values(record))
                     begun[record.trial] = entry.at, sample
                     self._reopen(record.trial, sample)
+            elif isinstance(record, WarmStarted):
+                self.learn(record)
             elif isinstance(record, TrialFinished) and record.trial in self._open:
                 index, sample = self._open.pop(record.trial)
                 outcome = self._outcome(sample, record)
@@ -262,6 +286,9 @@ class Suggester:
         """Violations of the constraints that the configuration alone decides."""
         return violations(self._static, {**self._known, **sample.values})
 
+    def _allowed(self, sample: Sample) -> bool:
+        return (self._forbidden(sample) or 0.0) <= 0
+
     def _forbidden(self, sample: Sample) -> float | None:
         return max(self._decided(sample).values(), default=None)
 
@@ -288,7 +315,7 @@ class Suggester:
         every = spaces.enumerate_all(self.space, GRID)
         if every is None:
             raise UserError(f"a grid has at most {GRID} configurations", "more", "widen the steps, or use auto")
-        kept = [sample for sample in every if (self._forbidden(sample) or 0.0) <= 0]
+        kept = [sample for sample in every if self._allowed(sample)]
         self.rejected += len(every) - len(kept)
         order = np.random.default_rng(derive(self._seed, "grid")).permutation(len(kept))
         return [kept[i] for i in order[::-1]]

@@ -53,7 +53,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         "adapt": checkpoint.adapt,
     }
     plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    final = folder / f"step-{checkpoint.position.step:010d}"
+    final = of_step(folder, checkpoint.position.step)
     draft, older = folder / f"{DRAFT}{os.getpid()}", folder / f"{DRAFT}{os.getpid()}-older"
     try:
         for stale in folder.glob(f"{DRAFT}*"):  # of a process that was killed here; a folder has one writer
@@ -84,8 +84,18 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
 
 
-def load(path: Path) -> Checkpoint:
-    """Read what ``save`` wrote. Raises ``UserError`` for anything else."""
+def of_step(folder: Path, step: int) -> Path:
+    """Where in ``folder`` the checkpoint after ``step`` steps is."""
+    return folder / f"step-{step:010d}"
+
+
+def step_of(path: Path) -> int:
+    """After how many steps the checkpoint at ``path`` was taken."""
+    return int(path.name.split("-")[1])
+
+
+def load(path: Path, fix: str = "delete this folder to continue from the one before it") -> Checkpoint:
+    """Read what ``save`` wrote. Raises ``UserError``, with ``fix``, for anything else."""
     try:
         tensors = load_file(path / "tensors.safetensors")
         tree = json.loads((path / "state.json").read_text())
@@ -101,7 +111,6 @@ def load(path: Path) -> Checkpoint:
             adapt=dict(tree["adapt"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, torch.OutOfMemoryError) as error:
-        fix = "delete this folder to continue from the one before it"
         raise UserError("a checkpoint must be whole", f"{path}: {type(error).__name__}: {error}", fix) from None
 
 

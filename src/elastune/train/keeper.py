@@ -18,6 +18,7 @@ from elastune.journal.records import Checkpointed, Record, Restarted
 from elastune.mechanisms.base import flatten, unflatten
 from elastune.train import checkpoint as checkpoints
 from elastune.train.adapt import Adapter
+from elastune.train.heir import inherit
 from elastune.train.progress import Progress
 from elastune.train.state import Tensors, from_tree, to_tree
 from elastune.train.trained import Trained
@@ -189,28 +190,57 @@ class Keeper:
         path = checkpoints.save(self._spec.out / "checkpoints", kept)
         self._send(Checkpointed(progress.position.step, str(path)))
 
-    def resume(self) -> None:
-        """Go on from the newest checkpoint, where there is one."""
-        found = checkpoints.complete(self._spec.out / "checkpoints")
-        if found and self.trained is not None:
+    def begin(self) -> None:
+        """Go on from the newest checkpoint; without one from the parent's, or from the start."""
+        assert self.trained is not None
+        goes_on = self._spec.resume or self.crew.begins_again
+        found = checkpoints.complete(self._spec.out / "checkpoints") if goes_on else []
+        if found:
             self._load(found[-1], self.trained)
+        elif self._spec.parent is not None:
+            self._inherit(self._spec.parent / "checkpoints", self.trained)
         if self.crew.begins_again and self.crew.rank == 0:
             self._send(Restarted(self._progress.position.step))
 
     def _load(self, path: Path, trained: Trained) -> None:
         kept = checkpoints.load(path)
-        wanted = self._meaning()
-        other = [name for name in wanted if kept.meaning.get(name) != wanted[name]]
-        if other:
-            rule = f"a run resumes with the {', '.join(other)} it was begun with"
-            raise UserError(rule, [wanted[name] for name in other], f"use {[kept.meaning.get(n) for n in other]}")
+        self._check_meaning(kept, "a run resumes with the {} it was begun with")
         self._load_state(trained, kept.state, str(path))
-        self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
-        self._progress.times.seconds_before = kept.seconds
-        self._progress.batch_size, self._progress.trail = kept.batch_size, kept.trail
-        self._progress.micro_batch = kept.micro_batch
+        self._stand_where(kept)
+        self._progress.batch_size, self._progress.micro_batch = kept.batch_size, kept.micro_batch
         if kept.adapt:
             self._adapter.take(kept.adapt, resumed=True)
+
+    def _inherit(self, folder: Path, trained: Trained) -> None:
+        """Begin with the newest checkpoint in ``folder``, another run's. What its policies changed is not taken over.
+
+        It is written down as this run's first at once: whatever becomes of the parent, this run can begin again.
+        """
+        seen = checkpoints.complete(folder)
+        newest = float(checkpoints.step_of(seen[-1])) if seen else -1.0
+        step = int(self.crew.gather([newest])[0][0])  # the parent may go on meanwhile: all take the same
+        if step < 0:
+            rule = "a child begins with its parent's newest checkpoint"
+            raise UserError(rule, f"none in {folder}", "let the parent write one first")
+        path = checkpoints.of_step(folder, step)
+        kept = checkpoints.load(path, fix="keep a parent's folder as it is until its child has begun")
+        self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
+        inherit(trained, kept.state, str(path))
+        self._stand_where(kept)
+        self.save()
+
+    def _stand_where(self, kept: checkpoints.Checkpoint) -> None:
+        self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
+        self._progress.times.seconds_before = kept.seconds
+        self._progress.trail = kept.trail
+
+    def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
+        """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""
+        wanted = self._meaning()
+        other = [name for name in wanted if kept.meaning.get(name) != wanted[name] and name not in own]
+        if other:
+            found = [kept.meaning.get(name) for name in other]
+            raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {found}")
 
     def _meaning(self) -> dict[str, Any]:
         spec, means = self._spec, self._spec.means

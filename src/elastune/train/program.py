@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +16,15 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
 from elastune.policies.base import Policy
 
+Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
+
 
 @dataclass(frozen=True)
 class LoadedProgram:
     """A user's program: ``train(session)``, its default ``config``; for tuning ``space(trial)`` and ``objectives``.
 
-    ``policies``: the classes of policies that it defines, by name.
+    ``policies``: the classes of policies that it defines, by name. ``surrogate(config, workers)``, for simulation, tells
+    of each epoch how many seconds it takes and what is reported behind it; a file that defines it may lack ``train``.
     """
 
     train: Callable[[Any], None]
@@ -29,19 +32,26 @@ class LoadedProgram:
     objectives: dict[str, str]
     config: Config
     policies: dict[str, type[Policy]] = field(default_factory=dict)
+    surrogate: Surrogate | None = None
 
 
 def load(program: Program) -> LoadedProgram:
     """Import the file (without its ``__main__`` part). Raises ``UserError`` naming the rule that the file breaks."""
     module = _import(program.path.resolve())
-    train = getattr(module, program.train, None)
-    if not callable(train):
-        rule = f"a program must define {program.train}(session)"
-        raise UserError(rule, program.path, f"add 'def {program.train}(session):' to it")
-    space = getattr(module, "space", None)
+    train, space, surrogate = (getattr(module, name, None) for name in (program.train, "space", "surrogate"))
     if space is not None and not callable(space):
         raise UserError("space must be a function of a trial", type(space).__name__, "def space(trial): return {...}")
-    return LoadedProgram(train, space, _objectives(module), _config(module), _policies(module))
+    if surrogate is not None and not callable(surrogate):
+        fix = "def surrogate(config, workers): return [(seconds, {'accuracy': ...}), ...]"
+        raise UserError("surrogate must be a function of config and workers", type(surrogate).__name__, fix)
+    if not callable(train) and surrogate is None:
+        raise _no_train(program)
+    if not callable(train):
+
+        def train(session: Any) -> None:
+            raise _no_train(program)
+
+    return LoadedProgram(train, space, _objectives(module), _config(module), _policies(module), surrogate)
 
 
 def merge(config: Config, changes: Config) -> Config:
@@ -51,6 +61,11 @@ def merge(config: Config, changes: Config) -> Config:
         known = f"known: {', '.join(sorted(config))}"
         raise UserError("a setting must be one of the program's config", ", ".join(unknown), known)
     return {**config, **changes}
+
+
+def _no_train(program: Program) -> UserError:
+    rule = f"a program must define {program.train}(session)"
+    return UserError(rule, program.path, f"add 'def {program.train}(session):' to it")
 
 
 def _import(path: Path) -> ModuleType:

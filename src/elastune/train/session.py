@@ -20,16 +20,17 @@ from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.elastic.crew import Crew
 from elastune.elastic.holder import Packed
-from elastune.journal.records import Record, Reported
+from elastune.journal.records import Record, Reported, RunContext
 from elastune.mechanisms.registry import prepare as prepare_replica
 from elastune.policies.base import Policy
 from elastune.train.adapt import Adapter
+from elastune.train.context import run_context
 from elastune.train.data import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.keeper import Keeper
 from elastune.train.precision import autocast_forward
 from elastune.train.progress import Made, Progress
 from elastune.train.rng import seed_everything
-from elastune.train.schedules import gate
+from elastune.train.schedules import gate, learning_rates
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
 from elastune.train.trained import Trained
@@ -75,6 +76,8 @@ class Session:
             spec, crew, self._progress, self.keeper, self._adapter, device, send, stop_requested, rehearsal
         )
         self._passes_in_epoch = 0
+        self._planned = spec.epochs or 0
+        self._train_samples = 0
         if snapshot is not None:
             self.keeper.stand_at(snapshot)
         seed_everything(derive(spec.seed, "init"))
@@ -136,8 +139,14 @@ class Session:
         return self._progress.made | self._progress.unmade
 
     @property
+    def context(self) -> RunContext:
+        """What the run could not choose: the sizes of data and model, as far as they were seen, and the device."""
+        trained = self.trained
+        return run_context(self.device, self._train_samples, 0 if trained is None else trained.parameters)
+
+    @property
     def stopped(self) -> str:
-        """Why training ended: "complete", "max_steps" or "requested"."""
+        """Why training ended: "complete", "max_steps", "until_epoch" or "requested"."""
         return self._progress.stopped
 
     @property
@@ -166,13 +175,13 @@ class Session:
         control = len(self._stepper.control().to_list())
         replica = prepare_replica(model, means, crew.group, control=control, elastic=crew.elastic)
         replica.listened_to = bool(self._adapter.monitoring)
-        self.keeper.trained = Trained(replica, optimizer, schedulers)
+        self.keeper.trained = Trained(replica, optimizer, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
             autocast_forward(model, self.device)
         if self._snapshot is not None:
             self.keeper.rewind(self._snapshot)
-        elif crew.live and (self._spec.resume or crew.begins_again):
-            self.keeper.resume()
+        elif crew.live:
+            self.keeper.begin()
         for scheduler in schedulers:
             gate(scheduler, lambda: not self._stepper.mid_step, self.mean)
         return (replica.model, optimizer, *schedulers)
@@ -189,11 +198,15 @@ class Session:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs still to run of ``count`` (a run's ``--epochs`` goes over ``count``)."""
-        progress = self._progress
+        progress, until = self._progress, self._spec.until_epoch
+        if until is not None and until < 1:
+            raise UserError("a run pauses after a whole number of epochs, at least 1", until, "until_epoch=1")
         self._stepper.admit()
-        total = count if self._spec.epochs is None else self._spec.epochs
+        total = self._planned = count if self._spec.epochs is None else self._spec.epochs
         while progress.position.epoch < total and self.stopped == "complete":
             epoch = progress.position.epoch
+            if until is not None and epoch >= until:
+                self._stepper.stop("until_epoch")
             self._passes_in_epoch = 0
             yield epoch
             self._refuse_half_a_step()
@@ -203,7 +216,8 @@ class Session:
                 progress.position = replace(progress.position, epoch=epoch + 1, offset=0)
                 self._stepper.stop_if_asked()
             self._passes_in_epoch = 0
-            if self._spec.checkpoint_every_steps != 0:
+            pauses = until is not None and until <= progress.position.epoch < total
+            if self._spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
                 self.save()
 
     def batches(
@@ -236,6 +250,7 @@ class Session:
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
+        self._train_samples = len(dataset)
         return self._stepper.training_pass(dataset, batch_size, shuffle, drop_last, loading)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -298,7 +313,8 @@ class Session:
         if self._crew.live:
             progress.metrics = {**progress.metrics, **means}
             if self.rank == 0 or self._crew.elastic:  # of several equal records one is kept
-                self._send(Reported(at.epoch, at.step, at.samples, self.seconds, means, progress.reports))
+                so_far = at.epoch, at.step, at.samples, self.seconds
+                self._send(Reported(*so_far, means, nth=progress.reports, epochs=self._planned))
             progress.reports += 1
         else:  # on the way back to where the run is: what was reported there stands
             progress.metrics = {**means, **progress.metrics}

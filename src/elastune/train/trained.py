@@ -15,11 +15,12 @@ from elastune.train.state import fingerprint
 
 @dataclass(frozen=True)
 class Trained:
-    """One worker's replica and what belongs to it."""
+    """One worker's replica and what belongs to it. ``built_rates``: the learning rates that the program built."""
 
     replica: Replica
     optimizer: torch.optim.Optimizer
     schedulers: tuple[Any, ...]
+    built_rates: tuple[float, ...] = ()
 
     def state(self) -> dict[str, Any]:
         """All of it, as this worker has it."""
@@ -27,6 +28,8 @@ class Trained:
             "model": self.replica.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedulers": [s.state_dict() for s in self.schedulers],
+            "kinds": [type(part).__name__ for part in (self.optimizer, *self.schedulers)],
+            "built_rates": self.built_rates,
         }
 
     def load(self, state: dict[str, Any], source: str) -> None:
@@ -48,6 +51,11 @@ class Trained:
         if any(row != rows[0] for row in rows):
             raise RuntimeError("workers hold different weights: does the model or optimizer depend on the rank?")
         return digest
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers of the model are trained."""
+        return sum(p.numel() for p in self.replica.params)
 
     @property
     def gradient_bytes(self) -> int:

@@ -177,6 +177,7 @@ class Worker:
                 grad_bytes=trained.gradient_bytes if trained is not None else 0,
                 stopped=session.stopped,  # type: ignore[arg-type]
                 signals={name: (signal.value, signal.error) for name, signal in session.signals.items()},
+                context=session.context,
             )
         )
 
