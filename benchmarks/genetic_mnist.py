@@ -1,0 +1,320 @@
+"""A genetic search for a LeNet on MNIST, on 1 to 64 nodes: how many trainings and how much time to 98.6 %?
+
+After Heye (Cray User Group 2018), as far as public: LeNet, Adam, batches of 100, mutation .05, crossover .33 a gene,
+the best of a deme migrates every 5 generations, 2 demes of 32, generation after generation. A search ends when a
+training reaches 98.6 % on validation data, or after 10 generations without a better one.
+
+Every configuration of the space is trained once, for real, by ``elastune.tune``; accuracies and durations make a table
+and searches are replayed out of it (``genetic_replay.py``), synchronous (a generation waits for the last) and
+asynchronous, for many seeds and any number of nodes. ``--live`` checks some points with real trainings again.
+
+What differs from Cray's setting, so that all fits into 40 minutes on 2 cores:
+- the space is a grid of 180 (lr 1e-4 to 1e-2, dropout .005 to .9, first kernel 2 to 8, second filters 16 or 32, first
+  hidden layer 64 or 512; 8 first filters and a second kernel of 5 are fixed); ``--full``: 3,645, up to Cray's 128 and
+  256 filters and 4,096 units, and all kernels;
+- one pass over 55,000 images (``--full``: two); the last 5,000 training images validate, and the 10,000 test images are
+  looked at for winners only;
+- one training seed a configuration; a search never trains the same configuration twice, and neither does the random
+  search that it is compared with;
+- durations are the CPU seconds of one thread, so that what else the machine does is not in them; starting a training
+  (about a second here) is left out;
+- forward passes in bf16.
+
+    ELASTUNE_DATA=... python benchmarks/genetic_mnist.py --live     # results/genetic_mnist.json
+    ELASTUNE_DATA=... python benchmarks/genetic_mnist.py --full --workers 16     # a GPU is used where there is one
+    python benchmarks/genetic_mnist.py --smoke                      # digits, 8 trainings, writes nothing
+
+Trainings are kept in ``--folder``: stopped, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from genetic_replay import Effort, Key, Search, Table, Training, chance, effort, makespan, replay, speed_up
+
+from elastune.cluster.devices import devices
+from elastune.core.errors import UserError
+from elastune.core.run import Means, Program
+from elastune.drive.context import machine_context
+from elastune.drive.requests import StudyRequest
+from elastune.drive.study import tune
+from elastune.journal.reader import read
+from elastune.journal.records import TrialFinished, TrialStarted
+
+RESULT = Path(__file__).parent / "results" / "genetic_mnist.json"
+PROGRAM = Program(Path(__file__).parent / "programs" / "genetic_train.py")
+JOURNAL = "journal.jsonl"
+DURATION = "cpu_seconds" if devices() == ("cpu",) else "wall_seconds"
+RATES = "mutation=0.05,crossover=0.33,migration=5,tournament=4"
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is trained, and what is searched for. ``genes``: name -> levels; ``demes``: (how many, of which size) each.
+
+    ``live``: demes, their size and trainings of a search that is run on each of ``live_nodes``.
+    """
+
+    genes: Mapping[str, Sequence[float]]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    demes: Sequence[tuple[int, int]] = ((2, 4), (2, 8), (2, 32))
+    nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    threshold: float = 0.986
+    patience: int = 10
+    live: tuple[int, int, int] = (2, 3, 12)
+    live_nodes: Sequence[int] = (1, 2)
+
+
+SMALL = Size(
+    {
+        "lr": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+        "dropout": (0.005, 0.45, 0.9),
+        "kernel1": (2, 5, 8),
+        "filters2": (16, 32),
+        "fc": (64, 512),
+    }
+)
+FULL = Size(
+    {
+        **SMALL.genes,
+        "kernel2": (2, 5, 8),
+        "filters1": (8, 32, 128),
+        "filters2": (16, 64, 256),
+        "fc": (64, 512, 4096),
+    },
+    {"epochs": 2},
+)
+SMOKE = Size(
+    {"lr": (1e-3, 1e-2), "dropout": (0.005, 0.9), "fc": (16, 64)},
+    {"data_set": "digits", "kernel1": 3, "kernel2": 2, "filters2": 8, "epochs": 4},
+    demes=((1, 2),),
+    nodes=(1, 2),
+    threshold=0.8,
+    live=(1, 2, 4),
+    live_nodes=(2,),
+)
+
+
+def request(size: Size, out: Path, sampler: str, trials: int, workers: int) -> StudyRequest:
+    """A study of trainings of one worker each."""
+    means = Means(mode="fast", num_slots=1, precision="bf16", device="auto")
+    return StudyRequest(
+        PROGRAM, out, config=dict(size.config), sampler=sampler, trials=trials, workers=workers, means=means,
+        resume=(out / JOURNAL).exists(),
+    )  # fmt: skip
+
+
+def trained(genes: Mapping[str, Sequence[float]], out: Path) -> Table:
+    """What the journal in ``out`` tells of trainings that have ended. A failed one reached nothing."""
+    table = Table(genes, {})
+    keys: dict[int, Key] = {}
+    found: dict[Key, Training] = {}
+    for entry in read(out / JOURNAL) if (out / JOURNAL).exists() else []:
+        record = entry.record
+        if isinstance(record, TrialStarted):
+            keys[record.trial] = table.key(record.params)
+        elif isinstance(record, TrialFinished):
+            metrics = record.metrics
+            found[keys[record.trial]] = Training(
+                record.values.get("accuracy", 0.0),
+                metrics.get("test_accuracy", 0.0),
+                metrics.get(DURATION, record.seconds),
+            )
+    return Table(genes, found)
+
+
+def tabulate(size: Size, out: Path, workers: int) -> Table:
+    """Train what the journal in ``out`` does not have yet."""
+    table = trained(size.genes, out)
+    if len(table.trainings) < len(table.keys):
+        tune(request(size, out, "grid", len(table.keys), workers), space=table.space)
+        table = trained(size.genes, out)
+    missing = len(table.keys) - len(table.trainings)
+    if missing:
+        raise UserError("the table must be complete", f"{missing} trainings are missing", "run it again: it goes on")
+    return table
+
+
+def cell(found: Effort, random_one: Effort, random_same: Effort) -> dict[str, Any]:
+    """One search on one number of nodes, compared with a random one on one node and on as many."""
+    return {
+        **{name: round(value, 4) for name, value in asdict(found).items()},
+        "fewer_runs": round(speed_up(found, random_one).fewer_runs, 3),
+        "fewer_seconds_per_run": round(speed_up(found, random_one).fewer_seconds, 3),
+        "speed_up": round(speed_up(found, random_one).total, 3),
+        "speed_up_over_random_on_as_many": round(speed_up(found, random_same).total, 3),
+        "replayed": True,
+    }
+
+
+def replays(table: Table, size: Size, seeds: int) -> dict[str, dict[int, dict[str, Any]]]:
+    """Search -> nodes -> what a success takes."""
+
+    def efforts(search: Search, patience: int | None) -> dict[int, Effort]:
+        return {
+            nodes: effort([replay(table, search, nodes, seed, size.threshold, patience) for seed in range(seeds)])
+            for nodes in size.nodes
+        }
+
+    random = efforts(Search(""), None)
+    rows = {"random": random}
+    for demes, population in size.demes:
+        for synchronous in (True, False):
+            search = Search(f"demes={demes},population={population},{RATES}", synchronous)
+            name = f"{demes} x {population}, {'synchronous' if synchronous else 'asynchronous'}"
+            rows[name] = efforts(search, size.patience)
+    return {
+        name: {nodes: cell(each, random[size.nodes[0]], random[nodes]) for nodes, each in row.items()}
+        for name, row in rows.items()
+    }
+
+
+def makespans(table: Table, size: Size, generations: int = 10) -> dict[str, dict[int, list[float]]]:
+    """Demes -> nodes -> makespan over (seconds of all trainings / nodes), synchronous and asynchronous.
+
+    Of ``generations`` of random configurations: what the barrier costs, whatever the search does.
+    """
+    rng = np.random.default_rng(0)
+    seconds = [each.seconds for each in table.trainings.values()]
+    found: dict[str, dict[int, list[float]]] = {}
+    for demes, population in size.demes:
+        drawn = rng.choice(seconds, demes * population * generations).tolist()
+        found[f"{demes} x {population}"] = {
+            nodes: [
+                round(makespan(drawn, nodes, barrier) * nodes / sum(drawn), 3) for barrier in (demes * population, None)
+            ]
+            for nodes in size.nodes
+        }
+    return found
+
+
+def live(table: Table, size: Size, folder: Path, nodes: int, synchronous: bool) -> dict[str, Any]:
+    """A real search on ``nodes`` workers here, against what the replay says of it.
+
+    ``predicted_s``: the makespan of its trainings' own seconds, starting included, under the barrier that it had.
+    ``tabulated_s``: the same with the table's seconds. ``same_as_tabulated``: how many of its trainings reached the
+    accuracy that the table has for them.
+    """
+    demes, population, trials = size.live
+    search = Search(f"demes={demes},population={population},{RATES}", synchronous)
+    out = folder / f"live-{nodes}-{'synchronous' if synchronous else 'asynchronous'}"
+    tune(request(size, out, search.sampler, trials, nodes), space=table.space)
+    entries = read(out / JOURNAL)
+    began = {e.record.trial: e for e in entries if isinstance(e.record, TrialStarted)}
+    ended = {e.record.trial: e for e in entries if isinstance(e.record, TrialFinished)}
+    durations = [ended[number].record.seconds for number in sorted(began)]
+    took = max(e.at for e in ended.values()) - min(e.at for e in began.values())
+    tabulated = [table.trainings[table.key(began[number].record.params)].seconds for number in sorted(began)]
+    predicted, counted = (
+        makespan(seconds, nodes, search.generation if synchronous else None) for seconds in (durations, tabulated)
+    )
+    again = trained(size.genes, out).trainings
+    same = sum(each.accuracy == table.trainings[key].accuracy for key, each in again.items())
+    return {
+        "nodes": nodes,
+        "synchronous": synchronous,
+        "trainings": len(durations),
+        "live_s": round(took, 1),
+        "predicted_s": round(predicted, 1),
+        "live_over_predicted": round(took / predicted, 3),
+        "tabulated_s": round(counted, 1),
+        "same_as_tabulated": same,
+    }
+
+
+def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str, Any]]], seeds: int) -> dict[str, Any]:
+    """Print the table; returns what is said of random configurations."""
+    found = chance([each.accuracy for each in table.trainings.values()], size.threshold)
+    print(
+        f"random configurations that reach {size.threshold:.1%}: {found.reached} of {found.tried} = {found.share:.1%} "
+        f"[{found.low:.1%}, {found.high:.1%}]; {found.expected_runs:.1f} runs expected without repetition\n"
+        f"a success, over {seeds} seeds (replayed):\n"
+        f"{'search':>24} nodes reached   runs  gen.  seconds  speed-up = fewer runs x seconds/run  test (worst) %"
+    )
+    for name, row in rows.items():
+        for nodes, c in row.items():
+            product = f"{c['speed_up']:8.2f} = {c['fewer_runs']:9.2f} x {c['fewer_seconds_per_run']:<11.2f}"
+            tests = f"{100 * c['test']:.2f} ({100 * c['worst_test']:.2f})"
+            print(
+                f"{name:>24} {nodes:5} {c['reached']:3}/{c['searches']:<3} {c['runs']:6.1f} {c['generations']:5.1f} "
+                f"{c['seconds']:8.1f}  {product}  {tests}"
+            )
+    return {**asdict(found), "share": found.share, "expected_runs_without_repetition": found.expected_runs}
+
+
+def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Train, replay, check; all that is written down."""
+    table = tabulate(size, folder / "table", options.workers)
+    rows = replays(table, size, options.seeds)
+    random = report(table, size, rows, options.seeds)
+    spans = makespans(table, size)
+    for name, row in spans.items():
+        shown = ", ".join(f"{nodes}: {both[0]:.2f} / {both[1]:.2f}" for nodes, both in row.items())
+        print(f"10 generations of {name}, makespan over ideal, synchronous / asynchronous: {shown}")
+    checks = []
+    if options.live:
+        for nodes in size.live_nodes:
+            for synchronous in (True, False):
+                checks.append(live(table, size, folder, nodes, synchronous))
+                print(f"live: {checks[-1]}", flush=True)
+    trainings = [[*key, t.accuracy, t.test, round(t.seconds, 3)] for key, t in sorted(table.trainings.items())]
+    return {
+        "command": "OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py --live",
+        "measured": "trainings, once each, and what is under live; all else is replayed from them: see the file's head",
+        "machine": machine_context(),
+        "settings": {**asdict(size), "rates": RATES, "seeds": options.seeds, "durations": DURATION},
+        "random_configurations": random,
+        "searches": rows,
+        "makespan_over_ideal": {"generations": 10, "columns": ["synchronous", "asynchronous"], **spans},
+        "live": checks,
+        "trainings": {"columns": [*size.genes, "accuracy", "test", "seconds"], "rows": trainings},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="digits, a few seconds; writes nothing")
+    parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
+    parser.add_argument("--live", action="store_true", help="check points with real trainings again")
+    parser.add_argument("--seeds", type=int, default=20, help="searches of each kind")
+    parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    try:
+        if options.smoke:
+            options.seeds, options.live = 2, True
+            with tempfile.TemporaryDirectory() as folder:
+                run(SMOKE, Path(folder), options)
+            return 0
+        found = run(FULL if options.full else SMALL, options.folder, options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(written(found))
+    return 0
+
+
+def written(found: Mapping[str, Any]) -> str:
+    """JSON, with a line for each training; null for what is infinite or unknown."""
+    found = json.loads(json.dumps(found), parse_constant=lambda _: None)
+    rows = found["trainings"]["rows"]
+    text = json.dumps({**found, "trainings": {**found["trainings"], "rows": ["ROWS"]}}, indent=1)
+    return text.replace('"ROWS"', ",\n    ".join(json.dumps(row) for row in rows)) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

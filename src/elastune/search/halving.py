@@ -1,0 +1,206 @@
+"""Successive halving and Hyperband, asynchronous, for objective vectors, with pauses instead of ends.
+
+With one objective it is ASHA (Li et al. 2020, "A system for massively parallel hyperparameter tuning", algorithm 2): at
+each rung the best 1/eta of those who came so far go on, later arrivals may take paused trials with them. Hyperband runs
+brackets side by side that begin at higher and higher rungs (ibid. 3.3), and fills them in Hyperband's proportions.
+
+Several objectives are ranked by constrained domination, front and crowding. Copying ASHA so, and no more, stalls late:
+a share of 1/eta is too small once the sampler proposes little but good trials, too large before. So forecasts decide
+beside the ranks, once trials have ended to learn from:
+- *hopeful*: a trial whose forecast, and ``hope`` standard errors better, no finished trial dominates, goes on;
+- *hopeless*: one that is dominated even ``doubt`` standard errors better does not, whatever its rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from elastune.search.extrapolate import Curve, Extrapolator, Forecast
+from elastune.search.front import nondominated
+from elastune.search.objective import Floats, Objective
+from elastune.search.rungs import Entrant, Rung, levels, ranked
+from elastune.search.schedule import Child, Fresh, Glimpse, Resume, Schedule
+
+CLOCKED = ("seconds", "cost", "time")
+
+
+@dataclass(frozen=True)
+class Halving:
+    """At each rung 1 of ``eta`` goes on. ``least``: passes before the first (0: a ninth of the training).
+
+    ``brackets``: 1 is ASHA, 0 is Hyperband with one for each rung. ``hope`` and ``doubt``: in standard errors of
+    the forecast, see the module.
+    """
+
+    eta: int = 3
+    least: int = 0
+    brackets: int = 1
+    hope: float = 0.5
+    doubt: float = 2.0
+
+
+@dataclass
+class _Trial:
+    """Where a trial stands. ``rung``: the newest it came to, -1 before."""
+
+    bracket: int
+    curve: Curve = field(default_factory=lambda: Curve(0))
+    violation: float = 0.0
+    rung: int = -1
+    asked_to_pause: str = ""
+    paused: bool = False
+    forecast: tuple[int, int, Forecast] | None = None
+
+
+class SuccessiveHalving(Schedule):
+    """See the module. ``objectives`` say what is better, and by their names what is clocked."""
+
+    def __init__(self, objectives: Sequence[Objective], halving: Halving | None = None) -> None:
+        self._halving = halving or Halving()
+        self._signs = tuple(-1.0 if o.direction == "max" else 1.0 for o in objectives)
+        self._extrapolator = Extrapolator([o.name in CLOCKED for o in objectives])
+        self._trials: dict[int, _Trial] = {}  # those that are not over
+        self._rungs: dict[tuple[int, int], Rung] = {}  # by bracket and rung
+        self._least = self._halving.least
+        self._filled: dict[int, int] = {}
+        self._front: Floats = np.empty((0, len(objectives)))
+
+    def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
+        self._trials[trial] = _Trial(self._emptiest())
+        bracket = self._trials[trial].bracket
+        self._filled[bracket] = self._filled.get(bracket, 0) + 1
+
+    def reported(self, glimpse: Glimpse) -> str:
+        trial = self._trials[glimpse.trial]
+        trial.curve.epochs = glimpse.epochs
+        trial.curve.add(glimpse.epoch, glimpse.values)
+        trial.violation = glimpse.violation
+        if not self._least:
+            self._least = max(1, round(glimpse.epochs / self._halving.eta**2))
+        if trial.asked_to_pause or glimpse.epoch >= glimpse.epochs:
+            return trial.asked_to_pause
+        come = sum(level <= glimpse.epoch for level in self._levels(trial)) - 1
+        if come <= trial.rung:
+            return ""
+        trial.rung = come
+        rung = self._rung(trial)
+        rung.enter(Entrant(glimpse.trial, self._oriented(glimpse.values), glimpse.violation))
+        if self._why_on(glimpse.trial):
+            rung.gone_on.add(glimpse.trial)
+        else:
+            known = len(rung.entrants)
+            trial.asked_to_pause = f"not among the best 1/{self._halving.eta} of {known} after {glimpse.epoch} passes"
+        return trial.asked_to_pause
+
+    def paused(self, trial: int, epoch: int) -> None:
+        self._trials[trial].paused = True
+
+    def resumed(self, trial: int) -> None:
+        at = self._trials[trial]
+        at.paused, at.asked_to_pause = False, ""
+        if at.rung >= 0:
+            self._rung(at).gone_on.add(trial)
+
+    def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
+        at = self._trials.pop(trial)
+        if values is None:
+            return
+        self._extrapolator.finish(at.curve, values)
+        if violation <= 0 and all(map(math.isfinite, values)):
+            points = np.vstack([self._front, self._oriented(values)])
+            self._front = points[nondominated(points)]
+
+    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+        waiting = [number for number, trial in self._trials.items() if trial.paused]
+        highest = sorted(waiting, key=lambda n: (-self._trials[n].rung, n))
+        for number in highest:
+            if reason := self._why_on(number):
+                return Resume(number, reason)
+        if fresh:
+            return Fresh()
+        return self._last(waiting)
+
+    def estimates(self) -> Mapping[int, tuple[float, ...]]:
+        return {n: self._forecast(t).values for n, t in self._trials.items() if t.rung >= 0}
+
+    # -- decisions
+
+    def _why_on(self, number: int) -> str:
+        """Why a trial should go on past its rung; empty: it should not."""
+        trial, halving = self._trials[number], self._halving
+        if trial.rung < 0:
+            return "has not come to a rung"
+        rung = self._rung(trial)
+        if number in rung.gone_on:
+            return "was told to go on before"  # and stopped for another cause
+        best = number in rung.best(halving.eta)
+        several = len(self._signs) > 1
+        forecast = self._forecast(trial)
+        if several and forecast.low is not None:
+            if self._hopes(trial, forecast, halving.hope):
+                return "may reach the front"
+            if not self._hopes(trial, forecast, halving.doubt):
+                return ""
+        return f"among the best 1/{halving.eta} of {len(rung.entrants)} at its rung" if best else ""
+
+    def _hopes(self, trial: _Trial, forecast: Forecast, errors: float) -> bool:
+        """Whether no finished trial dominates the forecast made better by ``errors`` standard errors."""
+        if trial.violation > 0:
+            return False
+        point = self._optimistic(forecast, errors)
+        return not bool(np.any(np.all(self._front <= point, axis=1)))
+
+    def _optimistic(self, forecast: Forecast, errors: float) -> Floats:
+        """Oriented; shape (objectives,)."""
+        middle = np.array(self._oriented(forecast.values))
+        if forecast.low is None or forecast.high is None:
+            return middle
+        ends = np.array([self._oriented(forecast.low), self._oriented(forecast.high)])
+        return middle - errors * (middle - ends.min(axis=0))
+
+    def _last(self, waiting: Sequence[int]) -> Resume | None:
+        """Of the paused, when no trial may begin any more, the best that could still be on the front."""
+        hopeful = [n for n in waiting if self._hopes(self._trials[n], self._forecast(self._trials[n]), 1.0)]
+        if not len(self._front):
+            hopeful = hopeful or list(waiting)
+        if not hopeful:
+            return None
+        entrants = [
+            Entrant(n, tuple(self._optimistic(self._forecast(self._trials[n]), 1.0)), self._trials[n].violation)
+            for n in hopeful
+        ]
+        return Resume(ranked(entrants, 1)[0], "could still be on the front")
+
+    # -- what is known
+
+    def _forecast(self, trial: _Trial) -> Forecast:
+        """Made anew when the trial said more, or when a twentieth more trials have ended."""
+        finished = len(self._extrapolator)
+        age = finished if finished < 20 else int(math.log(finished) / math.log(1.05))
+        key = age, trial.curve.passes[-1]
+        if trial.forecast is None or trial.forecast[:2] != key:
+            trial.forecast = (*key, self._extrapolator.forecast(trial.curve))
+        return trial.forecast[2]
+
+    def _levels(self, trial: _Trial) -> list[int]:
+        found = levels(self._least, self._halving.eta, trial.curve.epochs)
+        return found[trial.bracket :]
+
+    def _rung(self, trial: _Trial) -> Rung:
+        return self._rungs.setdefault((trial.bracket, trial.rung), Rung())
+
+    def _emptiest(self) -> int:
+        """The bracket that is behind the most: bracket s should get a share in proportion to eta^-s (s_max+1)/(s_max-s+1)."""
+        if self._halving.brackets == 1:
+            return 0
+        count = self._halving.brackets or 3
+        shares = [self._halving.eta ** (count - 1 - s) / (count - s) for s in range(count)]
+        return min(range(count), key=lambda s: ((self._filled.get(s, 0) + 1) / shares[s], s))
+
+    def _oriented(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(sign * value for sign, value in zip(self._signs, values, strict=True))
