@@ -131,7 +131,8 @@ class Study:
         self.ends: list[tuple[float, float, float, float]] = []
         self.finished: dict[int, tuple[float, float]] = {}
         self.waiting: Waiting | None = None
-        self.estimates = True
+        self.pool = []
+        self.worth = standing
 
     def run(self, enough: float = math.inf) -> Outcome:
         """To its end, or until ``enough`` seconds."""
@@ -164,7 +165,8 @@ class Study:
             self.finished[number] = (error, clock)
             self.schedule.ended(number, (error, clock))
             values = {"error": error, "time": clock}
-            self.suggester.tell(number, TrialFinished(number, "complete", values=values))
+            if self.suggester is not None:
+                self.suggester.tell(number, TrialFinished(number, "complete", values=values))
             self.sharer.ended(number, self.now_s)
         elif why:
             del self.running[number]
@@ -177,6 +179,7 @@ class Study:
 
     def share(self) -> None:
         """Hand out workers until nobody is to change any more."""
+        points = {**self.schedule.estimates(), **self.finished} if isinstance(self.sharer, Broker) else {}
         while True:
             fresh = len(self.trials) < self.most
             if self.waiting is None:
@@ -184,8 +187,7 @@ class Study:
             done = {n: round(trial.done) for n, trial in self.trials.items() if n in self.running}
             if self.waiting and not self.waiting.fresh:
                 done[self.waiting.trial] = round(self.trials[self.waiting.trial].done)
-            points = {**self.schedule.estimates(), **self.finished}
-            self.sharer.ranked(standing(points, done))
+            self.sharer.ranked(self.worth(points, done))
             more = len(self.trials) + 1 < self.most
             grants = self.sharer.grants(self.now_s, [self.waiting] if self.waiting else [], more)
             for grant in grants:
@@ -227,14 +229,17 @@ class Study:
         self.plan(number)
 
     def begin(self) -> int:
-        for known, values in self.schedule.estimates().items() if hasattr(self.suggester, "estimate") else ():
-            self.suggester.estimate(known, values, 0.0)
-        asked = self.suggester.ask()
-        assert asked is not None
+        if self.suggester is None:
+            config = self.pool[len(self.trials)]
+        else:
+            for known, values in self.schedule.estimates().items():
+                self.suggester.estimate(known, values, 0.0)
+            asked = self.suggester.ask()
+            assert asked is not None
+            config = asked.values
         number = len(self.trials)
-        assert asked.number == number
-        self.trials[number] = _Trial(asked.values)
-        self.schedule.started(number, asked.params)
+        self.trials[number] = _Trial(config)
+        self.schedule.started(number, {})
         return number
 
     def settle(self, trial: _Trial) -> None:

@@ -89,6 +89,7 @@ class Model:
     scaling: Scaling
     start_s: float = 2.0
     resize_pause_s: float = 0.5
+    scale: float = 1.0
     _curves: dict[tuple[float, ...], Floats] = field(default_factory=dict)
     _speedups: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ class Model:
         key = workers, batch
         if key not in self._speedups:
             self._speedups[key] = self.scaling.speedup(workers, batch)
-        return float(alone_s) / self._speedups[key]
+        return float(alone_s) * self.scale / self._speedups[key]
 
     def curve(self, config: Config) -> Floats:
         """(error, seconds on one worker so far) after each epoch, shape (epochs, 2)."""

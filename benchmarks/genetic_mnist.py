@@ -69,11 +69,11 @@ class Size:
 
     genes: Mapping[str, Sequence[float]]
     config: Mapping[str, Any] = field(default_factory=dict)
-    demes: Sequence[tuple[int, int]] = ((2, 4), (2, 8), (2, 32))
+    demes: Sequence[tuple[int, int]] = ((2, 8), (2, 32))
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     threshold: float = 0.986
     patience: int = 10
-    live: tuple[int, int, int] = (2, 3, 12)
+    live: tuple[int, int, int] = (2, 2, 8)
     live_nodes: Sequence[int] = (1, 2)
 
 
@@ -288,7 +288,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="digits, a few seconds; writes nothing")
     parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
     parser.add_argument("--live", action="store_true", help="check points with real trainings again")
-    parser.add_argument("--seeds", type=int, default=20, help="searches of each kind")
+    parser.add_argument("--seeds", type=int, default=10, help="searches of each kind")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
     parser.add_argument("--out", type=Path, default=RESULT)

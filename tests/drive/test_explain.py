@@ -47,7 +47,7 @@ def test_the_front_says_what_a_step_costs() -> None:
     lines = explained(front_of((0.9, 10.0), (0.95, 30.0), (0.8, 40.0), (0.951, 90.0)))["The front"]
     assert lines[0] == "No trial beats these 3 in everything: accuracy from 0.9 to 0.951; seconds from 10 s to 90 s."
     assert lines[1].startswith("The pick is trial 1 (0.95, 30 s): the knee")
-    assert lines[1].endswith("It was there after 2 min, everything before it counted.") or "120" in lines[1]
+    assert lines[1].endswith("It was there after 2.0 min, everything before it counted.")
     assert lines[2:] == (
         "accuracy 0.9 -> 0.95 (trial 0 -> 1): seconds +20 s (worse).",
         "accuracy 0.95 -> 0.951 (trial 1 -> 3): seconds +60 s (worse).",

@@ -36,12 +36,12 @@ Constraints = Annotated[
     list[str] | None,
     typer.Option("--constraint", metavar="TEXT", help='Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".'),
 ]
-Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3, genetic, pbt or cmaes.")]
+Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes.")]
 Stopping = Annotated[
     str,
     typer.Option(
         metavar="NAME[:OPTION=VALUE,...]",
-        help="Which trials pause early: none, asha or hyperband, such as asha:eta=3,least=1.",
+        help="Which trials pause, go on, or breed: none, asha, hyperband or pbt, such as asha:eta=3,least=1.",
     ),
 ]
 WarmStart = Annotated[

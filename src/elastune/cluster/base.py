@@ -104,6 +104,11 @@ class Cluster(ABC):
     patience_s: float = 0.5
     """How long a ``wait`` may be at most, so that whoever waits sees a signal in time."""
 
+    @property
+    @abstractmethod
+    def free(self) -> int:
+        """Workers that could be started now. One counts until its process has ended."""
+
     @abstractmethod
     def start(self, spec: RunSpec) -> Handle:
         """Start ``spec.means.workers`` workers. Raises ``UserError`` where the request cannot be met."""

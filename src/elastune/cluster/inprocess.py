@@ -71,6 +71,10 @@ class InProcessCluster(Cluster):
         self._handle = InProcessHandle(spec, place, self._entry)
         return self._handle
 
+    @property
+    def free(self) -> int:
+        return 0 if self._handle is not None and self._handle.alive > 0 else 1
+
     def wait(self, timeout_s: float) -> None:
         """Returns at once: a run makes progress only inside ``poll``."""
 

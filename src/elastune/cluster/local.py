@@ -63,7 +63,6 @@ class LocalCluster(Cluster):
 
     @property
     def free(self) -> int:
-        """Workers that could be started now. A worker counts until its process has ended."""
         return self.capacity - len(self._workers)
 
     def start(self, spec: RunSpec) -> LocalHandle:

@@ -87,7 +87,9 @@ class Broker:
     whole study. ``pause_s``: what a resize is taken to cost until some were measured.
     """
 
-    def __init__(self, workers: int, rules: Rules | None = None, *, began_s: float = 0.0, pause_s: float = 1.0) -> None:
+    def __init__(
+        self, workers: int, rules: Rules | None = None, *, began_s: float = 0.0, pause_s: float = 1.0, keen: float = 0.7
+    ) -> None:
         self.workers = workers
         self._rules = rules or Rules()
         self._began_s = self._last_s = began_s
@@ -98,6 +100,7 @@ class Broker:
         self._paces = Paces()
         self._pauses_s: deque[float] = deque(maxlen=32)
         self._pause_s = pause_s
+        self._keen = keen
         self._since = ""
 
     @property
@@ -187,7 +190,7 @@ class Broker:
         fresh = [one for one in waiting if one.fresh and not self._starves(one, now_s)]
         claims = [self._running(trial, held, now_s) for trial, held in self._held.items()]
         claims += [self._asking(one, now_s) for one in waiting if one not in fresh]
-        rules = self._left(now_s, NEW if fresh or supply else 0.0)
+        rules = self._left(now_s, self._keen if fresh or supply else 0.0)
         given = allocate(claims, self.workers, rules)
         left, taken = self.workers - sum(given.values()), []
         for one in fresh:
@@ -196,7 +199,7 @@ class Broker:
                 taken.append(self._asking(one, now_s))
         if taken:
             more = supply or len(taken) < len(fresh)
-            given = allocate([*claims, *taken], self.workers, self._left(now_s, NEW if more else 0.0))
+            given = allocate([*claims, *taken], self.workers, self._left(now_s, self._keen if more else 0.0))
         return given
 
     def _left(self, now_s: float, elsewhere: float) -> Rules:

@@ -16,7 +16,7 @@ from elastune.drive.adapting import check_adapt
 from elastune.drive.allocate import Rules
 from elastune.drive.checking import Plan, spent_s
 from elastune.drive.context import machine_context
-from elastune.drive.pool import Ended, Heard, Pool, remove
+from elastune.drive.pool import Ended, Heard, Pool
 from elastune.drive.roster import Entrant, Roster
 from elastune.drive.sharing import Sharing
 from elastune.drive.trials import glimpse, judge, settings
@@ -164,9 +164,6 @@ class Driver:
         while self._pool.running and interrupts() == before and self._clock.now() < deadline:
             self._listen(*self._pool.pump(deadline - self._clock.now()), why=reason)
         self.abandon()
-        if self._schedule.parents:
-            for number in self._roster.of("over"):
-                remove(self._folder(number))
 
     # -- budgets ------------------------------------------------------------------------------------------------------
 

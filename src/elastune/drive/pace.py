@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, median
 
 import numpy as np
@@ -49,6 +50,7 @@ class Measured:
             raise ValueError(f"one rate above 0 for each number of workers is needed, not {self.points}")
 
 
+@lru_cache(maxsize=4096)
 def samples_per_s(pace: Fitted | Measured, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
     """Samples a second on 0, 1 ... ``most`` workers; ``unknown``: of one worker where nothing was measured."""
     counts = np.arange(most + 1, dtype=float)
@@ -56,22 +58,25 @@ def samples_per_s(pace: Fitted | Measured, most: int, low: int = 1, unknown: flo
         step_s = _step_s(pace, counts[1:])
         if not (step_s > 0).all():
             raise ValueError(f"a step takes time on any number of workers, not so by {pace}")
-        return np.concatenate([[0.0], pace.batch / step_s])
+        found = np.concatenate([[0.0], pace.batch / step_s])
+    else:
+        if pace.slots is not None:
+            counts[1:] = pace.slots / np.ceil(pace.slots / counts[1:])
+        found = np.interp(counts, *_known(pace, low, unknown))
+    found.flags.writeable = False  # others have the same array
+    return found
+
+
+def _known(pace: Measured, low: int, unknown: float) -> tuple[list[float], list[float]]:
+    """Workers that count, and rates on them: 0 and 0, the measured ones, and how it may go on beyond."""
     rates: dict[float, list[float]] = {}
     for workers, rate in pace.points or [(low, low * unknown)]:
-        rates.setdefault(float(_counting(np.array(workers), pace.slots)), []).append(rate)
+        counting = float(workers) if pace.slots is None else pace.slots / -(-pace.slots // workers)
+        rates.setdefault(counting, []).append(rate)
     points = [(0.0, 0.0), *((workers, fmean(found)) for workers, found in sorted(rates.items()))]
     (before, slow), (last, fast) = points[-2:]
     beyond = fast + max(fast - slow, 0.0) / (last - before) * last
-    known = np.array([*points, (2 * last, beyond)], dtype=float)
-    return np.asarray(np.interp(_counting(counts, pace.slots), known[:, 0], known[:, 1]), dtype=float)
-
-
-def _counting(workers: Floats, slots: int | None) -> Floats:
-    """So many workers' work the largest share leaves: slots over the slots of the busiest."""
-    if slots is None:
-        return np.asarray(workers, dtype=float)
-    return np.asarray(np.where(workers > 0, slots / np.ceil(slots / np.maximum(workers, 1)), 0.0), dtype=float)
+    return [*(workers for workers, _ in points), 2 * last], [*(rate for _, rate in points), beyond]
 
 
 def _step_s(pace: Fitted, counts: Floats) -> Floats:

@@ -102,8 +102,8 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """Workers that no job uses."""
-        return self.capacity - self._held
+        """Workers that no job uses, and that the cluster could start now."""
+        return min(self.capacity - self._held, self._cluster.free)
 
     @property
     def running(self) -> int:

@@ -195,7 +195,7 @@ class SuccessiveHalving(Schedule):
         return self._rungs.setdefault((trial.bracket, trial.rung), Rung())
 
     def _emptiest(self) -> int:
-        """The bracket that is behind the most: bracket s should get a share in proportion to eta^-s (s_max+1)/(s_max-s+1)."""
+        """The bracket furthest behind its share: with s rungs to pass, eta^s / (s + 1) (Li et al. 2018, algorithm 1)."""
         if self._halving.brackets == 1:
             return 0
         count = self._halving.brackets or 3

@@ -2,14 +2,14 @@
 
 Every sampler learns from failures: a failed trial is told as complete, with a violated constraint and the worst values
 known. Gaussian processes want the same constraints from all trials, so the first failure changes what earlier trials
-must say, as the first success changes what earlier failures must; then the study is built anew from the facts. So it is
-where estimates of trials that are not over change: samplers see these as complete. It is built when it is next needed.
+must say, as the worst value does what failures must; then the study is built anew from the facts. Trials that are not
+over may be estimated: samplers take them for complete, with values that change until the trial ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import optuna
@@ -83,8 +83,16 @@ class History:
     @property
     def study(self) -> optuna.Study:
         """The study as it should be by now."""
-        if self._stale:
+        if self._revised and self._worst != (worst := self._worst_known()):
+            self._worst = worst
+            self._stale = self._stale or self._told_worst
+        if self._stale or (self._revised and self._reenact):
             self._rebuild()
+        for index in sorted(self._revised):
+            told = self._told(index)
+            assert told is not None, "a trial that was estimated has values"
+            self._study.get_trials(deepcopy=False)[index].values = told[0]  # in memory, a study lends its own trials
+        self._revised.clear()
         return self._study
 
     def frozen(self) -> list[optuna.trial.FrozenTrial]:
@@ -100,7 +108,7 @@ class History:
             try:
                 sample = fill(trial)
             except BaseException:
-                study.tell(trial, state=TrialState.FAIL)
+                self._stale = True  # without this trial
                 raise
         return self._opened(trial, sample, sampler), sample
 
@@ -112,25 +120,43 @@ class History:
         """Close trial ``index`` with its outcome."""
         new_keys = [key for key in (TRAINED, ALLOWED) if key not in self._keys and _violation(key, outcome) > 0]
         self._keys += tuple(new_keys)
-        estimated = self._estimates.pop(index, None) is not None
+        before = self._known(index)
+        self._estimates.pop(index, None)
         self._outcomes[index] = outcome
-        rewrites = estimated or (len(self._outcomes) > 1 and bool(new_keys))
-        self._closed(index, rewrites, noted=estimated)
+        self._stale = self._stale or (len(self._outcomes) > 1 and bool(new_keys))
+        self._learn(index, before)
 
     def estimate(self, index: int, outcome: Outcome) -> None:
         """Let samplers learn from what trial ``index`` is expected to reach, until it is told or estimated again."""
-        known = self._estimates.get(index)
-        if outcome != known:
+        before = self._estimates.get(index)
+        if outcome != before:
             self._estimates[index] = outcome
-            self._closed(index, True, noted=known is not None)
+            self._learn(index, before)
 
     def drop(self, index: int) -> None:
         """Close trial ``index`` so that no sampler learns from it."""
-        estimated = self._estimates.pop(index, None) is not None
-        self._closed(index, estimated, noted=estimated)
+        if self._estimates.pop(index, None) is not None:
+            self._stale = True
+            return
+        self._events.append(_Event("close", index))
+        if not self._stale:
+            self._close(index)
+
+    def _learn(self, index: int, before: Outcome | None) -> None:
+        """Close a trial of which nothing was known ``before``, or revise what was."""
+        if before is None:
+            self._events.append(_Event("close", index))
+            self._stale = self._stale or (self._worsen(index) and self._told_worst)
+            if not self._stale:
+                self._close(index)
+            return
+        self._revised.add(index)
+        after = self._known(index)
+        self._stale = self._stale or after is None or replace(after, values=before.values) != before
 
     def _begin(self) -> None:
         self._stale = False
+        self._revised: set[int] = set()  # closed trials of which the study does not yet say what is known
         self._worst: tuple[float, ...] | None = None
         self._told_worst = False  # whether a trial was told the worst values for want of its own
         self._study = new_study(self._objectives)
@@ -138,9 +164,7 @@ class History:
 
     def _rebuild(self) -> None:
         self._begin()
-        closed = {event.index for event in self._events if event.kind == "close"}
-        for index in closed:
-            self._worsen(index)
+        self._worst = self._worst_known()
         if self._reenact:
             for event in self._events:
                 if event.kind == "open":
@@ -148,6 +172,7 @@ class History:
                 else:
                     self._close(event.index)
             return
+        closed = {event.index for event in self._events if event.kind == "close"}
         for index, (sample, sampler) in enumerate(self._samples):
             if index in closed:
                 self._study.add_trial(self._frozen(index, sample))
@@ -158,13 +183,6 @@ class History:
         self._samples.append((sample, sampler))
         self._events.append(_Event("open", len(self._samples) - 1))
         return len(self._samples) - 1
-
-    def _closed(self, index: int, rewrites: bool, *, noted: bool) -> None:
-        if not noted:
-            self._events.append(_Event("close", index))
-        self._stale = self._stale or rewrites or (self._worsen(index) and self._told_worst)
-        if not self._stale:
-            self._close(index)
 
     def _open(self, sample: Sample, sampler: SamplerFactory) -> optuna.Trial:
         with quiet():
@@ -177,7 +195,7 @@ class History:
 
     def _close(self, index: int) -> None:
         trial, self._trials[index] = self._trials[index], None
-        assert trial is not None, "a closed trial changes by a rebuild"
+        assert trial is not None, "a trial is closed once"
         told = self._told(index)
         with quiet():
             if told is None:
@@ -209,17 +227,29 @@ class History:
         return self._outcomes.get(index, self._estimates.get(index))
 
     def _worsen(self, index: int) -> bool:
-        """Whether what is known of a closed trial makes the worst values worse."""
+        """Whether what is known of a trial makes the worst values worse."""
         outcome, before = self._known(index), self._worst
         if outcome is not None and outcome.values is not None:
-            self._worst = self._worse(outcome.values)
+            self._worst = _worse(self._objectives, before, outcome.values)
         return self._worst != before
 
-    def _worse(self, values: tuple[float, ...]) -> tuple[float, ...]:
-        if self._worst is None:
-            return values
-        both = zip(self._objectives, self._worst, values, strict=True)
-        return tuple(min(a, b) if objective.direction == "max" else max(a, b) for objective, a, b in both)
+    def _worst_known(self) -> tuple[float, ...] | None:
+        worst = None
+        for outcome in (*self._outcomes.values(), *self._estimates.values()):
+            if outcome.values is not None:
+                worst = _worse(self._objectives, worst, outcome.values)
+        return worst
+
+
+def _worse(
+    objectives: Sequence[Objective], one: tuple[float, ...] | None, other: tuple[float, ...]
+) -> tuple[float, ...]:
+    """The worse of both, objective by objective."""
+    if one is None:
+        return other
+    return tuple(
+        max(a, b) if o.direction == "min" else min(a, b) for o, a, b in zip(objectives, one, other, strict=True)
+    )
 
 
 def _violation(key: str, outcome: Outcome) -> float:

@@ -35,13 +35,15 @@ def levels(least: int, eta: int, epochs: int) -> list[int]:
 
 
 def ranked(entrants: Sequence[Entrant], k: int) -> list[int]:
-    """The ``k`` best trials, best first: by constrained domination (Deb et al. 2002, VI), then the loneliest of a front.
+    """The ``k`` best trials, best first, by constrained domination (Deb et al. 2002, VI).
 
     The feasible come first, by front and crowding; then the infeasible, by their violation. The earlier of equals.
     """
     feasible = [e for e in reversed(entrants) if e.feasible]  # best_first prefers the later of equals
     found = [feasible[i].trial for i in best_first(_points(feasible), k)] if feasible else []
-    broken = sorted((e for e in entrants if not e.feasible), key=lambda e: (not math.isfinite(e.violation), e.violation))
+    broken = sorted(
+        (e for e in entrants if not e.feasible), key=lambda e: (not math.isfinite(e.violation), e.violation)
+    )
     return found + [e.trial for e in broken[: k - len(found)]]
 
 

@@ -1,0 +1,125 @@
+"""After the search, on the command line: export, explain, and picks by target, weights and subset."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.testing.studies import Telling, stopping_study
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def told(here: Path) -> Telling:
+    """A study in ./out."""
+    study = Telling()
+    for number, (accuracy, seconds) in enumerate([(0.9, 10.0), (0.95, 30.0), (0.96, 90.0), (0.7, 50.0)]):
+        study.start(number, lr=0.1 + number, optimizer="adam").wait(60).complete(number, accuracy, seconds)
+    study.start(4, lr=0.5).wait(5).report(4, 1, 5.0, accuracy=0.99).pause(4, 1, 5.0, "rank 2 of 2").finish()
+    study.write(here / "out")
+    return study
+
+
+def test_export_writes_both(elastune: Command, told: Telling) -> None:
+    said = elastune("export", "out", "--csv", "a.csv", "--json", "a.json")
+    assert said.code == 0
+    assert said.out.splitlines() == ["csv     a.csv (5 trials)", "json    a.json (5 trials)"]
+    with open("a.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["complete"] * 4 + ["paused"]
+    assert json.loads(Path("a.json").read_text())["trials"][4]["values"] == {"accuracy": 0.99, "seconds": 5.0}
+
+
+def test_export_survives_text_that_is_no_unicode(elastune: Command, here: Path) -> None:
+    Telling().start(0, lr=0.1).wait(1).fail(0, "broken \ud800 text").write(here / "out")
+    assert elastune("export", "out", "--csv", "a.csv", "--json", "a.json").code == 0
+    assert "broken \\ud800 text" in Path("a.csv").read_text()
+
+
+def test_what_cannot_be_exported_is_one_line(elastune: Command, told: Telling, here: Path) -> None:
+    assert "an export needs a file" in elastune("export", "out").line
+    assert "a journal must exist" in elastune("export", "nothing", "--csv", "a.csv").line
+    assert "No such file" in elastune("export", "out", "--csv", "no/such/a.csv").line
+    (here / "run").mkdir()
+    (here / "run" / "journal.jsonl").write_bytes(b"")
+    assert "must begin with its settings" in elastune("explain", "run").line
+
+
+def test_explain_speaks_and_gives_figures(elastune: Command, here: Path, told: Telling) -> None:
+    said = elastune("explain", "out")
+    assert said.code == 0
+    assert "The front\n  No trial beats these 3 in everything" in said.out
+    assert "trial 4: rank 2 of 2" in said.out
+    assert "4 trials are too few" in said.out
+    stopping_study(30).write(here / "more")
+    found = elastune("explain", "more", "--json").json
+    assert found["kind"] == "explanation"
+    assert {"title", "lines"} == set(found["parts"][0])
+    weighed = {each["objective"]: each for each in found["importance"]}
+    assert weighed["accuracy"]["parameters"][0]["name"] == "lr"
+    assert weighed["seconds"]["parameters"][0]["name"] == "workers"
+
+
+def test_a_pick_by_target_weights_or_knee_says_why(elastune: Command, told: Telling) -> None:
+    def picked(*options: str) -> dict[str, Any]:
+        found: dict[str, Any] = elastune("report", "out", "--json", *options).json["pick"]
+        return found
+
+    knee = picked()
+    assert (knee["trial"], knee["reason"].partition(":")[0]) == (1, "the knee of the front")
+    assert knee["found_after_s"] == pytest.approx(120.0)
+    target = picked("--pick", "accuracy=0.96")
+    assert target["trial"] == 2
+    assert target["reason"] == "reaches accuracy 0.96 with the best seconds (90 s)"
+    weighed = picked("--weights", "seconds=2,accuracy=1")
+    assert weighed["trial"] == 0
+    assert weighed["reason"].startswith("the smallest weighted sum (seconds 2, accuracy 1;")
+    both = picked("--pick", "accuracy=0.95", "--weights", "seconds=1")
+    assert both["trial"] == 1
+    assert both["reason"].startswith("reaches accuracy 0.95 with the smallest weighted sum")
+    said = elastune("report", "out", "--pick", "accuracy=0.9,seconds=20")
+    assert "pick    trial 0 (reaches accuracy 0.9 and seconds 20 with" in said.out
+    assert "found   after 1 min 00 s of search, all counted: 1 trial had ended" in said.out
+    assert "=null" not in said.out, "what is not set is not named"
+    assert "None" not in said.out
+
+
+def test_a_subset_says_why_each(elastune: Command, told: Telling) -> None:
+    found = elastune("report", "out", "--subset", "2", "--json").json["subset"]
+    assert len(found) == 2
+    assert found[0]["reason"].startswith("covers ")
+    assert found[1]["reason"].startswith("adds ")
+    assert "A subset that stands for the front" in elastune("report", "out", "--subset", "2").out
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--pick", "accuracy"], "--pick must be NAME=NUMBER"),
+        (["--pick", "accuracy=high"], "--pick must be NAME=NUMBER"),
+        (["--pick", "accuracy=nan"], "--pick must be NAME=NUMBER"),
+        (["--pick", "accuracy=1,accuracy=2"], "may name an objective once"),
+        (["--pick", "accuracy=0.999"], "a point must reach accuracy 0.999 (got at best 0.96)"),
+        (["--pick", "beauty=1"], "known: accuracy, seconds"),
+        (["--weights", "seconds=-1"], "weights must be >= 0"),
+        (["--subset", "0"], "at least one point"),
+    ],
+)
+def test_a_wrong_pick_is_one_line(elastune: Command, told: Telling, options: list[str], expected: str) -> None:
+    assert expected in elastune("report", "out", *options).line
+
+
+def test_only_a_study_is_picked_from(elastune: Command, finished_run: Path) -> None:
+    assert "need a study" in elastune("report", finished_run, "--pick", "loss=1").line
+
+
+def test_a_study_without_a_result_has_nothing_to_pick(elastune: Command, here: Path) -> None:
+    Telling().start(0, lr=0.1).wait(1).fail(0, "diverged").write(here / "out")
+    assert elastune("report", "out").code == 0
+    assert "a front needs a trial that finished" in elastune("report", "out", "--pick", "accuracy=0.5").line

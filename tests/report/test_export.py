@@ -1,0 +1,88 @@
+"""Trials as CSV and JSON: nothing lost, nothing that a spreadsheet would run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from elastune.drive.results import Study
+from elastune.report.export import FORMULA, to_csv, to_json
+from elastune.testing.studies import Telling, stopping_study
+
+
+def study(told: Telling) -> Study:
+    return Study.of(Path("out"), told.entries)
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_csv_holds_every_trial_with_every_figure_in_full() -> None:
+    found = study(stopping_study(20))
+    rows = read_csv(to_csv(found))
+    assert [int(row["number"]) for row in rows] == [trial.number for trial in found.trials]
+    assert {row["state"] for row in rows} == {"complete", "paused", "infeasible"}
+    for row, trial in zip(rows, found.trials, strict=True):
+        assert float(row["params.lr"]) == trial.params["lr"], "every digit"
+        assert row["params.momentum"] == ("" if "momentum" not in trial.params else repr(trial.params["momentum"]))
+        assert {name: float(row[f"values.{name}"]) for name in trial.values} == trial.values
+        assert int(row["epochs"]) == trial.epochs
+        assert float(row["worker_seconds"]) == trial.worker_seconds
+        assert row["reason"] == trial.reason
+        assert row["started_at"].endswith("+00:00")
+    header = to_csv(found).splitlines()[0].split(",")
+    assert header[:3] == ["number", "state", "phase"]
+    assert header[-1] == "reason"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['say "no", twice', "two\nlines\r\nand more", "tab\tand ; and ,", "ünïcödé ∞ \u2028", "", " ", "'quoted'", "null"],
+)
+def test_csv_survives_odd_texts(text: str) -> None:
+    told = Telling().start(0, lr=0.1, note=text).wait(1).fail(0, text)
+    (row,) = read_csv(to_csv(study(told)))
+    assert row["config.note"] == row["reason"] == text
+
+
+@pytest.mark.parametrize("start", FORMULA)
+def test_a_spreadsheet_runs_nothing(start: str) -> None:
+    text = f"{start}HYPERLINK(\"http://x\",A1)|cmd!'A0'"
+    told = Telling().start(0, lr=0.1, note=text).wait(1).fail(0, text)
+    (row,) = read_csv(to_csv(study(told)))
+    assert row["reason"] == row["config.note"] == f"'{text}"
+
+
+def test_negative_numbers_are_no_formulas_and_lists_are_json() -> None:
+    told = Telling().start(0, lr=-0.5, betas=[0.9, 0.99], flag=True).wait(1).complete(0, -math.inf, 1.0)
+    (row,) = read_csv(to_csv(study(told)))
+    assert (row["params.lr"], row["config.betas"], row["config.flag"]) == ("-0.5", "[0.9, 0.99]", "true")
+    assert row["values.accuracy"] == "-inf"
+
+
+def test_json_gives_back_what_went_in() -> None:
+    found = study(stopping_study(20))
+    data = json.loads(to_json(found))
+    assert data["objectives"] == {"accuracy": "max", "seconds": "min"}
+    for row, trial in zip(data["trials"], found.trials, strict=True):
+        for name in ("number", "state", "seed", "parent", "epochs", "seconds", "worker_seconds", "reason"):
+            assert row[name] == getattr(trial, name)
+        for group in ("params", "config", "means", "values", "metrics"):
+            assert row[group] == getattr(trial, group)
+
+
+def test_json_is_strict() -> None:
+    told = Telling().start(0, lr=0.1).wait(1).complete(0, math.nan, 1.0)
+    data = json.loads(to_json(study(told)), parse_constant=lambda text: pytest.fail(text))
+    assert data["trials"][0]["values"] == {"accuracy": None, "seconds": 1.0}
+
+
+def test_a_study_without_trials_has_a_header() -> None:
+    assert read_csv(to_csv(study(Telling()))) == []
+    assert json.loads(to_json(study(Telling())))["trials"] == []
