@@ -241,15 +241,15 @@ def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str
         f"random configurations that reach {size.threshold:.1%}: {found.reached} of {found.tried} = {found.share:.1%} "
         f"[{found.low:.1%}, {found.high:.1%}]; {found.expected_runs:.1f} runs expected without repetition\n"
         f"a success, over {seeds} seeds (replayed):\n"
-        f"{'search':>24} nodes reached   runs  gen.  seconds  speed-up = fewer runs x seconds/run  test (worst) %"
+        f"{'search':>24} nodes reached   runs (95 %)  gen.  seconds  speed-up = fewer runs x seconds/run  test (worst) %"
     )
     for name, row in rows.items():
         for nodes, c in row.items():
             product = f"{c['speed_up']:8.2f} = {c['fewer_runs']:9.2f} x {c['fewer_seconds_per_run']:<11.2f}"
             tests = f"{100 * c['test']:.2f} ({100 * c['worst_test']:.2f})"
             print(
-                f"{name:>24} {nodes:5} {c['reached']:3}/{c['searches']:<3} {c['runs']:6.1f} {c['generations']:5.1f} "
-                f"{c['seconds']:8.1f}  {product}  {tests}"
+                f"{name:>24} {nodes:5} {c['reached']:3}/{c['searches']:<3} {c['runs']:6.1f} +-{c['runs_ci']:4.1f} "
+                f"{c['generations']:5.1f} {c['seconds']:8.1f}  {product}  {tests}"
             )
     return {**asdict(found), "share": found.share, "expected_runs_without_repetition": found.expected_runs}
 
@@ -288,7 +288,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="digits, a few seconds; writes nothing")
     parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
     parser.add_argument("--live", action="store_true", help="check points with real trainings again")
-    parser.add_argument("--seeds", type=int, default=10, help="searches of each kind")
+    parser.add_argument("--seeds", type=int, default=40, help="searches of each kind")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
     parser.add_argument("--out", type=Path, default=RESULT)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastune.journal.records import TrialFinished
-from elastune.plan.intervals import wilson
+from elastune.plan.intervals import mean_ci, wilson
 from elastune.search.genetic import parse_genetics
 from elastune.search.objective import parse_objectives
 from elastune.search.suggest import Suggester
@@ -132,12 +132,14 @@ class Effort:
 
     This is the expected running time of a search that is started anew with another seed whenever it gives up (Hansen et
     al., COCO, 2016, section 3). ``generations``: the mean of those that reached it. ``test`` and ``worst_test``: mean
-    and least accuracy of their winners on data that no search saw. All but ``reached`` are infinite or NaN without any.
+    and least accuracy of their winners on data that no search saw. ``runs_ci``: half of the 95 % interval (Student's t)
+    about the mean of the trainings of a search. All but ``reached`` are infinite or NaN without any success.
     """
 
     reached: int
     searches: int
     runs: float
+    runs_ci: float
     generations: float
     seconds: float
     test: float
@@ -148,12 +150,13 @@ def effort(found: Sequence[Found]) -> Effort:
     """Of searches that differ in their seed only."""
     won = [each for each in found if each.reached]
     if not won:
-        return Effort(0, len(found), math.inf, math.nan, math.inf, math.nan, math.nan)
+        return Effort(0, len(found), math.inf, math.nan, math.nan, math.inf, math.nan, math.nan)
     tests = [each.test for each in won]
     return Effort(
         reached=len(won),
         searches=len(found),
         runs=sum(each.runs for each in found) / len(won),
+        runs_ci=mean_ci([each.runs for each in found])[1] or math.nan,
         generations=statistics.fmean(each.generations for each in won),
         seconds=sum(each.seconds for each in found) / len(won),
         test=statistics.fmean(tests),
@@ -189,7 +192,7 @@ def makespan(durations: Sequence[float], nodes: int, generation: int | None = No
 
     ``generation``: so many at a time, and none before all earlier ones have ended (None: no such barrier).
     """
-    size = generation or len(durations)
+    size = generation or max(1, len(durations))
     total = 0.0
     for begin in range(0, len(durations), size):
         free = [0.0] * nodes

@@ -134,3 +134,145 @@ class Study:
             self._schedule.paused(number, training.epoch)
         else:
             self._go_on(now, number)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One study: what is measured once, and kept in the results under its key."""
+
+    instance: str
+    sampler: str
+    stopping: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.instance} {self.sampler} {self.stopping} {self.seed}"
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """An instance's surrogate, its reference point, and the hypervolume of its best-known front."""
+
+    surrogate: Surrogate
+    reference: Floats
+    whole: float
+
+
+def measure(cell: Cell, yardstick: Yardstick, counts: tuple[int, ...]) -> dict[str, Any]:
+    schedule = make_schedule(cell.stopping, OBJECTIVES, cell.seed)
+    found = Study(yardstick.surrogate, cell.sampler, schedule, cell.seed).run(max(counts))
+    reached = {str(n): round(found.reached(n, yardstick.reference, yardstick.whole), 4) for n in counts}
+    return {
+        "hypervolume_at": reached,
+        "started": found.asked,
+        "finished": len(found.points),
+        "cpu_s": round(found.cpu_s, 1),
+    }
+
+
+def summary(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Over the seeds of each instance and variant. ``paired_gain``: over the same seed without stopping, the median."""
+    found: dict[str, Any] = {}
+    for instance in INSTANCES:
+        for sampler, stopping in VARIANTS:
+            rows = {
+                key.split()[3]: row for key, row in cells.items() if key.startswith(f"{instance} {sampler} {stopping} ")
+            }
+            if not rows:
+                continue
+            entry: dict[str, Any] = {"seeds": len(rows)}
+            for count in map(str, COUNTS):
+                at = {seed: row["hypervolume_at"][count] for seed, row in rows.items()}
+                plain = {seed: cells.get(f"{instance} {sampler} none {seed}") for seed in at}
+                gains = [at[seed] - row["hypervolume_at"][count] for seed, row in plain.items() if row is not None]
+                entry[f"at_{count}"] = {
+                    "median": round(statistics.median(at.values()), 4),
+                    "min": min(at.values()),
+                    "max": max(at.values()),
+                    "paired_gain": round(statistics.median(gains), 4) if gains else None,
+                }
+            entry["started"] = statistics.median(row["started"] for row in rows.values())
+            found[f"{instance} {sampler} {stopping}"] = entry
+    return found
+
+
+def document(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "command": "OMP_NUM_THREADS=1 python benchmarks/multi_fidelity.py",
+        "measured": "normalised hypervolume of fully trained configurations (error x time), see the file's head; "
+        f"simulated: {WORKERS} asynchronous workers on a virtual clock, surrogate learning curves",
+        "goal_at_50": dict(zip(INSTANCES, GOAL_AT_50, strict=True)),
+        "known_best_of_others_at_50": dict(zip(INSTANCES, KNOWN_AT_50, strict=True)),
+        "known_best_of_others_at_100": dict(zip(INSTANCES, KNOWN_AT_100, strict=True)),
+        "machine": machine(),
+        "summary": summary(cells),
+        "cells": cells,
+    }
+
+
+def yardsticks(folder: Path, instances: tuple[str, ...], pool: int, rounds: int) -> dict[str, Yardstick]:
+    found = {}
+    for instance in instances:
+        surrogate = Surrogate(folder, instance)
+        front, reference = best_known(surrogate, pool, rounds)
+        found[instance] = Yardstick(surrogate, reference, hypervolume(front, reference))
+    return found
+
+
+def smoke(folder: Path) -> None:
+    instance = INSTANCES[0]
+    yardstick = yardsticks(folder, (instance,), 20_000, 5)[instance]
+    for sampler, stopping in (("auto", "none"), ("auto", "asha"), ("tpe", "hyperband")):
+        counts = (1, 3) if sampler == "auto" else (4, 8)
+        print(instance, sampler, stopping, measure(Cell(instance, sampler, stopping, 0), yardstick, counts))
+
+
+def run(folder: Path, options: argparse.Namespace) -> None:
+    """Measure what the results lack, seed by seed, and write them after every study."""
+    cells: dict[str, dict[str, Any]] = {}
+    if options.out.exists():
+        cells = json.loads(options.out.read_text())["cells"]
+    wanted = [
+        Cell(instance, sampler, stopping, seed)
+        for seed in range(options.seeds)
+        for sampler, stopping in VARIANTS
+        for instance in INSTANCES
+        if sampler in options.samplers and stopping in options.stopping
+    ]
+    missing = [cell for cell in wanted if cell.key not in cells]
+    by_instance = yardsticks(folder, INSTANCES, 200_000, 60) if missing else {}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for cell in missing:
+        cells[cell.key] = measure(cell, by_instance[cell.instance], COUNTS)
+        print(cell.key, cells[cell.key], flush=True)
+        fresh = options.out.with_name(options.out.name + ".new")
+        fresh.write_text(json.dumps(document(cells), indent=1) + "\n")
+        os.replace(fresh, options.out)
+    for name, entry in summary(cells).items():
+        shown = ", ".join(f"{n}: {entry[f'at_{n}']['median']:.3f}" for n in COUNTS)
+        print(f"{name}: {shown} ({entry['seeds']} seeds, {entry['started']:g} trials)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, help="folder that holds model.onnx and encoding.json")
+    parser.add_argument("--smoke", action="store_true", help="some seconds; writes nothing")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--samplers", nargs="+", default=["auto", "tpe"])
+    parser.add_argument("--stopping", nargs="+", default=["none", "asha", "hyperband"])
+    parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")
+    options = parser.parse_args()
+    folder = options.data or Path(os.environ.get("ELASTUNE_DATA", "data")) / "hpo" / "lcbench"
+    try:
+        if not (folder / "model.onnx").is_file():
+            raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
+        smoke(folder) if options.smoke else run(folder, options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -127,6 +127,18 @@ def test_a_choice_that_all_of_the_best_made_is_named() -> None:
     assert lines == ("All of the best 6 trials have optimizer=adam: other choices can go.",)
 
 
+def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
+    told = Telling()
+    for number in range(4):
+        told.start(number, lr=0.1).wait(1).fail(number, f"diverged: loss is NaN at step {number}")
+    told.start(4, lr=0.1).wait(1).fail(4, "exception: no")
+    assert explained(told)["What failed"] == (
+        "5 trials of 5 gave no result.",
+        "4 trials, such as trial 0: diverged: loss is NaN at step 0",
+        "trial 4: exception: no",
+    )
+
+
 @pytest.mark.parametrize("reason", ["x" * 5000, "two\nlines\tand 'quotes' <b>", ""])
 def test_odd_reasons_stay_one_line(reason: str) -> None:
     told = Telling().start(0, lr=0.1).wait(1).fail(0, reason)

@@ -93,7 +93,7 @@ def test_a_budget_of_worker_hours_pauses_what_runs(cluster: LocalCluster, tmp_pa
     tune(asked, space=space, cluster=cluster)
     (end,) = [r for r in records(out) if isinstance(r, StudyFinished)]
     assert "worker-hours" in end.reason
-    assert 1.0 < end.seconds < 8.0
+    assert 1.0 < end.seconds < 30.0
     paused = [r for r in records(out) if isinstance(r, TrialPaused)]
     assert paused
     assert all(r.cut_off and r.worker_seconds > 0 for r in paused)

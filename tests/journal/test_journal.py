@@ -297,3 +297,11 @@ def test_the_disk_is_waited_for_but_not_at_every_record(tmp_path: Path, monkeypa
     journal.write(TrialFinished(3, "complete"), durable=True)
     journal.close()
     assert synced[-1] == path.stat().st_size
+
+
+def test_half_a_surrogate_pair_costs_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with JournalWriter(path) as journal:
+        journal.write(TrialFinished(0, "infeasible", reason="exception: \ud800 and \u00e9 and \U0001f600\u2028"))
+    (entry,) = read(path)
+    assert entry.record.reason == "exception: ? and \u00e9 and \U0001f600\u2028"

@@ -78,9 +78,7 @@ def test_importance_is_drawn_and_written_the_same() -> None:
     assert panel.y.names == ("lr", "lr × $mo$")
     assert {bars.name: bars.end for bars in panel.bars} == {"with others": (0.8, 0.1), "alone": (0.7, 0.1)}
     assert len(static.png(figure)) > 5000, "a dollar in a name is no formula"
-    assert "lr × $mo$" in interactive.div(figure).encode().decode("unicode_escape", "replace") or "$mo$" in (
-        interactive.div(figure)
-    )
+    assert "$mo$" in interactive.div(figure)
     table = importance_table(FOUND)
     assert table.rows == (("lr", "70.0", "80.0", "5.0"), ("lr × $mo$", "–", "10.0", "2.0"))
     assert "40 trials" in table.note

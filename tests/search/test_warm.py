@@ -136,15 +136,15 @@ def asked(suggester: Suggester, count: int) -> list[Suggestion]:
 @pytest.mark.parametrize(("sampler", "gain"), [("auto", 0.5), ("tpe", 0.8)])
 def test_told_results_bring_the_first_proposals_near_the_optimum(sampler: str, gain: float) -> None:
     regrets: dict[int, float] = {}
-    for told in (0, 30):
+    for told in (0, 20):
         regrets[told] = 0.0
-        for seed in range(3):
+        for seed in range(2):
             suggester = Suggester(smooth, ONE, sampler=sampler, seed=seed)
             suggester.learn(earlier(told, seed=100 + seed))
             found = asked(suggester, 5)
             assert [s.number for s in found] == [0, 1, 2, 3, 4], "what was told has no numbers"
-            regrets[told] += sum(1.0 - accuracy(s.values) for s in found) / 15
-    assert regrets[30] < gain * regrets[0], regrets
+            regrets[told] += sum(1.0 - accuracy(s.values) for s in found) / 10
+    assert regrets[20] < gain * regrets[0], regrets
 
 
 def test_proposals_are_asked_for_first_once_and_only_where_allowed() -> None:
@@ -188,7 +188,12 @@ def run(suggester: Suggester, entries: list[Entry], trials: int) -> list[Suggest
         (suggestion,) = asked(suggester, 1)
         values = results(suggestion.values)
         started = TrialStarted(
-            suggestion.number, suggestion.values, {}, 0, params=suggestion.params, distributions=suggestion.distributions
+            suggestion.number,
+            suggestion.values,
+            {},
+            0,
+            params=suggestion.params,
+            distributions=suggestion.distributions,
         )
         finished = TrialFinished(suggestion.number, "complete", values, values)
         suggester.tell(suggestion.number, finished)
@@ -200,7 +205,7 @@ def run(suggester: Suggester, entries: list[Entry], trials: int) -> list[Suggest
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "nsga2", "genetic:demes=1,population=5", "random"])
 def test_a_resumed_search_goes_on_as_if_it_had_not_stopped(sampler: str) -> None:
-    taken = earlier(told=25, proposed=4)
+    taken = earlier(told=12, proposed=4)
     entries: list[Entry] = [Entry(0.0, taken)]
     whole = Suggester(smooth, TWO, sampler=sampler, seed=3)
     whole.learn(taken)

@@ -30,6 +30,6 @@ def export(
     study = Study.load(out)
     for what, path, text in (("csv", csv, to_csv), ("json", json, to_json)):
         if path is not None:
-            path.write_bytes(text(study).encode(errors="backslashreplace"))
+            path.write_bytes(text(study).encode())
             print(f"{what:<7} {path} ({len(study.trials)} trials)")
     return OK

@@ -190,7 +190,7 @@ def warm_line(record: WarmStarted) -> str:
     why = "; ".join(f"{n}: {plain(reason)}" for reason, n in record.left_out.items())
     taken = f"{record.taken} of {count(record.of, 'trial')} taken" + (f" ({why})" if why else "")
     use = f"{len(record.told)} count as results, {len(record.proposed)} are tried first"
-    return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike, so {use}"
+    return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike: {use}"
 
 
 def eta_s(done: float | None, elapsed_s: float) -> float | None:

@@ -102,7 +102,7 @@ def _run(run: RunStory, changes: Changes, adaptation: Adaptation, out: Path) -> 
 
 def _finished(end: RunFinished) -> dict[str, Any]:
     shown = asdict(end)
-    del shown["kind"], shown["grad_bytes"], shown["signals"]
+    del shown["kind"], shown["grad_bytes"], shown["signals"], shown["context"]
     return {"kind": "run", **shown}
 
 

@@ -48,7 +48,7 @@ def tune(
     a trial is run; the rest are the program's settings.
 
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
-    pick: {trial, reason, command} or null, seconds, reason (why it ended), out, report}.
+    pick: {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker
     from elastune.drive.requests import StudyRequest

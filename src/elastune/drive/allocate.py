@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -119,8 +119,18 @@ def allocate(claims: Sequence[Claim], workers: int, rules: Rules | None = None) 
     rules = rules or Rules()
     if workers < 0 or len({claim.trial for claim in claims}) < len(claims):
         raise ValueError(f"workers >= 0 and one claim a trial are needed, not {workers} and {len(claims)} claims")
+    while True:
+        given = _decided(claims, workers, rules)
+        if rules.stay_s == 0 or all(claim.current == given[claim.trial] for claim in claims):
+            return given
+        # Who changes stays then, so what is left is shared anew, until nobody else would change.
+        claims = [c if c.current == given[c.trial] else replace(c, current=given[c.trial], since_s=0) for c in claims]
+
+
+def _decided(claims: Sequence[Claim], workers: int, rules: Rules) -> dict[int, int]:
+    """One round of ``allocate``."""
     seats = _admitted(_seats(claims, workers), workers, rules)
-    seats = _in_time(seats, workers, rules)
+    seats = _staying(_in_time(seats, workers, rules), workers, rules)
     target = _shared(seats, workers, rules)
     given = _moved(seats, target, workers, rules)
     found = dict.fromkeys(sorted(claim.trial for claim in claims), 0)
@@ -203,6 +213,24 @@ def _in_time(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[_Seat]:
     return [found[seat.claim.trial] for seat in seats]
 
 
+def _stays(seat: _Seat, rules: Rules) -> bool:
+    return seat.claim.current > 0 and seat.claim.since_s < rules.stay_s
+
+
+def _staying(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[_Seat]:
+    """Seats whose trials were just resized keep their workers, most worth first, as long as those are there."""
+    if rules.budget_s < math.inf:
+        return list(seats)
+    left, found = workers - sum(seat.floor for seat in seats), {}
+    for seat in sorted(seats, key=lambda seat: (-seat.claim.worth, seat.claim.trial)):
+        has = seat.claim.current
+        if _stays(seat, rules) and seat.floor <= has <= min(seat.cap, seat.floor + left):
+            left -= has - seat.floor
+            seat = replace(seat, floor=has, cap=has)
+        found[seat.claim.trial] = seat
+    return [found[seat.claim.trial] for seat in seats]
+
+
 def _shared(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[int]:
     """The best shares if moves were free: the steepest block next, as long as workers and budget last.
 
@@ -246,7 +274,7 @@ def _moved(seats: Sequence[_Seat], target: Sequence[int], workers: int, rules: R
     at = [min(max(seat.claim.current, seat.floor), seat.cap) for seat in seats]
     if rules.budget_s < math.inf:  # what the budget does not hold must go
         at = [min(has, best) for has, best in zip(at, target, strict=True)]
-    frozen = {k for k, seat in enumerate(seats) if seat.claim.current and seat.claim.since_s < rules.stay_s}
+    frozen = {k for k, seat in enumerate(seats) if _stays(seat, rules)}
     surplus = sum(at) - workers
     for k in _donors(seats, at, target, frozen):
         taken = min(max(surplus, 0), at[k] - target[k])

@@ -43,6 +43,7 @@ class Plan:
         plain = asdict(self.request)
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["objectives"] = {o.name: o.direction for o in self.pricing.objectives}
+        plain["defaults"] = self.config
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
         plain["meaning"] = meaning(self.request.program)
         return {"kind": "tune", **plain}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -178,14 +179,17 @@ def _failed(study: Study) -> tuple[str, ...]:
 
 
 def _reasons(trials: Sequence[Trial]) -> list[str]:
-    """The most frequent reasons with how many they befell; rare ones with their trials."""
-    whom: dict[str, list[int]] = defaultdict(list)
+    """The most frequent reasons first, those that differ in numbers alone as one, each with a trial for example."""
+    alike: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for trial in trials:
-        whom[" ".join((trial.reason or "no reason told").split())[:200]].append(trial.number)
-    often = sorted(whom.items(), key=lambda each: -len(each[1]))
+        reason = " ".join((trial.reason or "no reason told").split())[:200]
+        alike[re.sub(r"\d+", "#", reason)].append((trial.number, reason))
+    often = sorted(alike.values(), key=lambda each: -len(each))
     lines = [
-        f"{len(numbers)} x {reason}" if len(numbers) > 1 else f"trial {numbers[0]}: {reason}"
-        for reason, numbers in often[:MOST_REASONS]
+        f"{len(each)} trials, such as trial {each[0][0]}: {each[0][1]}"
+        if len(each) > 1
+        else f"trial {each[0][0]}: {each[0][1]}"
+        for each in often[:MOST_REASONS]
     ]
     rest = len(often) - MOST_REASONS
     return [*lines, f"and {rest} other {'reason' if rest == 1 else 'reasons'}"] if rest > 0 else lines

@@ -16,6 +16,7 @@ from elastune.plan.step_time import StepTime
 
 Floats = NDArray[np.float64]
 MOST_SHAPED = 48  # trials whose gain by more workers is looked at
+FEWEST = 2  # trials must have run on so many workers, or nothing is said of them
 POLISHES = 4
 
 
@@ -127,19 +128,20 @@ class Paces:
         self._shape = None
 
     def of(self, trial: int, slots: int | None = None) -> Measured:
-        """The trial's own rates, and where it has none what others' let expect; of a new trial, the median's."""
+        """The trial's own rates, and what others' let expect up to twice the workers that it ran on (a new one: 1)."""
         shape = self._shape = _polished([self._rates(k) for k in self._shaping]) if self._shape is None else self._shape
-        own = self._rates(trial) if trial in self._seen else {}
-        if not own:
-            usual = median(list(self._usual.values())[-MOST_SHAPED:]) if self._usual else 1.0
-            own = {1: usual}
+        own = self._rates(trial) if trial in self._seen else {1: self._usual_rate()}
         points = dict(own)
         for workers, value in shape.items():
-            if workers not in own:
+            if workers not in own and workers <= 2 * max(own):
                 near = min(own, key=lambda seen: (abs(math.log(seen / workers)), seen))
                 base = shape.get(near)
                 points[workers] = own[near] * (value / base if base else workers / near)
         return Measured(tuple(sorted(points.items())), slots)
+
+    def _usual_rate(self) -> float:
+        """Samples a second of a worker of a trial nobody has seen: the median of the newest trials."""
+        return median(list(self._usual.values())[-MOST_SHAPED:]) if self._usual else 1.0
 
     def _rates(self, trial: int) -> dict[int, float]:
         return {workers: samples / seconds for workers, (samples, seconds) in self._seen[trial].items()}
@@ -154,11 +156,12 @@ def _polished(rows: list[dict[int, float]]) -> dict[int, float]:
     """Workers -> speed relative to one another, from rates of several trials."""
     logs = [{workers: math.log(rate) for workers, rate in row.items()} for row in rows]
     shape: dict[int, float] = defaultdict(float)
+    found: dict[int, list[float]] = {}
     for _ in range(POLISHES):
         levels = [median(value - shape[workers] for workers, value in row.items()) for row in logs]
-        found: dict[int, list[float]] = defaultdict(list)
+        found = defaultdict(list)
         for level, row in zip(levels, logs, strict=True):
             for workers, value in row.items():
                 found[workers].append(value - level)
         shape = defaultdict(float, {workers: median(values) for workers, values in found.items()})
-    return {workers: math.exp(value) for workers, value in shape.items()}
+    return {workers: math.exp(value) for workers, value in shape.items() if len(found[workers]) >= FEWEST}

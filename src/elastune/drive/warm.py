@@ -172,7 +172,13 @@ def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]
         if "cost" in metrics:
             metrics["cost"] *= dearer
         sample = fit(plan.space, started.params)
-        why = "it failed" if finished.run is None else "it began with another's weights" if started.parent is not None else ""
+        why = (
+            "it failed"
+            if finished.run is None
+            else "it began with another's weights"
+            if started.parent is not None
+            else ""
+        )
         if isinstance(sample, str):
             why = why or sample
         else:

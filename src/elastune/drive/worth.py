@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from elastune.search.front import nondominated
 
+ETA = 3
+SAME = 1e-9
 LAYERS = 8  # fronts behind the first that are told apart
 
 
 def standing(points: Mapping[int, Sequence[float]], epochs: Mapping[int, int]) -> dict[int, float]:
-    """Trial -> worth, a new one's being 1: (1 + completed epochs) over the number of its front.
+    """Trial -> worth, a new one's being 1: 1 + completed epochs over the number of its front.
 
     Early stopping lets a trial on to epoch e as the best of some e others (successive halving's rungs, Li et al., "A
     System for Massively Parallel Hyperparameter Tuning", MLSys 2020), which is what its samples are worth more than a
@@ -33,4 +36,9 @@ def standing(points: Mapping[int, Sequence[float]], epochs: Mapping[int, int]) -
         if not len(left):
             break
     place = dict(zip(trials, layer.tolist(), strict=True))
-    return {trial: (1.0 + done) / place.get(trial, 1) for trial, done in epochs.items()}
+    return {trial: 1.0 + _power(done) / place.get(trial, 1) for trial, done in epochs.items()}
+
+
+def _power(epochs: int) -> int:
+    """The largest power of ``ETA`` that is not more: worth goes in steps, so that it moves nobody at every report."""
+    return 0 if epochs < 1 else ETA ** int(math.log(epochs, ETA) + SAME)

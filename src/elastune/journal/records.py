@@ -120,8 +120,12 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def encode(record: Record) -> bytes:
-    """One line of JSON, without its line end. Infinities and NaN are kept (as Python's ``json`` writes them)."""
-    return json.dumps(_ADAPTER.dump_python(record), separators=(",", ":")).encode()
+    """One line of JSON, without its line end. Infinities and NaN are kept (as Python's ``json`` writes them).
+
+    Half a surrogate pair, which some program's error message may hold and no reader would take, becomes "?".
+    """
+    text = json.dumps(_ADAPTER.dump_python(record), separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace")
 
 
 def decode(line: bytes | str) -> Record:

@@ -268,6 +268,7 @@ def _axis(axis: Axis, limits: tuple[float, float]) -> dict[str, Any]:
         "zeroline": False,
         "ticks": "outside",
         "tickcolor": palette.QUIET,
+        "automargin": bool(axis.names),
     }
     ticks = axis.ticks or (log_ticks(*limits) if axis.log else ())
     if ticks:

@@ -131,14 +131,14 @@ def _lanes(spells: Sequence[Spell]) -> list[list[tuple[int, int]]]:
     A trial whose workers change keeps what it had, as far as it may.
     """
     events = sorted(
-        [(spell.begin_s, 1, i) for i, spell in enumerate(spells)]
-        + [(spell.end_s, 0, i) for i, spell in enumerate(spells)]
+        [(spell.begin_s, True, spell.trial, i) for i, spell in enumerate(spells)]
+        + [(spell.end_s, False, spell.trial, i) for i, spell in enumerate(spells)]
     )
     taken: dict[int, list[int]] = {}  # by spell
     used: set[int] = set()
     last: dict[int, list[int]] = {}  # by trial, where it was
     runs: list[list[tuple[int, int]]] = [[] for _ in spells]
-    for _, begins, i in events:
+    for _, begins, _, i in events:
         spell = spells[i]
         if not begins:
             last[spell.trial] = taken.pop(i)

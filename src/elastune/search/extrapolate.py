@@ -61,29 +61,29 @@ class Curve:
 class Extrapolator:
     """Forecasts from the curves of finished trials. ``clocked``: for each objective, whether it grows with the passes.
 
-    A pure function of what was finished, in that order.
+    A function of what was finished, in that order. Beyond a few, it learns when a tenth more have finished: ``learnt``.
     """
 
     def __init__(self, clocked: Sequence[bool]) -> None:
         self._clocked = tuple(clocked)
         self._finished: list[tuple[Curve, tuple[float, ...]]] = []
+        self.learnt = 0
         self._known: dict[tuple[float, int], tuple[Floats, Floats]] = {}
-
-    def __len__(self) -> int:
-        return len(self._finished)
 
     def finish(self, curve: Curve, values: tuple[float, ...]) -> None:
         """Learn from a trial that trained to its end."""
         if curve.passes and all(map(math.isfinite, values)):
             self._finished.append((curve, values))
-            self._known.clear()
+            if len(self._finished) >= int(1.1 * self.learnt):
+                self.learnt = len(self._finished)
+                self._known.clear()
 
     def forecast(self, curve: Curve) -> Forecast:
         """What a trial with this much of a curve would end with. The curve must hold a report."""
         part = min(1.0, curve.passes[-1] / curve.epochs)
         found = [self._one(curve, part, objective) for objective in range(len(self._clocked))]
         values = tuple(value for value, _, _ in found)
-        if len(self._finished) < FEWEST:
+        if self.learnt < FEWEST:
             return Forecast(values)
         return Forecast(values, tuple(low for _, low, _ in found), tuple(high for _, _, high in found))
 
@@ -91,23 +91,24 @@ class Extrapolator:
         clocked = self._clocked[objective]
         guess = _features(curve, part, objective, clocked)
         missed, spread = 0.0, 0.0
-        if len(self._finished) >= FEWEST:
+        if self.learnt >= FEWEST:
             features, errors = self._past(part, objective)
             alike = np.argsort(np.abs(features[:, 0] - guess[0]), kind="stable")[:ALIKE]
             missed, spread = ridge(features[alike], errors[alike], guess)
         value = guess[0] + missed
-        bounds = (value, value - spread, value + spread)
+        low, high = value - spread, value + spread
         if clocked:
-            bounds = tuple(math.exp(min(bound, 700.0)) for bound in bounds)
-        return float(bounds[0]), float(bounds[1]), float(bounds[2])
+            value, low, high = (math.exp(min(bound, 700.0)) for bound in (value, low, high))
+        return float(value), float(low), float(high)
 
     def _past(self, part: float, objective: int) -> tuple[Floats, Floats]:
         """Of the finished trials: features (n, 2) after this part of the training, and what the guess missed (n,)."""
         key = part, objective
         if key not in self._known:
             clocked = self._clocked[objective]
-            features = np.array([_features(curve, part, objective, clocked) for curve, _ in self._finished])
-            ends = np.array([_scale(values[objective], clocked) for _, values in self._finished])
+            past = self._finished[: self.learnt]
+            features = np.array([_features(curve, part, objective, clocked) for curve, _ in past])
+            ends = np.array([_scale(values[objective], clocked) for _, values in past])
             self._known[key] = features, ends - features[:, 0]
         return self._known[key]
 

@@ -33,8 +33,8 @@ CLOCKED = ("seconds", "cost", "time")
 class Halving:
     """At each rung 1 of ``eta`` goes on. ``least``: passes before the first (0: a ninth of the training).
 
-    ``brackets``: 1 is ASHA, 0 is Hyperband with one for each rung. ``hope`` and ``doubt``: in standard errors of
-    the forecast, see the module.
+    ``brackets``: 1 is ASHA, more are Hyperband, whose last bracket should pass no rung. ``hope`` and ``doubt``: in
+    standard errors of the forecast, see the module.
     """
 
     eta: int = 3
@@ -54,7 +54,9 @@ class _Trial:
     rung: int = -1
     asked_to_pause: str = ""
     paused: bool = False
-    forecast: tuple[int, int, Forecast] | None = None
+    forecast: Forecast | None = None
+    forecast_of: tuple[object, ...] = ()
+    chance: tuple[int, Forecast, bool, bool] | None = None
 
 
 class SuccessiveHalving(Schedule):
@@ -69,6 +71,7 @@ class SuccessiveHalving(Schedule):
         self._least = self._halving.least
         self._filled: dict[int, int] = {}
         self._front: Floats = np.empty((0, len(objectives)))
+        self._fronts = 0  # how often it has changed
 
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
         self._trials[trial] = _Trial(self._emptiest())
@@ -77,9 +80,11 @@ class SuccessiveHalving(Schedule):
 
     def reported(self, glimpse: Glimpse) -> str:
         trial = self._trials[glimpse.trial]
+        finite = all(map(math.isfinite, (*glimpse.values, glimpse.violation)))
+        trial.violation = glimpse.violation if finite else math.inf  # behind all others
         trial.curve.epochs = glimpse.epochs
-        trial.curve.add(glimpse.epoch, glimpse.values)
-        trial.violation = glimpse.violation
+        if finite:
+            trial.curve.add(glimpse.epoch, glimpse.values)
         if not self._least:
             self._least = max(1, round(glimpse.epochs / self._halving.eta**2))
         if trial.asked_to_pause or glimpse.epoch >= glimpse.epochs:
@@ -89,12 +94,12 @@ class SuccessiveHalving(Schedule):
             return ""
         trial.rung = come
         rung = self._rung(trial)
-        rung.enter(Entrant(glimpse.trial, self._oriented(glimpse.values), glimpse.violation))
+        rung.enter(Entrant(glimpse.trial, self._oriented(glimpse.values), trial.violation))
         if self._why_on(glimpse.trial):
             rung.gone_on.add(glimpse.trial)
         else:
-            known = len(rung.entrants)
-            trial.asked_to_pause = f"not among the best 1/{self._halving.eta} of {known} after {glimpse.epoch} passes"
+            best = f"the best 1/{self._halving.eta} of {len(rung)}"
+            trial.asked_to_pause = f"not among {best} after {glimpse.epoch} passes"
         return trial.asked_to_pause
 
     def paused(self, trial: int, epoch: int) -> None:
@@ -113,7 +118,9 @@ class SuccessiveHalving(Schedule):
         self._extrapolator.finish(at.curve, values)
         if violation <= 0 and all(map(math.isfinite, values)):
             points = np.vstack([self._front, self._oriented(values)])
-            self._front = points[nondominated(points)]
+            on_front = nondominated(points)
+            if on_front[-1]:
+                self._front, self._fronts = points[on_front], self._fronts + 1
 
     def next(self, fresh: bool) -> Resume | Child | Fresh | None:
         waiting = [number for number, trial in self._trials.items() if trial.paused]
@@ -126,7 +133,8 @@ class SuccessiveHalving(Schedule):
         return self._last(waiting)
 
     def estimates(self) -> Mapping[int, tuple[float, ...]]:
-        return {n: self._forecast(t).values for n, t in self._trials.items() if t.rung >= 0}
+        known = {n: self._forecast(t) for n, t in self._trials.items() if t.rung >= 0 and t.violation < math.inf}
+        return {number: forecast.values for number, forecast in known.items() if forecast is not None}
 
     # -- decisions
 
@@ -138,67 +146,82 @@ class SuccessiveHalving(Schedule):
         rung = self._rung(trial)
         if number in rung.gone_on:
             return "was told to go on before"  # and stopped for another cause
-        best = number in rung.best(halving.eta)
-        several = len(self._signs) > 1
+        hopeful, hopeless = self._chance(trial)
+        if hopeful:
+            return "may reach the front"
+        if hopeless or number not in rung.best:
+            return ""
+        return f"among the best 1/{halving.eta} of {len(rung)} at its rung"
+
+    def _chance(self, trial: _Trial) -> tuple[bool, bool]:
+        """Whether a trial is hopeful and whether it is hopeless, as the module says; neither with one objective."""
         forecast = self._forecast(trial)
-        if several and forecast.low is not None:
-            if self._hopes(trial, forecast, halving.hope):
-                return "may reach the front"
-            if not self._hopes(trial, forecast, halving.doubt):
-                return ""
-        return f"among the best 1/{halving.eta} of {len(rung.entrants)} at its rung" if best else ""
+        if len(self._signs) == 1 or forecast is None or forecast.low is None:
+            return False, False
+        if trial.chance is None or trial.chance[0] != self._fronts or trial.chance[1] is not forecast:
+            hopeful, hopeless = self._hopes(trial, self._halving.hope), not self._hopes(trial, self._halving.doubt)
+            trial.chance = self._fronts, forecast, hopeful, hopeless
+        return trial.chance[2:]
 
-    def _hopes(self, trial: _Trial, forecast: Forecast, errors: float) -> bool:
-        """Whether no finished trial dominates the forecast made better by ``errors`` standard errors."""
-        if trial.violation > 0:
+    def _hopes(self, trial: _Trial, errors: float) -> bool:
+        """Whether no finished trial is as good as the trial's forecast made better by ``errors`` standard errors."""
+        point = self._optimistic(trial, errors)
+        if trial.violation > 0 or point is None:
             return False
-        point = self._optimistic(forecast, errors)
-        return not bool(np.any(np.all(self._front <= point, axis=1)))
+        return not bool(np.any(np.all(self._front <= np.array(point), axis=1)))
 
-    def _optimistic(self, forecast: Forecast, errors: float) -> Floats:
-        """Oriented; shape (objectives,)."""
-        middle = np.array(self._oriented(forecast.values))
+    def _optimistic(self, trial: _Trial, errors: float) -> tuple[float, ...] | None:
+        """The forecast, oriented, made better by ``errors`` standard errors, where these are known."""
+        forecast = self._forecast(trial)
+        if forecast is None:
+            return None
+        middle = self._oriented(forecast.values)
         if forecast.low is None or forecast.high is None:
             return middle
-        ends = np.array([self._oriented(forecast.low), self._oriented(forecast.high)])
-        return middle - errors * (middle - ends.min(axis=0))
+        best = map(min, self._oriented(forecast.low), self._oriented(forecast.high))
+        return tuple(m - errors * (m - b) for m, b in zip(middle, best, strict=True))
 
     def _last(self, waiting: Sequence[int]) -> Resume | None:
-        """Of the paused, when no trial may begin any more, the best that could still be on the front."""
-        hopeful = [n for n in waiting if self._hopes(self._trials[n], self._forecast(self._trials[n]), 1.0)]
-        if not len(self._front):
-            hopeful = hopeful or list(waiting)
-        if not hopeful:
+        """Of the paused, when no trial may begin any more, the best that could still be on the front.
+
+        Where no trial has ended with a valid result and none runs, the best there is.
+        """
+        nothing = not len(self._front)
+        if nothing and len(waiting) < len(self._trials):
             return None
-        entrants = [
-            Entrant(n, tuple(self._optimistic(self._forecast(self._trials[n]), 1.0)), self._trials[n].violation)
-            for n in hopeful
-        ]
-        return Resume(ranked(entrants, 1)[0], "could still be on the front")
+        hopeful = [n for n in waiting if nothing or self._hopes(self._trials[n], 1.0)]
+        entrants = []
+        for number in hopeful:
+            trial = self._trials[number]
+            point = self._optimistic(trial, 1.0) or (math.inf,) * len(self._signs)
+            entrants.append(Entrant(number, point, trial.violation))
+        best = ranked(entrants, 1)
+        return Resume(best[0], "could still be on the front") if best else None
 
     # -- what is known
 
-    def _forecast(self, trial: _Trial) -> Forecast:
-        """Made anew when the trial said more, or when a twentieth more trials have ended."""
-        finished = len(self._extrapolator)
-        age = finished if finished < 20 else int(math.log(finished) / math.log(1.05))
-        key = age, trial.curve.passes[-1]
-        if trial.forecast is None or trial.forecast[:2] != key:
-            trial.forecast = (*key, self._extrapolator.forecast(trial.curve))
-        return trial.forecast[2]
+    def _forecast(self, trial: _Trial) -> Forecast | None:
+        """None without valid reports."""
+        curve = trial.curve
+        if not curve.passes:
+            return None
+        known = self._extrapolator.learnt, curve.passes[-1], curve.values[-1]
+        if trial.forecast_of != known:
+            trial.forecast, trial.forecast_of = self._extrapolator.forecast(curve), known
+        return trial.forecast
 
     def _levels(self, trial: _Trial) -> list[int]:
         found = levels(self._least, self._halving.eta, trial.curve.epochs)
         return found[trial.bracket :]
 
     def _rung(self, trial: _Trial) -> Rung:
-        return self._rungs.setdefault((trial.bracket, trial.rung), Rung())
+        return self._rungs.setdefault((trial.bracket, trial.rung), Rung(self._halving.eta))
 
     def _emptiest(self) -> int:
-        """The bracket furthest behind its share: with s rungs to pass, eta^s / (s + 1) (Li et al. 2018, algorithm 1)."""
+        """The bracket furthest behind its share: with s rungs to pass, eta^s / (s+1) (Li et al. 2018, algorithm 1)."""
         if self._halving.brackets == 1:
             return 0
-        count = self._halving.brackets or 3
+        count = self._halving.brackets
         shares = [self._halving.eta ** (count - 1 - s) / (count - s) for s in range(count)]
         return min(range(count), key=lambda s: ((self._filled.get(s, 0) + 1) / shares[s], s))
 

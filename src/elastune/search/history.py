@@ -75,7 +75,15 @@ class History:
         self._estimates: dict[int, Outcome] = {}
         self._events: list[_Event] = []
         self._keys = tuple(measured)
+        self._worst: tuple[float, ...] | None = None
         self._begin()
+
+    def _begin(self) -> None:
+        self._stale = False
+        self._revised: set[int] = set()  # closed trials of which the study does not yet say what is known
+        self._told_worst = False  # whether a trial was told the worst values for want of its own
+        self._study = new_study(self._objectives)
+        self._trials: list[optuna.Trial | None] = []  # None for those that are closed
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -153,14 +161,6 @@ class History:
         self._revised.add(index)
         after = self._known(index)
         self._stale = self._stale or after is None or replace(after, values=before.values) != before
-
-    def _begin(self) -> None:
-        self._stale = False
-        self._revised: set[int] = set()  # closed trials of which the study does not yet say what is known
-        self._worst: tuple[float, ...] | None = None
-        self._told_worst = False  # whether a trial was told the worst values for want of its own
-        self._study = new_study(self._objectives)
-        self._trials: list[optuna.Trial | None] = []  # None for those that are closed
 
     def _rebuild(self) -> None:
         self._begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,30 +41,42 @@ def ranked(entrants: Sequence[Entrant], k: int) -> list[int]:
     """
     feasible = [e for e in reversed(entrants) if e.feasible]  # best_first prefers the later of equals
     found = [feasible[i].trial for i in best_first(_points(feasible), k)] if feasible else []
-    broken = sorted(
-        (e for e in entrants if not e.feasible), key=lambda e: (not math.isfinite(e.violation), e.violation)
-    )
+    broken = sorted((e for e in entrants if not e.feasible), key=_brokenness)
     return found + [e.trial for e in broken[: k - len(found)]]
+
+
+def _brokenness(entrant: Entrant) -> float:
+    return entrant.violation if all(map(math.isfinite, (*entrant.values, entrant.violation))) else math.inf
 
 
 def _points(entrants: Sequence[Entrant]) -> Floats:
     return np.array([e.values for e in entrants])
 
 
-@dataclass
 class Rung:
-    """Who came to a rung, in order, and who went on from it."""
+    """Who came to a rung, in order, and who went on from it. 1 of ``eta`` is among its best.
 
-    entrants: dict[int, Entrant] = field(default_factory=dict)
-    gone_on: set[int] = field(default_factory=set)
-    _best: tuple[int, list[int]] = (0, [])
+    Ranking many by several objectives takes long: from the hundredth on it is done for each fiftieth part more.
+    """
+
+    def __init__(self, eta: int) -> None:
+        self.gone_on: set[int] = set()
+        self._eta = eta
+        self._entrants: list[Entrant] = []
+        self._compared = 0
+        self._best: frozenset[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entrants)
 
     def enter(self, entrant: Entrant) -> None:
-        self.entrants[entrant.trial] = entrant
-        self._best = 0, []
+        self._entrants.append(entrant)
+        if len(entrant.values) == 1 or len(self) >= int(1.02 * self._compared):
+            self._compared, self._best = len(self), None
 
-    def best(self, eta: int) -> list[int]:
-        """The best 1/``eta`` of those who came so far, best first."""
-        if self._best[0] != eta:
-            self._best = eta, ranked(list(self.entrants.values()), len(self.entrants) // eta)
-        return self._best[1]
+    @property
+    def best(self) -> frozenset[int]:
+        """The best 1/eta of those that are compared."""
+        if self._best is None:
+            self._best = frozenset(ranked(self._entrants[: self._compared], self._compared // self._eta))
+        return self._best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.search.constraint import Constraint, violations
@@ -59,8 +60,8 @@ def make_schedule(
     return SuccessiveHalving(objectives, halving)
 
 
-def _options(text: str | None, name: str) -> dict[str, int | float]:
-    given: dict[str, int | float] = {}
+def _options(text: str | None, name: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
     known = [option for option in _BOUNDS if not (name == "asha" and option == "brackets")]
     for pair in text.split(",") if text is not None else ():
         option, equals, value = (part.strip() for part in pair.partition("="))

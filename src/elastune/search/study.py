@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -27,12 +28,17 @@ def new_study(objectives: Sequence[Objective], storage: BaseStorage | None = Non
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without Optuna's warnings (experimental parts, clipped infinities) and notes, on which no caller can act."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    """Without Optuna's warnings (experimental parts, clipped infinities) and notes, on which no caller can act.
+
+    By the levels of its handlers: to change that of a logger, as its verbosity, empties the caches of all loggers.
+    """
+    levels = [(handler, handler.level) for handler in logging.getLogger("optuna").handlers]
+    for handler, level in levels:
+        handler.setLevel(max(level, logging.ERROR))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        optuna.logging.set_verbosity(level)
+        for handler, level in levels:
+            handler.setLevel(level)

@@ -80,6 +80,7 @@ class Suggester:
         self._known = dict(known or {})
         self._next = 0
         self._open: dict[int, tuple[int, Sample]] = {}
+        self._estimated: dict[int, tuple[tuple[float, ...], float]] = {}
         self._seen: set[str] = set()
         self._proposed: deque[dict[str, Any]] = deque()  # by earlier studies, to be tried first
         names = {*self._known, *(n for s in spaces.probe(space, _PROBES, derive(seed, "names")) for n in s.values)}
@@ -170,6 +171,9 @@ class Suggester:
         if len(values) != len(self.objectives) or not all(map(math.isfinite, (*values, violation))):
             raise ValueError(f"an estimate has {len(self.objectives)} finite values, not {values}")
         index, sample = self._open[number]
+        if self._estimated.get(number) == (values, violation):
+            return
+        self._estimated[number] = tuple(values), violation
         broken = {constraint.text: violation for constraint in self._measured}
         self._history.estimate(index, Outcome(tuple(map(float, values)), broken, True, self._forbidden(sample)))
         if self._mirror is not None:
@@ -180,6 +184,7 @@ class Suggester:
         if number not in self._open:
             raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
         index, sample = self._open.pop(number)
+        self._estimated.pop(number, None)
         outcome = self._outcome(sample, finished)
         self._history.tell(index, outcome)
         if self._mirror is not None:
