@@ -26,18 +26,26 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# The sampler's benchmark needs the lcbench surrogate in $$ELASTUNE_DATA/hpo/lcbench.
+# Benchmarks of the search need data in $$ELASTUNE_DATA: hpo/lcbench, pollux_traces.
 bench-smoke: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py --smoke
 	$(BIN)/python benchmarks/elastic.py --smoke
 	$(BIN)/python benchmarks/elastic_peers.py --smoke
 	$(BIN)/python benchmarks/monitoring.py --smoke
 	$(BIN)/python benchmarks/adaptive.py --smoke
+	$(BIN)/python benchmarks/journal.py --smoke
+	$(BIN)/python benchmarks/killed_studies.py --smoke
+	$(BIN)/python benchmarks/elastic_live.py --smoke
+	$(BIN)/python benchmarks/genetic_mnist.py --smoke
 	if [ -d "$$ELASTUNE_DATA/mnist" ]; then $(BIN)/python benchmarks/chaos.py --smoke; \
 	else echo "no mnist in ELASTUNE_DATA: chaos strikes the embedded digits"; \
 	$(BIN)/python benchmarks/chaos.py --smoke --data-set digits; fi
-	if [ -d "$$ELASTUNE_DATA/hpo/lcbench" ]; then $(BIN)/python benchmarks/sampler.py --smoke; \
-	else echo "no lcbench in ELASTUNE_DATA: the sampler's benchmark is left out"; fi
+	if [ -d "$$ELASTUNE_DATA/hpo/lcbench" ]; then $(BIN)/python benchmarks/sampler.py --smoke && \
+	$(BIN)/python benchmarks/multi_fidelity.py --smoke; \
+	else echo "no lcbench in ELASTUNE_DATA: the benchmarks of sampler and stopping are left out"; fi
+	if [ -d "$$ELASTUNE_DATA/hpo/lcbench" ] && [ -d "$$ELASTUNE_DATA/pollux_traces" ]; then \
+	$(BIN)/python benchmarks/elastic_search.py --smoke; \
+	else echo "no lcbench or pollux_traces in ELASTUNE_DATA: the benchmark of the broker is left out"; fi
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -241,7 +241,7 @@ def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str
         f"random configurations that reach {size.threshold:.1%}: {found.reached} of {found.tried} = {found.share:.1%} "
         f"[{found.low:.1%}, {found.high:.1%}]; {found.expected_runs:.1f} runs expected without repetition\n"
         f"a success, over {seeds} seeds (replayed):\n"
-        f"{'search':>24} nodes reached   runs (95 %)  gen.  seconds  speed-up = fewer runs x seconds/run  test (worst) %"
+        f"{'search':>24} nodes reached  runs (95 %)  gen.  seconds  speed-up = fewer runs x seconds/run  test (worst) %"
     )
     for name, row in rows.items():
         for nodes, c in row.items():
