@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, best_known, machine, space
+from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, machine, space
+from sampler import RESULT as SAMPLER_RESULT
 
 from elastune.core.errors import UserError
 from elastune.journal.records import TrialFinished
@@ -211,21 +212,18 @@ def document(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def yardsticks(folder: Path, instances: tuple[str, ...], pool: int, rounds: int) -> dict[str, Yardstick]:
-    found = {}
-    for instance in instances:
-        surrogate = Surrogate(folder, instance)
-        front, reference = best_known(surrogate, pool, rounds)
-        found[instance] = Yardstick(surrogate, reference, hypervolume(front, reference))
-    return found
+def yardstick(folder: Path, instance: str) -> Yardstick:
+    """The best-known front is not searched for again: ``sampler.py`` has left its reference point and hypervolume."""
+    known = json.loads(SAMPLER_RESULT.read_text())["results"][instance]
+    return Yardstick(Surrogate(folder, instance), np.array(known["reference"]), known["hypervolume"])
 
 
 def smoke(folder: Path) -> None:
     instance = INSTANCES[0]
-    yardstick = yardsticks(folder, (instance,), 20_000, 5)[instance]
     for sampler, stopping in (("auto", "none"), ("auto", "asha"), ("tpe", "hyperband")):
         counts = (1, 3) if sampler == "auto" else (4, 8)
-        print(instance, sampler, stopping, measure(Cell(instance, sampler, stopping, 0), yardstick, counts))
+        found = measure(Cell(instance, sampler, stopping, 0), yardstick(folder, instance), counts)
+        print(instance, sampler, stopping, found)
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
@@ -241,7 +239,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         if sampler in options.samplers and stopping in options.stopping
     ]
     missing = [cell for cell in wanted if cell.key not in cells]
-    by_instance = yardsticks(folder, INSTANCES, 200_000, 60) if missing else {}
+    by_instance = {instance: yardstick(folder, instance) for instance in INSTANCES}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for cell in missing:
         cells[cell.key] = measure(cell, by_instance[cell.instance], COUNTS)

@@ -76,6 +76,10 @@ class _Progress:
     samples: float
 
     @property
+    def whole(self) -> float:
+        return self.epochs * self.samples
+
+    @property
     def remaining(self) -> float:
         return max(self.epochs - self.epoch, 1) * self.samples
 
@@ -224,6 +228,8 @@ class Broker:
     def _claim(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Claim:
         pace = self._paces.of(trial, slots)
         per_worker = float(samples_per_s(pace, low)[low]) / low
+        length_s = self._whole(trial) / per_worker
+        shortness = (self._usual_s() or length_s) / length_s
         return Claim(
             trial,
             current,
@@ -231,17 +237,25 @@ class Broker:
             high,
             remaining=self._remaining(trial),
             pace=pace,
-            worth=self._value(trial) / per_worker,
+            worth=self._value(trial) * shortness / per_worker,
             pause_s=median(self._pauses_s) if self._pauses_s else self._pause_s,
             since_s=since_s,
         )
 
     def _remaining(self, trial: int) -> float:
-        """Samples to the trial's end; of a new one as many as the others have in all, or few if there are none."""
+        """Samples to the trial's end."""
+        return self._progress[trial].remaining if trial in self._progress else self._whole(trial)
+
+    def _whole(self, trial: int) -> float:
+        """Samples of all its training; of a trial nobody knows as many as the others', or few if there are none."""
         if trial in self._progress:
-            return self._progress[trial].remaining
-        whole = [known.epochs * known.samples for known in self._progress.values()]
-        return median(whole) if whole else 1.0
+            return self._progress[trial].whole
+        return median(known.whole for known in self._progress.values()) if self._progress else 1.0
+
+    def _usual_s(self) -> float | None:
+        """Seconds on one worker of the median of the trials that run."""
+        known = [trial for trial in self._held if trial in self._progress]
+        return median(self._whole(trial) / self._paces.per_worker(trial) for trial in known) if known else None
 
     def _value(self, trial: int) -> float:
         return self._worth.get(trial, NEW)

@@ -123,14 +123,3 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
     old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
     if old != new:
         raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")
-
-
-def spent_s(entries: list[Entry]) -> float:
-    """Seconds that controllers have worked on a study: from each start to the last record before the next."""
-    total, begun, last = 0.0, None, 0.0
-    for entry in entries:
-        if isinstance(entry.record, StudyStarted):
-            total += last - begun if begun is not None else 0.0
-            begun = entry.at
-        last = entry.at
-    return total + (last - begun if begun is not None else 0.0)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 
 from elastune.cluster.base import Cluster
 from elastune.core.clock import Clock
@@ -14,7 +13,8 @@ from elastune.core.errors import UserError
 from elastune.core.run import Elastic, RunSpec
 from elastune.drive.adapting import check_adapt
 from elastune.drive.allocate import Rules
-from elastune.drive.checking import Plan, spent_s
+from elastune.drive.budget import Budget
+from elastune.drive.checking import Plan
 from elastune.drive.context import machine_context
 from elastune.drive.pool import Ended, Heard, Pool
 from elastune.drive.roster import Entrant, Roster
@@ -106,8 +106,7 @@ class Driver:
         self._verdicts: dict[int, str] = {}  # why those that are asked to pause are
         self._violations: dict[int, float] = {}
         self._crashed_in_a_row = 0
-        self._spent_before_s = 0.0
-        self._started = clock.now()
+        self._budget = Budget(request, self._roster, self._pool, clock)
         self._sharing: Sharing | None = None
 
     def _new_sharing(self) -> Sharing | None:
@@ -118,7 +117,7 @@ class Driver:
         return Sharing(self._pool, self._clock, request.trial_workers, slots, self._rules())
 
     def _rules(self) -> Rules:
-        return Rules(stay_s=STAY_S, deadline_s=self._left_s(), budget_s=self._left_worker_s())
+        return Rules(stay_s=STAY_S, deadline_s=self._budget.left_s, budget_s=self._budget.left_worker_s)
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class Driver:
         self._suggester.replay(entries, unfinished="open")
         for entry in entries:
             self._hear(entry.record)
-        self._spent_before_s = spent_s(entries)
+        self._budget.replay(entries)
         self._sharing = self._new_sharing()
         self._tell(StudyStarted(self._plan.settings, machine_context(), resumed=bool(entries)))
         self._cut_off.extend(number for number in self._roster.of("running") if number not in self._cut_off)
@@ -143,13 +142,13 @@ class Driver:
         while not reason:
             self._fill()
             if self._pool.running == 0:
-                reason = self._spent() or "the space is exhausted"
+                reason = self._budget.spent() or "the space is exhausted"
                 break
-            self._listen(*self._pool.pump(max(self._left_s(), 0.0)))
+            self._listen(*self._pool.pump(self._budget.soonest_s))
             self._settle()
-            reason = "interrupted" if interrupts() else self._over()
+            reason = "interrupted" if interrupts() else self._budget.over()
         self._wind_down(reason, interrupts)
-        self._tell(StudyFinished(reason, self._elapsed_s()))
+        self._tell(StudyFinished(reason, self._budget.elapsed_s))
 
     def abandon(self) -> None:
         """End what runs and let go of the search's files. Idempotent."""
@@ -164,41 +163,6 @@ class Driver:
         while self._pool.running and interrupts() == before and self._clock.now() < deadline:
             self._listen(*self._pool.pump(deadline - self._clock.now()), why=reason)
         self.abandon()
-
-    # -- budgets ------------------------------------------------------------------------------------------------------
-
-    def _elapsed_s(self) -> float:
-        return self._spent_before_s + self._clock.now() - self._started
-
-    def _left_s(self) -> float:
-        budget_s = self._request.budget_s
-        return float("inf") if budget_s is None else budget_s - self._elapsed_s()
-
-    def _left_worker_s(self) -> float:
-        hours, now_s = self._request.worker_hours, self._clock.now()
-        if hours is None:
-            return float("inf")
-        running = sum(job.worker_seconds(now_s) for job in self._pool.jobs.values())
-        return hours * 3600 - self._roster.worker_seconds - running
-
-    def _over(self) -> str:
-        """The budget that ends what runs; empty while there is some left."""
-        if self._left_s() <= 0:
-            return f"a budget of {self._request.budget_s:g} s"
-        if self._left_worker_s() <= 0:
-            return f"a budget of {self._request.worker_hours:g} worker-hours"
-        return ""
-
-    def _spent(self) -> str:
-        """The budget that has no room for one more new trial; empty while it has."""
-        if self._request.trials is not None and self._roster.launched >= self._request.trials:
-            return f"{self._request.trials} trials"
-        usual = self._roster.complete
-        if self._left_s() <= (median(seconds for seconds, _ in usual) if usual else 0.0):
-            return f"a budget of {self._request.budget_s:g} s"
-        if self._left_worker_s() <= (median(worker_s for _, worker_s in usual) if usual else 0.0):
-            return f"a budget of {self._request.worker_hours:g} worker-hours"
-        return ""
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -224,7 +188,7 @@ class Driver:
             if not sharing.changed:
                 return
             epochs = {number: self._roster.trials[number].epoch for number in self._pool.jobs}
-            supply = not self._exhausted and not self._spent()
+            supply = not self._exhausted and not self._budget.spent()
             settled = sharing.settle(self._promises(), epochs, supply)
             for record in settled.moved:
                 self._tell(record)
@@ -246,7 +210,7 @@ class Driver:
             number = self._cut_off[0]
             until_epoch = self._roster.trials[number].until_epoch
             return self._again(number, "it had been cut off", until_epoch, cut_off=True)
-        fresh = not self._exhausted and not self._spent() and self._suggester.ready()
+        fresh = not self._exhausted and not self._budget.spent() and self._suggester.ready()
         match self._schedule.next(fresh):
             case Resume(trial=number, reason=reason, epoch=epoch):
                 return self._again(number, reason, epoch)

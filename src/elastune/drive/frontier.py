@@ -19,8 +19,9 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config
+from elastune.drive.budget import spent_s
 from elastune.drive.calibrate import Calibration, batches_to_measure
-from elastune.drive.checking import check_same_study, spent_s
+from elastune.drive.checking import check_same_study
 from elastune.drive.command import run_command
 from elastune.drive.context import machine_context
 from elastune.drive.driver import MIRROR

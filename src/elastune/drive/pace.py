@@ -119,7 +119,8 @@ class Paces:
         seen = self._seen.setdefault(trial, {})
         before_samples, before_s = seen.get(workers, (0.0, 0.0))
         seen[workers] = before_samples + samples, before_s + seconds
-        self._usual[trial] = self._first(trial)
+        fewest, rate = min(self._rates(trial).items())
+        self._usual[trial] = rate / fewest
         if len(seen) > 1:
             self._shaping.pop(trial, None)
             self._shaping[trial] = None
@@ -130,7 +131,7 @@ class Paces:
     def of(self, trial: int, slots: int | None = None) -> Measured:
         """The trial's own rates, and what others' let expect up to twice the workers that it ran on (a new one: 1)."""
         shape = self._shape = _polished([self._rates(k) for k in self._shaping]) if self._shape is None else self._shape
-        own = self._rates(trial) if trial in self._seen else {1: self._usual_rate()}
+        own = self._rates(trial) if trial in self._seen else {1: self.per_worker(trial)}
         points = dict(own)
         for workers, value in shape.items():
             if workers not in own and workers <= 2 * max(own):
@@ -139,17 +140,17 @@ class Paces:
                 points[workers] = own[near] * (value / base if base else workers / near)
         return Measured(tuple(sorted(points.items())), slots)
 
-    def _usual_rate(self) -> float:
-        """Samples a second of a worker of a trial nobody has seen: the median of the newest trials."""
+    def per_worker(self, trial: int) -> float:
+        """Samples a second of a worker on the fewest that the trial ran on; the newest trials' median, if it never ran.
+
+        1 where nobody ever ran.
+        """
+        if trial in self._usual:
+            return self._usual[trial]
         return median(list(self._usual.values())[-MOST_SHAPED:]) if self._usual else 1.0
 
     def _rates(self, trial: int) -> dict[int, float]:
         return {workers: samples / seconds for workers, (samples, seconds) in self._seen[trial].items()}
-
-    def _first(self, trial: int) -> float:
-        """Samples a second per worker, on the fewest workers that were seen."""
-        workers, rate = min(self._rates(trial).items())
-        return rate / workers
 
 
 def _polished(rows: list[dict[int, float]]) -> dict[int, float]:

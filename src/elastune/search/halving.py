@@ -44,6 +44,18 @@ class Halving:
     doubt: float = 2.0
 
 
+@dataclass(frozen=True)
+class _Chances:
+    """Of reaching the front: ``hopeful`` and ``hopeless`` as the module says, ``possible`` within one standard error.
+
+    With one objective, or before there are standard errors, a trial is neither hopeful nor hopeless.
+    """
+
+    hopeful: bool
+    hopeless: bool
+    possible: bool
+
+
 @dataclass
 class _Trial:
     """Where a trial stands. ``rung``: the newest it came to, -1 before."""
@@ -56,7 +68,8 @@ class _Trial:
     paused: bool = False
     forecast: Forecast | None = None
     forecast_of: tuple[object, ...] = ()
-    chance: tuple[int, Forecast, bool, bool] | None = None
+    chances: _Chances | None = None
+    chances_of: tuple[object, ...] = ()
 
 
 class SuccessiveHalving(Schedule):
@@ -72,8 +85,10 @@ class SuccessiveHalving(Schedule):
         self._filled: dict[int, int] = {}
         self._front: Floats = np.empty((0, len(objectives)))
         self._fronts = 0  # how often it has changed
+        self._answers: dict[bool, Resume | Fresh | None] = {}  # of ``next``, until something happens
 
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
+        self._answers.clear()
         self._trials[trial] = _Trial(self._emptiest())
         bracket = self._trials[trial].bracket
         self._filled[bracket] = self._filled.get(bracket, 0) + 1
@@ -92,6 +107,7 @@ class SuccessiveHalving(Schedule):
         come = sum(level <= glimpse.epoch for level in self._levels(trial)) - 1
         if come <= trial.rung:
             return ""
+        self._answers.clear()
         trial.rung = come
         rung = self._rung(trial)
         rung.enter(Entrant(glimpse.trial, self._oriented(glimpse.values), trial.violation))
@@ -103,15 +119,18 @@ class SuccessiveHalving(Schedule):
         return trial.asked_to_pause
 
     def paused(self, trial: int, epoch: int) -> None:
+        self._answers.clear()
         self._trials[trial].paused = True
 
     def resumed(self, trial: int) -> None:
+        self._answers.clear()
         at = self._trials[trial]
         at.paused, at.asked_to_pause = False, ""
         if at.rung >= 0:
             self._rung(at).gone_on.add(trial)
 
     def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
+        self._answers.clear()
         at = self._trials.pop(trial)
         if values is None:
             return
@@ -123,6 +142,11 @@ class SuccessiveHalving(Schedule):
                 self._front, self._fronts = points[on_front], self._fronts + 1
 
     def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+        if fresh not in self._answers:
+            self._answers[fresh] = self._next(fresh)
+        return self._answers[fresh]
+
+    def _next(self, fresh: bool) -> Resume | Fresh | None:
         waiting = [number for number, trial in self._trials.items() if trial.paused]
         highest = sorted(waiting, key=lambda n: (-self._trials[n].rung, n))
         for number in highest:
@@ -146,22 +170,25 @@ class SuccessiveHalving(Schedule):
         rung = self._rung(trial)
         if number in rung.gone_on:
             return "was told to go on before"  # and stopped for another cause
-        hopeful, hopeless = self._chance(trial)
-        if hopeful:
+        chances = self._chances(trial)
+        if chances.hopeful:
             return "may reach the front"
-        if hopeless or number not in rung.best:
+        if chances.hopeless or number not in rung.best:
             return ""
         return f"among the best 1/{halving.eta} of {len(rung)} at its rung"
 
-    def _chance(self, trial: _Trial) -> tuple[bool, bool]:
-        """Whether a trial is hopeful and whether it is hopeless, as the module says; neither with one objective."""
+    def _chances(self, trial: _Trial) -> _Chances:
         forecast = self._forecast(trial)
-        if len(self._signs) == 1 or forecast is None or forecast.low is None:
-            return False, False
-        if trial.chance is None or trial.chance[0] != self._fronts or trial.chance[1] is not forecast:
-            hopeful, hopeless = self._hopes(trial, self._halving.hope), not self._hopes(trial, self._halving.doubt)
-            trial.chance = self._fronts, forecast, hopeful, hopeless
-        return trial.chance[2:]
+        known = self._fronts, trial.forecast_of, trial.violation
+        if trial.chances is None or trial.chances_of != known:
+            judged = len(self._signs) > 1 and forecast is not None and forecast.low is not None
+            trial.chances_of = known
+            trial.chances = _Chances(
+                hopeful=judged and self._hopes(trial, self._halving.hope),
+                hopeless=judged and not self._hopes(trial, self._halving.doubt),
+                possible=self._hopes(trial, 1.0),
+            )
+        return trial.chances
 
     def _hopes(self, trial: _Trial, errors: float) -> bool:
         """Whether no finished trial is as good as the trial's forecast made better by ``errors`` standard errors."""
@@ -189,7 +216,7 @@ class SuccessiveHalving(Schedule):
         nothing = not len(self._front)
         if nothing and len(waiting) < len(self._trials):
             return None
-        hopeful = [n for n in waiting if nothing or self._hopes(self._trials[n], 1.0)]
+        hopeful = [n for n in waiting if nothing or self._chances(self._trials[n]).possible]
         entrants = []
         for number in hopeful:
             trial = self._trials[number]
