@@ -13,8 +13,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+
+from elastune.core.seeds import derive
 from elastune.journal.records import TrialFinished
 from elastune.plan.intervals import mean_ci, wilson
 from elastune.search.genetic import parse_genetics
@@ -69,8 +72,8 @@ class Search:
 
     @property
     def sampler(self) -> str:
-        """As ``--sampler`` names it. A grid's order is a random permutation of the space."""
-        return f"genetic:{self.breeding},steady={0 if self.synchronous else 1}" if self.breeding else "grid"
+        """As ``--sampler`` names a genetic search."""
+        return f"genetic:{self.breeding},steady={0 if self.synchronous else 1}"
 
     @property
     def generation(self) -> int:
@@ -95,22 +98,69 @@ class Found:
     test: float
 
 
+class Asker(Protocol):
+    """Who decides what is trained next: a configuration's number and its key, or None if there is none left."""
+
+    def ready(self) -> bool: ...
+    def ask(self) -> tuple[int, Key] | None: ...
+    def tell(self, number: int, accuracy: float) -> None: ...
+
+
+class Shuffled:
+    """A random search that tries no configuration twice."""
+
+    def __init__(self, keys: Sequence[Key], seed: int) -> None:
+        self._left = [(int(i), keys[i]) for i in np.random.default_rng(derive(seed, "shuffled")).permutation(len(keys))]
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def ask(self) -> tuple[int, Key] | None:
+        """One of those that are left."""
+        return self._left.pop() if self._left else None
+
+    def tell(self, number: int, accuracy: float) -> None:
+        """Nothing is learnt."""
+
+
+class Bred:
+    """elastune's genetic search, as a study has it."""
+
+    def __init__(self, table: Table, sampler: str, seed: int) -> None:
+        self._table = table
+        self._suggester = Suggester(table.space, OBJECTIVES, sampler=sampler, seed=seed)
+
+    def ready(self) -> bool:
+        """Whether the generation before has ended, where that counts."""
+        return self._suggester.ready()
+
+    def ask(self) -> tuple[int, Key] | None:
+        """What it proposes."""
+        asked = self._suggester.ask()
+        return None if asked is None else (asked.number, self._table.key(asked.values))
+
+    def tell(self, number: int, accuracy: float) -> None:
+        """A training has ended."""
+        self._suggester.tell(number, TrialFinished(number, "complete", values={"accuracy": accuracy}))
+
+
 def replay(table: Table, search: Search, nodes: int, seed: int, threshold: float, patience: int | None = None) -> Found:
     """Search on ``nodes`` until a training reaches ``threshold``, or nothing is left to try.
 
     ``patience``: generations without a better training after which it gives up (None: never).
     """
-    suggester = Suggester(table.space, OBJECTIVES, sampler=search.sampler, seed=seed)
+    asker: Asker = Bred(table, search.sampler, seed) if search.breeding else Shuffled(table.keys, seed)
     running: list[tuple[float, int, Training]] = []  # (when it ends, number, what it reaches)
     now, begun, ended, improved = 0.0, 0, 0, 0
     best = Training(-math.inf, math.nan, 0.0)
     while True:
-        while len(running) < nodes and suggester.ready():
-            asked = suggester.ask()
+        while len(running) < nodes and asker.ready():
+            asked = asker.ask()
             if asked is None:
                 break
-            training = table.trainings[table.key(asked.values)]
-            heapq.heappush(running, (now + training.seconds, asked.number, training))
+            training = table.trainings[asked[1]]
+            heapq.heappush(running, (now + training.seconds, asked[0], training))
             begun += 1
         if not running:
             break
@@ -121,7 +171,7 @@ def replay(table: Table, search: Search, nodes: int, seed: int, threshold: float
         stagnant = patience is not None and ended - improved >= patience * search.generation
         if best.accuracy >= threshold or stagnant:
             break
-        suggester.tell(number, TrialFinished(number, "complete", values={"accuracy": training.accuracy}))
+        asker.tell(number, training.accuracy)
     generations = math.ceil(ended / search.generation) if search.breeding else 0
     return Found(best.accuracy >= threshold, begun, generations, now, best.accuracy, best.test)
 

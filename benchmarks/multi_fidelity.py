@@ -226,11 +226,15 @@ def smoke(folder: Path) -> None:
         print(instance, sampler, stopping, found)
 
 
+def measured(path: Path) -> dict[str, dict[str, Any]]:
+    """The studies that the results tell of."""
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    return found
+
+
 def run(folder: Path, options: argparse.Namespace) -> None:
     """Measure what the results lack, seed by seed, and write them after every study."""
-    cells: dict[str, dict[str, Any]] = {}
-    if options.out.exists():
-        cells = json.loads(options.out.read_text())["cells"]
+    cells = measured(options.out)
     wanted = [
         Cell(instance, sampler, stopping, seed)
         for seed in range(options.seeds)
@@ -242,8 +246,9 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     by_instance = {instance: yardstick(folder, instance) for instance in INSTANCES}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for cell in missing:
-        cells[cell.key] = measure(cell, by_instance[cell.instance], COUNTS)
-        print(cell.key, cells[cell.key], flush=True)
+        found = measure(cell, by_instance[cell.instance], COUNTS)
+        cells = {**measured(options.out), cell.key: found}  # another process may measure other samplers
+        print(cell.key, found, flush=True)
         fresh = options.out.with_name(options.out.name + ".new")
         fresh.write_text(json.dumps(document(cells), indent=1) + "\n")
         os.replace(fresh, options.out)

@@ -188,27 +188,37 @@ def test_who_is_worth_less_makes_room_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worth", "supply", "expected"),
+    ("gain", "worth", "expected"),
     [
-        (1.0, True, {7: 1}),  # a new trial is as good as a second worker for an average one
-        (9.0, True, {5: 2}),  # but not for one that is worth nine
-        (9.0, False, {5: 2}),
-        (1.0, False, {7: 1}),  # who waits is not passed over for a gain that is no greater
+        (0.7, 1.0, {7: 1}),  # a new trial is worth more than a second worker that brings little
+        (0.9, 1.0, {5: 2}),  # one that goes twice as fast for the same worker-seconds is done sooner
+        (0.7, 9.0, {5: 2}),  # so is one that is worth nine
     ],
 )
-def test_one_more_trial_or_a_wider_one(worth: float, supply: bool, expected: dict[int, int]) -> None:
+def test_one_more_trial_or_a_wider_one(gain: float, worth: float, expected: dict[int, int]) -> None:
     broker = Broker(2, AT_ONCE)
-    running(broker, 5, 1, 100.0)
+    running(broker, 5, 2, 100.0 * (1 + gain))
+    broker.granted(Grant(5, 2, 1, ""), 0.0)
+    broker.regrouped(5, 1, 0.0, 0.0)
+    for epoch, seconds in ((3, 20.0), (4, 30.0)):
+        broker.reported(5, report(epoch, seconds), 1, 0.0)
     broker.ranked({5: worth})
-    found = broker.grants(10.0, [Waiting(7, 1, 4, 10.0)], supply)
+    found = broker.grants(10.0, [Waiting(7, 1, 4, 10.0)], supply=True)
     assert {grant.trial: grant.after for grant in found} == expected
 
 
 def test_the_last_new_trials_begin_as_wide_as_there_is_room() -> None:
     broker = Broker(4, AT_ONCE)
     last = [Waiting(7, 1, 4, 0.0)]
-    assert [grant.after for grant in broker.grants(0.0, last, supply=True)] == [1]
     assert [grant.after for grant in broker.grants(0.0, last)] == [2]  # nobody knows more than twice its least
+    for trial in (1, 2):
+        for workers in (1, 2, 4):
+            for epoch in (1, 2):
+                broker.started(trial, workers, 1, 4, 0.0)
+                broker.reported(trial, report(1, 10.0 / workers), workers, 0.0)
+                broker.reported(trial, report(2, 20.0 / workers), workers, 0.0)
+        broker.ended(trial, 0.0)
+    assert [grant.after for grant in broker.grants(0.0, last)] == [4]  # others did well on more
 
 
 def test_nobody_is_moved_to_and_fro() -> None:
@@ -260,8 +270,10 @@ def test_others_tell_how_a_trial_would_scale() -> None:
         for workers, gain in ((1, 1.0), (2, 1.8), (4, 3.0)):
             paces.add(trial, workers, round(rate * gain * 100), 100.0)
     paces.add(4, 1, 2000, 100.0)
-    assert dict(paces.of(4).points) == pytest.approx({1: 20.0, 2: 36.0, 4: 60.0})
-    assert dict(paces.of(9).points) == pytest.approx({1: 35.0, 2: 63.0, 4: 105.0})  # nobody saw it: the median
+    assert dict(paces.of(4).points) == pytest.approx({1: 20.0, 2: 36.0})
+    paces.add(4, 2, 3800, 100.0)
+    assert dict(paces.of(4).points) == pytest.approx({1: 20.0, 2: 38.0, 4: 38.0 * 3.0 / 1.8})
+    assert dict(paces.of(9).points) == pytest.approx({1: 35.0, 2: 63.0})  # nobody saw it: the median, up to twice 1
     paces.add(4, 4, 5000, 100.0)
     assert dict(paces.of(4).points)[4] == 50.0  # what it measured itself counts
     assert Paces().of(1).points == ((1, 1.0),)

@@ -21,6 +21,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
     Record,
+    RunContext,
     TimesFitted,
     TrialFinished,
     TrialPaused,
@@ -56,7 +57,7 @@ def request_of(program: Program, out: Path, **changes: Any) -> StudyRequest:
 def simulated(asked: StudyRequest, **more: Any) -> Simulation:
     surrogate = load(asked.program).surrogate
     assert surrogate is not None
-    return simulate(asked, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), source="made up", **more)
+    return simulate(asked, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), **more)
 
 
 @pytest.fixture
@@ -150,6 +151,17 @@ def test_a_controller_that_died_goes_on_where_its_clock_stood(made_up: Program, 
     assert stamps[-1] == before + found.seconds
 
 
+def test_a_simulation_is_not_mixed_with_trained_trials(made_up: Program, tmp_path: Path) -> None:
+    simulated(request_of(made_up, tmp_path / "simulated", trials=2))
+    context = RunContext(1000, 10, "cpu", "some", 2)
+    with JournalWriter(tmp_path / "trained" / "journal.jsonl") as journal:
+        for record in records(tmp_path / "simulated"):
+            trained = isinstance(record, TrialFinished) and record.run is not None
+            journal.write(replace(record, run=replace(record.run, context=context)) if trained else record)
+    with pytest.raises(UserError, match="simulated trials"):
+        simulated(request_of(made_up, tmp_path / "trained", trials=4, resume=True))
+
+
 def test_a_program_that_can_only_be_simulated_cannot_be_trained(made_up: Program, program) -> None:
     with pytest.raises(UserError, match=r"must define train\(session\)"):
         load(made_up).train(None)
@@ -186,14 +198,14 @@ def test_a_surrogate_has_as_many_epochs_as_it_tells_of() -> None:
 def test_recorded_trials_come_again(made_up: Program, tmp_path: Path) -> None:
     first = simulated(request_of(made_up, tmp_path / "first", workers=2, trials=8, means=Means(workers=2, mode="fast")))
     model = RecordedModel(tmp_path / "first", "amdahl:0.5", start_s=1.0)
-    again = simulate(request_of(made_up, tmp_path / "again", workers=1, trials=8), model, source=model.source)
+    again = simulate(request_of(made_up, tmp_path / "again", workers=1, trials=8), model)
     assert [t.config for t in again.study.trials] == [t.config for t in first.study.trials]
     for old, new in zip(first.study.trials, again.study.trials, strict=True):
         assert new.values["error"] == old.values["error"]
         assert new.values["seconds"] == pytest.approx(old.values["seconds"] / 0.75), "half of the work is not shared"
     assert set(model.distances) == {0.0}
-    assert "8 recorded trials" in model.source
-    assert "amdahl:0.5" in model.source
+    for part in ("the nearest of 8 recorded trials", "amdahl:0.5 scaling", "distance 0 in the median"):
+        assert part in again.source
 
     near = first.study.trials[0]
     off = {**near.config, "lr": near.config["lr"] * 1.0001}

@@ -14,8 +14,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import DEFAULT_SLOTS, Means, Program
 
 if TYPE_CHECKING:
-    from elastune.cluster.trial_model import TrialModel
-    from elastune.drive.simulate import Simulation
+    from elastune.drive.simulate import Simulation, Sourced
 
 Start = Annotated[
     float, typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds from a worker's start to its first step.")
@@ -96,10 +95,10 @@ def simulate(
         trial_timeout_s=None if trial_timeout is None else parse.duration(trial_timeout, "--trial-timeout"),
         resume=resume,
     )
-    model, source = _model(request.program, recorded, scaling, start, pause)
+    model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), seed)
     with Progress(StudyTracker(trials, None)) as progress:
-        found = run_simulation(request, model, source=source, losses=losses, observe=progress.observe)
+        found = run_simulation(request, model, losses=losses, observe=progress.observe)
     return tell_study(request.out, json, simulated=_data(found) if json else _line(found))
 
 
@@ -108,22 +107,20 @@ def _means(bounds: tuple[int, int] | None) -> Means:
     return Means(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
 
 
-def _model(
-    program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float
-) -> tuple[TrialModel, str]:
-    """How trials go, and what that rests on."""
+def _model(program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float) -> Sourced:
+    """How trials go."""
     from elastune.drive.recorded import RecordedModel
     from elastune.drive.simulate import SurrogateModel
     from elastune.train.program import load
 
     if recorded is not None:
-        model = RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
-        return model, model.source
+        return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
     surrogate = load(program).surrogate
     if surrogate is None:
         fix = "define surrogate(config, workers), or replay a study with --recorded DIR"
         raise UserError("a simulation needs to know how trials go", f"{program.path} has no surrogate", fix)
-    return SurrogateModel(surrogate, start_s=start_s, resize_pause_s=pause_s), f"the surrogate of {program.path.name}"
+    name = f"the surrogate of {program.path.name}"
+    return SurrogateModel(surrogate, name, start_s=start_s, resize_pause_s=pause_s)
 
 
 def _data(found: Simulation) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Broker:
     """
 
     def __init__(
-        self, workers: int, rules: Rules | None = None, *, began_s: float = 0.0, pause_s: float = 1.0, keen: float = 0.7
+        self, workers: int, rules: Rules | None = None, *, began_s: float = 0.0, pause_s: float = 1.0, keen: float = 0.8
     ) -> None:
         self.workers = workers
         self._rules = rules or Rules()

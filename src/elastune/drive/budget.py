@@ -67,10 +67,11 @@ class Budget:
         if self._request.trials is not None and self._roster.launched >= self._request.trials:
             return f"{self._request.trials} trials"
         usual = self._roster.complete
-        if self.left_s <= (median(seconds for seconds, _ in usual) if usual else 0.0):
-            return f"a budget of {self._request.budget_s:g} s"
-        if self.left_worker_s <= (median(worker_s for _, worker_s in usual) if usual else 0.0):
-            return f"a budget of {self._request.worker_hours:g} worker-hours"
+        budget_s, hours = self._request.budget_s, self._request.worker_hours
+        if budget_s is not None and self.left_s <= (median(seconds for seconds, _ in usual) if usual else 0.0):
+            return f"a budget of {budget_s:g} s"
+        if hours is not None and self.left_worker_s <= (median(used_s for _, used_s in usual) if usual else 0.0):
+            return f"a budget of {hours:g} worker-hours"
         return ""
 
 

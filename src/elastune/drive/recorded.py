@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,13 @@ class RecordedModel:
         self._courses = [(course, course.epochs()) for course in courses]
         self._metric = _Metric([course.config for course in courses], courses[-1].logs)
         self._nearest = lru_cache(maxsize=_REMEMBERED)(self._find)
-        self.source = f"nearest of {len(courses)} recorded trials in {out}, {scaling} scaling"
+        self._label = f"the nearest of {len(courses)} recorded trials in {out}, {scaling} scaling"
+
+    @property
+    def source(self) -> str:
+        """What it rests on, and how near what was asked for was to what answered."""
+        near = f"; distance {median(self.distances):.2g} in the median" if self.distances else ""
+        return self._label + near
 
     def epochs(self, config: Config, asked: int | None) -> int:
         told = len(self._course(config)[1])

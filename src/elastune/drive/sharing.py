@@ -37,6 +37,8 @@ class Sharing:
         self._slots = slots
         self._broker = Broker(pool.capacity, rules, began_s=clock.now())
         self._waiting: Waiting | None = None
+        self._rest_s = (rules or Rules()).stay_s  # between decisions that only a report gives reason for
+        self._settled_s = -self._rest_s
         self.changed = True
 
     def asks(self, trial: int, fresh: bool) -> None:
@@ -55,7 +57,7 @@ class Sharing:
         now_s, job = self._clock.now(), self._pool.jobs.get(trial)
         if isinstance(record, Reported) and job is not None:
             self._broker.reported(trial, record, job.workers, now_s)
-            self.changed = True
+            self.changed = self.changed or now_s >= self._settled_s + self._rest_s
         elif isinstance(record, Regrouped):
             self._broker.regrouped(trial, len(record.members), record.pause_s, now_s)
             self.changed = True
@@ -73,7 +75,7 @@ class Sharing:
         self._broker.ranked(standing(promises, epochs))
         waiting = [] if self._waiting is None else [self._waiting]
         now_s, moved, begins = self._clock.now(), [], 0
-        self.changed = False
+        self.changed, self._settled_s = False, now_s
         for grant in self._broker.grants(now_s, waiting, supply):
             if self._waiting is not None and grant.trial == self._waiting.trial:
                 begins = grant.after if grant.after <= self._pool.free else 0

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import Protocol
 
 from elastune.cluster.simulated import Losses, SimulatedCluster
 from elastune.cluster.trial_model import TrialModel
@@ -21,6 +22,7 @@ from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
 from elastune.drive.study import tune
 from elastune.journal.reader import read
+from elastune.journal.records import TrialFinished
 from elastune.search.space import Space
 from elastune.train.program import Surrogate
 
@@ -28,6 +30,15 @@ SAMPLES = 10_000  # of an epoch of a surrogate, which tells of none
 BATCH = 100  # where its config has no batch_size
 MOST_EPOCHS = 100_000
 _COURSES = 16_384  # remembered: more than trials run at once
+
+
+class Sourced(TrialModel, Protocol):
+    """A model of trials that says what it rests on."""
+
+    @property
+    def source(self) -> str:
+        """In words, once a study has been simulated."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,10 @@ class SurrogateModel:
     Workers change how long an epoch takes, never what it brings: metrics are those told for one worker.
     """
 
-    def __init__(self, surrogate: Surrogate, *, start_s: float = 0.0, resize_pause_s: float = 0.0) -> None:
+    def __init__(
+        self, surrogate: Surrogate, name: str = "a surrogate", *, start_s: float = 0.0, resize_pause_s: float = 0.0
+    ) -> None:
+        self.source = name
         self.start_s = start_s
         self.resize_pause_s = resize_pause_s
         self._surrogate = surrogate
@@ -92,9 +106,8 @@ class SurrogateModel:
 
 def simulate(
     request: StudyRequest,
-    model: TrialModel,
+    model: Sourced,
     *,
-    source: str,
     space: Space | None = None,
     losses: Losses | None = None,
     observe: Observe | None = None,
@@ -102,10 +115,15 @@ def simulate(
     """What ``tune`` would find with trials that go as ``model`` says, on ``request.workers`` simulated workers.
 
     The study's folder is that of a real one, with simulated times: seconds since its beginning, as if that had been
-    at the start of 1970. The same request gives the same journal. ``source`` says in words what ``model`` rests on.
+    at the start of 1970. The same request gives the same journal. Raises ``UserError`` as ``tune`` does, and for a
+    folder whose trials were trained.
     """
     path = request.out / JOURNAL
-    clock = VirtualClock(read(path)[-1].at if request.resume and path.exists() else 0.0)
+    before = read(path) if request.resume and path.exists() else []
+    ends = (entry.record for entry in before if isinstance(entry.record, TrialFinished))
+    if any(end.run is not None and end.run.context is not None for end in ends):
+        raise UserError("a simulation goes on with simulated trials", f"{path} has others", "use another --out")
+    clock = VirtualClock(before[-1].at if before else 0.0)
     begun = time.monotonic()
     cluster = SimulatedCluster(request.workers, model, clock, losses)
     with cluster:
@@ -117,7 +135,7 @@ def simulate(
             seconds=clock.now(),
             real_seconds=time.monotonic() - begun,
             used=cluster.busy_s / offered_s if offered_s > 0 else 0.0,
-            source=source,
+            source=model.source,
         )
 
 

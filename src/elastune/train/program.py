@@ -23,8 +23,8 @@ Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 class LoadedProgram:
     """A user's program: ``train(session)``, its default ``config``; for tuning ``space(trial)`` and ``objectives``.
 
-    ``policies``: the classes of policies that it defines, by name. ``surrogate(config, workers)``, for simulation, tells
-    of each epoch how many seconds it takes and what is reported behind it; a file that defines it may lack ``train``.
+    ``policies``: the classes of policies that it defines, by name. ``surrogate(config, workers)``, for simulation,
+    tells of each epoch how many seconds it takes and what is reported behind it; a file with one may lack ``train``.
     """
 
     train: Callable[[Any], None]
