@@ -17,11 +17,12 @@ from elastune.drive.recorded import RecordedModel, parse_scaling
 from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
 from elastune.drive.simulate import Simulation, SurrogateModel, simulate
+from elastune.drive.study import tune
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
     Record,
-    RunContext,
+    StudyStarted,
     TimesFitted,
     TrialFinished,
     TrialPaused,
@@ -153,13 +154,19 @@ def test_a_controller_that_died_goes_on_where_its_clock_stood(made_up: Program, 
 
 def test_a_simulation_is_not_mixed_with_trained_trials(made_up: Program, tmp_path: Path) -> None:
     simulated(request_of(made_up, tmp_path / "simulated", trials=2))
-    context = RunContext(1000, 10, "cpu", "some", 2)
     with JournalWriter(tmp_path / "trained" / "journal.jsonl") as journal:
         for record in records(tmp_path / "simulated"):
-            trained = isinstance(record, TrialFinished) and record.run is not None
-            journal.write(replace(record, run=replace(record.run, context=context)) if trained else record)
-    with pytest.raises(UserError, match="simulated trials"):
+            begun = isinstance(record, StudyStarted)
+            journal.write(replace(record, settings={**record.settings, "simulated": False}) if begun else record)
+    with pytest.raises(UserError, match="goes on with simulated trials only"):
         simulated(request_of(made_up, tmp_path / "trained", trials=4, resume=True))
+    with pytest.raises(UserError, match="goes on with trained trials only"):
+        tune(request_of(made_up, tmp_path / "simulated", trials=4, resume=True))
+
+
+def test_a_population_is_not_simulated(made_up: Program, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="children begin with their parents' weights"):
+        simulated(request_of(made_up, tmp_path / "out", stopping="pbt:every=2"))
 
 
 def test_a_program_that_can_only_be_simulated_cannot_be_trained(made_up: Program, program) -> None:

@@ -123,3 +123,7 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
     old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
     if old != new:
         raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")
+    told = {True: "simulated", False: "trained"}
+    was, now = told[bool(started.settings.get("simulated"))], told[bool(settings.get("simulated"))]
+    if was != now:
+        raise UserError(f"a study goes on with {now} trials only", f"{path} has {was} ones", "use another --out")

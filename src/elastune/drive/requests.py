@@ -20,6 +20,8 @@ class StudyRequest:
     running trials, each within these bounds, and move them while the trials run. ``stopping``: which trials pause early
     ("none", "asha", "hyperband", see ``search.stopping``). ``warm_start``: folders of earlier studies to learn from.
 
+    ``simulated``: nothing is trained, so its folder never goes on with trials that were.
+
     At least one of ``trials``, ``budget_s`` and ``worker_hours`` (of all trials together) bounds the study.
     """
 
@@ -42,6 +44,7 @@ class StudyRequest:
     price_per_worker_hour: float = 1.0
     trial_timeout_s: float | None = None
     resume: bool = False
+    simulated: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Protocol
@@ -22,7 +22,6 @@ from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
 from elastune.drive.study import tune
 from elastune.journal.reader import read
-from elastune.journal.records import TrialFinished
 from elastune.search.space import Space
 from elastune.train.program import Surrogate
 
@@ -120,9 +119,11 @@ def simulate(
     """
     path = request.out / JOURNAL
     before = read(path) if request.resume and path.exists() else []
-    ends = (entry.record for entry in before if isinstance(entry.record, TrialFinished))
-    if any(end.run is not None and end.run.context is not None for end in ends):
-        raise UserError("a simulation goes on with simulated trials", f"{path} has others", "use another --out")
+    if request.stopping.partition(":")[0] == "pbt":
+        rule = "a simulation needs trials whose courses their own settings decide"
+        value = f"{request.stopping}: children begin with their parents' weights"
+        raise UserError(rule, value, "use asha or hyperband")
+    request = replace(request, simulated=True)
     clock = VirtualClock(before[-1].at if before else 0.0)
     begun = time.monotonic()
     cluster = SimulatedCluster(request.workers, model, clock, losses)
