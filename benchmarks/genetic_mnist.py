@@ -102,10 +102,10 @@ FULL = Size(
 )
 SMOKE = Size(
     {"lr": (1e-3, 1e-2), "dropout": (0.005, 0.9), "fc": (16, 64)},
-    {"data_set": "digits", "kernel1": 3, "kernel2": 2, "filters2": 8, "epochs": 4},
+    {"data_set": "digits", "kernel1": 3, "kernel2": 2, "filters2": 8, "epochs": 4, "batch_size": 25},
     demes=((1, 2),),
     nodes=(1, 2),
-    threshold=0.8,
+    threshold=0.7,
     live=(1, 2, 4),
     live_nodes=(2,),
 )

@@ -184,10 +184,15 @@ def summary(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 continue
             entry: dict[str, Any] = {"seeds": len(rows)}
             for count in map(str, COUNTS):
-                at = {seed: row["hypervolume_at"][count] for seed, row in rows.items()}
-                plain = {seed: cells.get(f"{instance} {sampler} none {seed}") for seed in at}
-                gains = [at[seed] - row["hypervolume_at"][count] for seed, row in plain.items() if row is not None]
+                at = {s: row["hypervolume_at"][count] for s, row in rows.items() if count in row["hypervolume_at"]}
+                if not at:
+                    continue
+                plain = {
+                    seed: cells.get(f"{instance} {sampler} none {seed}", {}).get("hypervolume_at", {}) for seed in at
+                }
+                gains = [at[seed] - row[count] for seed, row in plain.items() if count in row]
                 entry[f"at_{count}"] = {
+                    "seeds": len(at),
                     "median": round(statistics.median(at.values()), 4),
                     "min": min(at.values()),
                     "max": max(at.values()),
@@ -239,21 +244,23 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         Cell(instance, sampler, stopping, seed)
         for seed in range(options.seeds)
         for sampler, stopping in VARIANTS
-        for instance in INSTANCES
+        for instance in options.instances
         if sampler in options.samplers and stopping in options.stopping
     ]
-    missing = [cell for cell in wanted if cell.key not in cells]
+    counts = tuple(count for count in COUNTS if count <= options.most)
+    told = {key: row["hypervolume_at"] for key, row in cells.items()}
+    missing = [cell for cell in wanted if str(counts[-1]) not in told.get(cell.key, {})]
     by_instance = {instance: yardstick(folder, instance) for instance in INSTANCES}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for cell in missing:
-        found = measure(cell, by_instance[cell.instance], COUNTS)
+        found = measure(cell, by_instance[cell.instance], counts)
         cells = {**measured(options.out), cell.key: found}  # another process may measure other samplers
         print(cell.key, found, flush=True)
         fresh = options.out.with_name(options.out.name + ".new")
         fresh.write_text(json.dumps(document(cells), indent=1) + "\n")
         os.replace(fresh, options.out)
     for name, entry in summary(cells).items():
-        shown = ", ".join(f"{n}: {entry[f'at_{n}']['median']:.3f}" for n in COUNTS)
+        shown = ", ".join(f"{n}: {entry[f'at_{n}']['median']:.3f}" for n in COUNTS if f"at_{n}" in entry)
         print(f"{name}: {shown} ({entry['seeds']} seeds, {entry['started']:g} trials)")
 
 
@@ -262,6 +269,8 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="folder that holds model.onnx and encoding.json")
     parser.add_argument("--smoke", action="store_true", help="some seconds; writes nothing")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--most", type=int, default=100, choices=COUNTS, help="full trainings' worth of a study")
+    parser.add_argument("--instances", nargs="+", default=list(INSTANCES), choices=INSTANCES)
     parser.add_argument("--samplers", nargs="+", default=["auto", "tpe"])
     parser.add_argument("--stopping", nargs="+", default=["none", "asha", "hyperband"])
     parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -157,6 +158,26 @@ def test_with_patience_everybody_runs_some_day(asked: list[tuple[int, int, bool]
     assert ran == set(range(len(asked)))
 
 
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 9.0]), min_size=2, max_size=6), st.integers(6, 30))
+def test_less_worth_never_has_more(worth: list[float], workers: int) -> None:
+    """Of trials that are alike but for what they are worth."""
+    broker = Broker(workers, AT_ONCE)
+    for trial in range(len(worth)):
+        running(broker, trial, 1, 100.0, high=12)
+    broker.ranked(dict(enumerate(worth)))
+    given = dict.fromkeys(range(len(worth)), 1) | {grant.trial: grant.after for grant in broker.grants(10.0)}
+    assert all(given[a] <= given[b] for a, b in permutations(given, 2) if worth[a] < worth[b])
+
+
+def test_the_short_come_first() -> None:
+    """Two trials of equal worth and equal scaling; one trains ten times as long."""
+    broker = Broker(3, AT_ONCE)
+    running(broker, 1, 1, 10.0, high=2)
+    running(broker, 2, 1, 100.0, high=2)
+    assert [(grant.trial, grant.after) for grant in broker.grants(10.0)] == [(2, 2)]
+
+
 def test_a_rung_hands_workers_on() -> None:
     """Two of three trials are paused: the third gets what they had, as far as its rate is known to rise."""
     broker = Broker(3, AT_ONCE)
@@ -213,10 +234,9 @@ def test_the_last_new_trials_begin_as_wide_as_there_is_room() -> None:
     assert [grant.after for grant in broker.grants(0.0, last)] == [2]  # nobody knows more than twice its least
     for trial in (1, 2):
         for workers in (1, 2, 4):
-            for epoch in (1, 2):
-                broker.started(trial, workers, 1, 4, 0.0)
-                broker.reported(trial, report(1, 10.0 / workers), workers, 0.0)
-                broker.reported(trial, report(2, 20.0 / workers), workers, 0.0)
+            broker.started(trial, workers, 1, 4, 0.0)
+            broker.reported(trial, report(1, 10.0 / workers), workers, 0.0)
+            broker.reported(trial, report(2, 20.0 / workers), workers, 0.0)
         broker.ended(trial, 0.0)
     assert [grant.after for grant in broker.grants(0.0, last)] == [4]  # others did well on more
 

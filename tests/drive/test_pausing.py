@@ -119,3 +119,10 @@ def test_trials_that_fail_while_others_pause(cluster: LocalCluster, tmp_path: Pa
     assert all(t.reason.startswith("diverged") for t in failed)
     assert study.complete
     assert all(t.config["act"] == "" for t in study.complete)
+
+
+def test_generations_and_pauses_do_not_go_together(tmp_path: Path, tiny: Program) -> None:
+    asked = request(tiny, tmp_path / "out", sampler="genetic:steady=0,population=4", stopping="asha")
+    with pytest.raises(UserError, match="a generation ends when all of its trials have"):
+        tune(asked, space=space)
+    assert not (tmp_path / "out").exists()

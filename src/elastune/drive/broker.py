@@ -5,8 +5,14 @@ Told of everything that happens to trials, and asked who is to have how many wor
 decides as before, and a simulated one like a real one.
 
 A sample of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
-OSDI 2021), so slow models compete fairly with fast ones. A new trial is worth 1: where more of them may begin, a
-running trial is widened only as far as its next worker brings more than a new trial would on it.
+OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
+(weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956):
+what is short shows soonest what it is worth. A new trial is worth 1: where more of them may begin, a running trial is
+widened only as far as its next worker brings ``keen`` of what a new trial would on it, since of trials that go equally
+well on many workers a few wide ones end sooner than many narrow ones.
+
+What it cannot do: know how a trial scales before it, or others, ran on several numbers of workers; tell a slow host
+from a slow trial; see the rungs of early stopping (a trial that will be paused soon is widened like any other).
 """
 
 from __future__ import annotations
@@ -88,7 +94,7 @@ class Broker:
     """Shares ``workers`` among a study's trials. Calls come in the order of time.
 
     ``rules``: as ``allocate`` takes them, but ``deadline_s`` counts from ``began_s`` and ``budget_s`` is that of the
-    whole study. ``pause_s``: what a resize is taken to cost until some were measured.
+    whole study. ``pause_s``: what a resize is taken to cost until some were measured. ``keen``: see the module.
     """
 
     def __init__(

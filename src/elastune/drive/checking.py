@@ -18,7 +18,7 @@ from elastune.journal.records import StudyStarted
 from elastune.search.constraint import parse_constraints
 from elastune.search.feasible import check_feasible
 from elastune.search.objective import parse_objectives
-from elastune.search.samplers import check_sampler
+from elastune.search.samplers import check_sampler, generational
 from elastune.search.space import Sample, Space, probe
 from elastune.search.stopping import make_schedule
 from elastune.train.meaning import meaning
@@ -74,6 +74,9 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
             raise UserError("an objective must be one that the program names", objective.name, fix)
     check_sampler(request.sampler, objectives)
     make_schedule(request.stopping, objectives, request.seed, space=found)
+    if generational(request.sampler) and request.stopping != "none":
+        rule = "a generation ends when all of its trials have, so none may pause"
+        raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
     config = merge(program.config, request.config)
     constraints = parse_constraints(request.constraints)
     defaults = {**config, **system_defaults(request.means)}

@@ -129,7 +129,10 @@ class Paces:
         self._shape = None
 
     def of(self, trial: int, slots: int | None = None) -> Measured:
-        """The trial's own rates, and what others' let expect up to twice the workers that it ran on (a new one: 1)."""
+        """The trial's own rates, and what others' let expect up to twice the workers that it ran on (a new one: 1).
+
+        What lies beyond is ``Measured``'s own guess.
+        """
         shape = self._shape = _polished([self._rates(k) for k in self._shaping]) if self._shape is None else self._shape
         own = self._rates(trial) if trial in self._seen else {1: self.per_worker(trial)}
         points = dict(own)

@@ -44,6 +44,12 @@ def check_sampler(name: str, objectives: Sequence[Objective]) -> None:
         raise UserError("cmaes optimises one objective", names, "keep one, or use auto or nsga2")
 
 
+def generational(name: str) -> bool:
+    """Whether a sampler waits for the trials of a generation before it breeds the next."""
+    known, _, settings = name.partition(":")
+    return known == "genetic" and not parse_genetics(settings).steady
+
+
 def resolve(name: str, objectives: Sequence[Objective], trials: Sequence[FrozenTrial]) -> str:
     """``name``, or what ``auto`` stands for after ``trials``: ``gp`` as long as it can work well, else ``tpe``.
 

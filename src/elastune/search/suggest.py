@@ -24,7 +24,7 @@ from elastune.search.genetic import parse_genetics, unfinished
 from elastune.search.history import History, Outcome
 from elastune.search.mirror import Mirror, Past, Shown
 from elastune.search.objective import Objective
-from elastune.search.samplers import GENERATIONAL, check_sampler, make_sampler, resolve
+from elastune.search.samplers import GENERATIONAL, check_sampler, generational, make_sampler, resolve
 from elastune.search.space import Sample, Space
 from elastune.search.warm import fit
 
@@ -121,9 +121,9 @@ class Suggester:
 
     def ready(self) -> bool:
         """Whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation to end."""
-        name, _, text = self._sampler.partition(":")
-        genetics = parse_genetics(text) if name == "genetic" else None
-        return genetics is None or bool(genetics.steady) or unfinished(self._history.frozen(), genetics) == 0
+        if not generational(self._sampler):
+            return True
+        return unfinished(self._history.frozen(), parse_genetics(self._sampler.partition(":")[2])) == 0
 
     def adopt(self, params: Mapping[str, Any]) -> Suggestion:
         """The next configuration, from ``params`` that somebody else chose; what they lack is drawn at random.
