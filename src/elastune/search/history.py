@@ -81,7 +81,7 @@ class History:
     def _begin(self) -> None:
         self._stale = False
         self._revised: set[int] = set()  # closed trials of which the study does not yet say what is known
-        self._told_worst = False  # whether a trial was told the worst values for want of its own
+        self._told_worst: set[int] = set()  # trials that were told the worst values for want of their own
         self._study = new_study(self._objectives)
         self._trials: list[optuna.Trial | None] = []  # None for those that are closed
 
@@ -93,12 +93,12 @@ class History:
         """The study as it should be by now."""
         if self._revised and self._worst != (worst := self._worst_known()):
             self._worst = worst
-            self._stale = self._stale or self._told_worst
+            self._revised |= self._told_worst
         if self._stale or (self._revised and self._reenact):
             self._rebuild()
         for index in sorted(self._revised):
             told = self._told(index)
-            assert told is not None, "a trial that was estimated has values"
+            assert told is not None, "a trial that was estimated, or told the worst, has values"
             self._study.get_trials(deepcopy=False)[index].values = told[0]  # in memory, a study lends its own trials
         self._revised.clear()
         return self._study
@@ -154,7 +154,8 @@ class History:
         """Close a trial of which nothing was known ``before``, or revise what was."""
         if before is None:
             self._events.append(_Event("close", index))
-            self._stale = self._stale or (self._worsen(index) and self._told_worst)
+            if self._worsen(index):
+                self._revised |= self._told_worst
             if not self._stale:
                 self._close(index)
             return
@@ -219,7 +220,7 @@ class History:
         if outcome is None:
             return None
         values = None if self._penalise and not outcome.feasible else outcome.values
-        self._told_worst = self._told_worst or values is None
+        (self._told_worst.add if values is None else self._told_worst.discard)(index)
         constraints = {} if self._penalise else {key: _violation(key, outcome) for key in self._keys}
         return list(values or self._worst or [0.0] * len(self._objectives)), constraints
 
