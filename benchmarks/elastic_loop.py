@@ -21,6 +21,9 @@ from elastune.drive.worth import standing
 from elastune.journal.records import Reported
 from elastune.search.schedule import Fresh, Glimpse, Resume, Schedule
 
+STEPS = 1000  # of an epoch
+LOOKS_S = (5.0, 20.0)  # after a trial's GPUs have changed: how many steps has it done?
+
 
 class Sharer(Protocol):
     """What of a ``Broker`` the loop needs."""
@@ -36,6 +39,8 @@ class Sharer(Protocol):
     def ended(self, trial: int, now_s: float) -> None: ...
 
     def reported(self, trial: int, report: Reported, workers: int, now_s: float) -> None: ...
+
+    def stepped(self, trial: int, step: int, workers: int, now_s: float) -> None: ...
 
     def regrouped(self, trial: int, workers: int, pause_s: float, now_s: float) -> None: ...
 
@@ -73,6 +78,9 @@ class Rule:
     def reported(self, trial: int, report: Reported, workers: int, now_s: float) -> None:
         self._epoch[trial] = report.epoch
 
+    def stepped(self, trial: int, step: int, workers: int, now_s: float) -> None:
+        pass
+
     def regrouped(self, trial: int, workers: int, pause_s: float, now_s: float) -> None:
         pass
 
@@ -96,7 +104,10 @@ class Rule:
 
 @dataclass
 class _Trial:
-    """``done``: epochs, parts counted. ``at_s``: from when on it trains, or when that was last counted."""
+    """``done``: epochs, parts counted. ``at_s``: from when on it trains, or when that was last counted.
+
+    ``plan``: number of the newest plan for the end of its epoch; ``begun``: how often its GPUs changed.
+    """
 
     config: Config
     gpus: int = 0
@@ -104,6 +115,11 @@ class _Trial:
     trained_s: float = 0.0
     at_s: float = 0.0
     plan: int = 0
+    begun: int = 0
+
+    @property
+    def steps(self) -> int:
+        return math.floor(self.done * STEPS + 1e-6)
 
     @property
     def epoch(self) -> int:
@@ -130,7 +146,7 @@ class Study:
         self.ends: list[End] = []
         self._trials: list[_Trial] = []
         self._running: dict[int, None] = {}
-        self._events: list[tuple[float, int, int]] = []  # when, of which trial, of which of its plans
+        self._events: list[tuple[float, int, int, bool]] = []  # when, of which trial, of which plan, only a look?
         self._ended: dict[int, tuple[float, float]] = {}
         self._waiting: Waiting | None = None
 
@@ -143,10 +159,17 @@ class Study:
         """To its end."""
         self._share()
         while self._events:
-            at_s, number, plan = heapq.heappop(self._events)
-            if number in self._running and self._trials[number].plan == plan:
-                self.gpu_s += (at_s - self.now_s) * sum(self._trials[running].gpus for running in self._running)
-                self.now_s = at_s
+            at_s, number, plan, look = heapq.heappop(self._events)
+            trial = self._trials[number]
+            if number not in self._running or plan != (trial.begun if look else trial.plan):
+                continue
+            self.gpu_s += (at_s - self.now_s) * sum(self._trials[running].gpus for running in self._running)
+            self.now_s = at_s
+            if look:
+                self._settle(trial)
+                self.sharer.stepped(number, trial.steps, trial.gpus, self.now_s)
+                self._share()
+            else:
                 self._epoch(number)
 
     def _epoch(self, number: int) -> None:
@@ -157,7 +180,8 @@ class Study:
         planned = self.model.epochs(trial.config, None)
         metrics = self.model.metrics(trial.config, 0, epoch)
         point = metrics["error"], metrics["time"]
-        report = Reported(epoch, epoch, epoch * SAMPLES, trial.trained_s, metrics, epochs=planned)
+        report = Reported(epoch, epoch * STEPS, epoch * SAMPLES, trial.trained_s, metrics, epochs=planned)
+        self.sharer.stepped(number, report.step, trial.gpus, self.now_s)
         self.sharer.reported(number, report, trial.gpus, self.now_s)
         why = self.schedule.reported(Glimpse(number, epoch, planned, point))
         if epoch >= planned:
@@ -216,8 +240,12 @@ class Study:
             self.resizes += 1
             self.sharer.granted(grant, self.now_s)
             self.sharer.regrouped(number, grant.after, self.model.resize_pause_s, self.now_s)
-        self._trials[number].gpus = grant.after
+        trial = self._trials[number]
+        trial.gpus = grant.after
+        trial.begun += 1
         self._plan(number)
+        for look_s in LOOKS_S if isinstance(self.sharer, Broker) else ():
+            heapq.heappush(self._events, (max(trial.at_s, self.now_s) + look_s, number, trial.begun, True))
 
     def _settle(self, trial: _Trial) -> None:
         """Count what it has trained up to now."""
@@ -232,7 +260,7 @@ class Study:
         trial = self._trials[number]
         trial.plan += 1
         left_s = (trial.epoch - trial.done) * self.model.epoch_s(trial.config, trial.gpus, trial.epoch)
-        heapq.heappush(self._events, (max(trial.at_s, self.now_s) + left_s, number, trial.plan))
+        heapq.heappush(self._events, (max(trial.at_s, self.now_s) + left_s, number, trial.plan, False))
 
 
 def points(ends: Sequence[End]) -> Floats:

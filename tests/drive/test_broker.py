@@ -19,7 +19,7 @@ AT_ONCE = Rules(stay_s=0.0)
 
 
 def report(epoch: int, seconds: float, samples: int = 1000, epochs: int = 9) -> Reported:
-    return Reported(epoch, epoch * 10, epoch * samples, seconds, {}, epochs=epochs)
+    return Reported(epoch, epoch * samples, epoch * samples, seconds, {}, epochs=epochs)
 
 
 def running(broker: Broker, trial: int, workers: int, rate: float, low: int = 1, high: int = 8) -> None:

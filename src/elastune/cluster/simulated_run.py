@@ -288,6 +288,7 @@ class SimulatedHandle(ElasticHandle):
                     workers=len(self._members),
                     steps=position.step,
                     samples=position.samples,
+                    epoch=position.epoch,
                     seconds=self._progress.seconds,
                     metrics=self._progress.metrics,
                     step_s=self._leg.step_s or None,

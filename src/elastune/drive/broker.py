@@ -4,7 +4,7 @@ Told of everything that happens to trials, and asked who is to have how many wor
 ``allocate``. It starts nothing and has no clock: every time is an argument, so a study that resumes from its journal
 decides as before, and a simulated one like a real one.
 
-A sample of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
+A step of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
 OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
 (weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956):
 what is short shows soonest what it is worth. A new trial is worth 1: where more of them may begin, a running trial is
@@ -57,7 +57,10 @@ class Grant:
 
 @dataclass
 class _Held:
-    """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed; its last report."""
+    """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed.
+
+    Since its workers changed: its ``last`` report, and (step, second) when it was ``seen`` last.
+    """
 
     low: int
     high: int
@@ -66,6 +69,8 @@ class _Held:
     wish: int
     changed_s: float
     last: Reported | None = None
+    seen: tuple[int, float] | None = None
+    beginning: Reported | None = None
 
     @property
     def taken(self) -> int:
@@ -75,19 +80,19 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Progress:
-    """Epochs done and planned, and samples of an epoch."""
+    """Epochs done and planned, and steps of an epoch."""
 
     epoch: int
     epochs: int
-    samples: float
+    steps: float
 
     @property
     def whole(self) -> float:
-        return self.epochs * self.samples
+        return self.epochs * self.steps
 
     @property
     def remaining(self) -> float:
-        return max(self.epochs - self.epoch, 1) * self.samples
+        return max(self.epochs - self.epoch, 1) * self.steps
 
 
 class Broker:
@@ -111,6 +116,8 @@ class Broker:
         self._pauses_s: deque[float] = deque(maxlen=32)
         self._pause_s = pause_s
         self._keen = keen
+        self._usual_whole = 1.0
+        self._usual_length_s: float | None = None
         self._since = ""
 
     @property
@@ -133,7 +140,8 @@ class Broker:
         """A running trial was told to take the workers of ``grant``."""
         self._spend(now_s)
         held = self._held[grant.trial]
-        held.wish, held.changed_s, held.last = grant.after, now_s, None
+        held.wish, held.changed_s = grant.after, now_s
+        held.last = held.seen = None
 
     def paused(self, trial: int, now_s: float) -> None:
         """A trial gave its workers back, to go on later or not at all."""
@@ -145,25 +153,35 @@ class Broker:
         self._worth.pop(trial, None)
 
     def reported(self, trial: int, report: Reported, workers: int, now_s: float) -> None:
-        """A trial reported, on ``workers``: how fast it goes, if nothing changed since the report before."""
+        """A trial reported, on ``workers``: how far it is; how fast it goes, if it was not looked at since a change."""
         self._spend(now_s)
-        held = self._held.get(trial)
-        if report.epoch > 0 and report.samples > 0:
+        if report.epoch > 0 and report.step > 0:
             epochs = max(report.epochs, report.epoch)
-            self._progress[trial] = _Progress(report.epoch, epochs, report.samples / report.epoch)
+            self._progress[trial] = _Progress(report.epoch, epochs, report.step / report.epoch)
+        held = self._held.get(trial)
         if held is None or workers != held.wish:
             return
         before = held.last
-        if before is not None and report.samples > before.samples and report.seconds > before.seconds:
-            self._paces.add(trial, workers, report.samples - before.samples, report.seconds - before.seconds)
+        if held.seen is None and before and report.step > before.step and report.seconds > before.seconds:
+            self._paces.add(trial, workers, report.step - before.step, report.seconds - before.seconds)
         held.last, held.workers = report, workers
+
+    def stepped(self, trial: int, step: int, workers: int, now_s: float) -> None:
+        """A look at a trial that runs: the steps it has completed, on ``workers``. Two of them tell its pace."""
+        self._spend(now_s)
+        held = self._held.get(trial)
+        if held is None or workers != held.wish or step == 0:
+            return
+        if held.seen is not None and step > held.seen[0] and now_s > held.seen[1]:
+            self._paces.add(trial, workers, step - held.seen[0], now_s - held.seen[1])
+        held.seen, held.workers = (step, now_s), workers
 
     def regrouped(self, trial: int, workers: int, pause_s: float, now_s: float) -> None:
         """A trial goes on with ``workers`` after a pause of ``pause_s``: as it was told, or since it lost some."""
         self._spend(now_s)
         self._pauses_s.append(max(pause_s, 0.0))
         if held := self._held.get(trial):
-            held.workers, held.last = workers, None
+            held.workers, held.last, held.seen = workers, None, None
 
     def ranked(self, worth: Mapping[int, float]) -> None:
         """What trials are worth against a new one (1): see ``worth.standing``."""
@@ -175,6 +193,8 @@ class Broker:
         Who must wait for another's workers to be given back is left out: ask again once they are. Of ``waiting``, the
         first fresh ones are taken as long as nobody needs the workers more. ``supply``: more of them would follow.
         """
+        self._usual_whole = median(known.whole for known in self._progress.values()) if self._progress else 1.0
+        self._usual_length_s = self._usual_s()
         given = self._given(now_s, waiting, supply)
         free = self.free
         found, starved = [], []
@@ -215,6 +235,8 @@ class Broker:
     def _left(self, now_s: float, elsewhere: float) -> Rules:
         """The rules, with what time and budget are left."""
         rules, spent_s = self._rules, self._spent_s + self._using() * (now_s - self._last_s)
+        if not self._paces.known:  # nobody can say how long anything takes
+            return replace(rules, elsewhere=elsewhere, deadline_s=math.inf, budget_s=math.inf)
         return replace(
             rules,
             elsewhere=elsewhere,
@@ -235,7 +257,7 @@ class Broker:
         pace = self._paces.of(trial, slots)
         per_worker = float(samples_per_s(pace, low)[low]) / low
         length_s = self._whole(trial) / per_worker
-        shortness = (self._usual_s() or length_s) / length_s
+        shortness = (self._usual_length_s or length_s) / length_s
         return Claim(
             trial,
             current,
@@ -249,14 +271,14 @@ class Broker:
         )
 
     def _remaining(self, trial: int) -> float:
-        """Samples to the trial's end."""
+        """Steps to the trial's end."""
         return self._progress[trial].remaining if trial in self._progress else self._whole(trial)
 
     def _whole(self, trial: int) -> float:
-        """Samples of all its training; of a trial nobody knows as many as the others', or few if there are none."""
+        """Steps of all its training; of a trial nobody knows as many as the others', or few if there are none."""
         if trial in self._progress:
             return self._progress[trial].whole
-        return median(known.whole for known in self._progress.values()) if self._progress else 1.0
+        return self._usual_whole
 
     def _usual_s(self) -> float | None:
         """Seconds on one worker of the median of the trials that run."""

@@ -119,13 +119,17 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
-    for name in ("kind", "program", "objectives", "constraints", "config", "seed"):
+    for name in ("kind", "program", "objectives", "constraints", "config", "seed", "epochs"):
         old, new = started.settings.get(name), settings[name]
         if json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
             raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
     old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
     if old != new:
         raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")
+    for name in ("mode", "num_slots", "precision"):
+        old, new = started.settings.get("means", {}).get(name), settings.get("means", {}).get(name)
+        if old is not None and new is not None and old != new:
+            raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
     told = {True: "simulated", False: "trained"}
     was, now = told[bool(started.settings.get("simulated"))], told[bool(settings.get("simulated"))]
     if was != now:

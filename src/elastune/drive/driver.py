@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from elastune.drive.allocate import Rules
 from elastune.drive.budget import Budget
 from elastune.drive.checking import Plan
 from elastune.drive.context import machine_context
-from elastune.drive.pool import Ended, Heard, Pool
+from elastune.drive.pool import Ended, Heard, Pool, remove
 from elastune.drive.roster import Entrant, Roster
 from elastune.drive.sharing import Sharing
 from elastune.drive.trials import glimpse, judge, settings
@@ -26,6 +26,7 @@ from elastune.journal.records import (
     Regrouped,
     Reported,
     RunFailed,
+    RunFinished,
     StudyFinished,
     StudyStarted,
     TrialFinished,
@@ -39,10 +40,12 @@ from elastune.journal.records import (
 from elastune.search.schedule import Child, Fresh, Resume
 from elastune.search.stopping import make_schedule
 from elastune.search.suggest import Suggester, Suggestion
+from elastune.train.checkpoint import back_to_epoch
 
 MIRROR = "optuna.log"
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
+PATIENCE_S = 300.0  # who waited longer is let in before those that run
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
 
@@ -89,7 +92,6 @@ class Driver:
             capacity=request.workers,
             timeout_s=request.trial_timeout_s,
             clock=clock,
-            spare=lambda _: self._schedule.parents,
         )
         self._suggester = Suggester(
             plan.space,
@@ -117,7 +119,8 @@ class Driver:
         return Sharing(self._pool, self._clock, request.trial_workers, slots, self._rules())
 
     def _rules(self) -> Rules:
-        return Rules(stay_s=STAY_S, deadline_s=self._budget.left_s, budget_s=self._budget.left_worker_s)
+        left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
+        return Rules(stay_s=STAY_S, patience_s=PATIENCE_S, deadline_s=left_s, budget_s=left_worker_s)
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 
@@ -129,7 +132,8 @@ class Driver:
         self._budget.replay(entries)
         self._sharing = self._new_sharing()
         self._tell(StudyStarted(self._plan.settings, machine_context(), resumed=bool(entries)))
-        self._cut_off.extend(number for number in self._roster.of("running") if number not in self._cut_off)
+        for paused in self._roster.cut_off(entries):
+            self._tell(paused)
 
     def learn(self, earlier: WarmStarted) -> None:
         """Take over what an earlier study found, before anything new is tried."""
@@ -138,15 +142,15 @@ class Driver:
 
     def run(self, interrupts: Callable[[], int]) -> None:
         """Until there is nothing more to start and nothing runs, or somebody ends it."""
-        reason = ""
-        while not reason:
+        while not (reason := "interrupted" if interrupts() else self._budget.over()):
             self._fill()
+            if self._pool.running == 0 and self._ready is not None:  # nobody knows yet what it takes: let it begin
+                self._begin(self._ready, self._ready.spec.means.workers)
             if self._pool.running == 0:
                 reason = self._budget.spent() or "the space is exhausted"
                 break
             self._listen(*self._pool.pump(self._budget.soonest_s))
             self._settle()
-            reason = "interrupted" if interrupts() else self._budget.over()
         self._wind_down(reason, interrupts)
         self._tell(StudyFinished(reason, self._budget.elapsed_s))
 
@@ -175,9 +179,15 @@ class Driver:
             self._ready = self._ready or self._next()
             if self._ready is None or self._ready.spec.means.workers > self._pool.free:
                 return  # what is wide comes first once workers are free: no trial is passed over for being wide
-            ready, self._ready = self._ready, None
-            self._tell(ready.record)
-            self._pool.start(ready.number, ready.spec)
+            self._begin(self._ready, self._ready.spec.means.workers)
+
+    def _begin(self, ready: Ready, workers: int) -> None:
+        """Start a trial, or let it go on."""
+        self._ready, ready = None, ready.on(workers)
+        self._tell(ready.record)
+        self._pool.start(ready.number, ready.spec)
+        if self._sharing is not None:
+            self._sharing.begun(ready.number, workers)
 
     def _share(self, sharing: Sharing) -> None:
         """Let the broker say who begins, who goes on with fewer workers, and who with more."""
@@ -194,10 +204,7 @@ class Driver:
                 self._tell(record)
             if self._ready is None or not settled.begins:
                 return
-            ready, self._ready = self._ready.on(settled.begins), None
-            self._tell(ready.record)
-            self._pool.start(ready.number, ready.spec)
-            sharing.begun(ready.number, settled.begins)
+            self._begin(self._ready, settled.begins)
 
     def _promises(self) -> dict[int, tuple[float, ...]]:
         """What trials ended with, or are expected to; smaller is better."""
@@ -248,18 +255,20 @@ class Driver:
 
     def _again(self, number: int, reason: str, until_epoch: int | None, cut_off: bool = False) -> Ready:
         entrant = self._roster.trials[number]
-        spec = replace(self._spec(number, dict(entrant.known)), resume=True, until_epoch=until_epoch)
+        spec = replace(self._spec(number, entrant.known), resume=True, until_epoch=until_epoch)
         parent = entrant.started.parent
         spec = replace(spec, parent=None if parent is None else self._folder(parent))
         return Ready(number, spec, TrialResumed(number, spec.means.workers, reason, until_epoch, cut_off))
 
-    def _spec(self, number: int, values: dict[str, object]) -> RunSpec:
+    def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._request, self._request.trial_workers
+        if bounds is not None:
+            values = {**values, "workers": bounds[0]}
         config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
         check_adapt(adapt, self._plan.program)
         elastic = Elastic()
         if bounds is not None:
-            means = replace(means, workers=bounds[0], num_slots=max(means.num_slots, bounds[1]))
+            means = replace(means, num_slots=max(means.num_slots, bounds[1]))
             elastic = Elastic(bounds[0], bounds[1])
         return RunSpec(
             program=request.program,
@@ -304,7 +313,10 @@ class Driver:
         if job.paused_by is not None:
             wanted = job.paused_by == "until_epoch" or job.key in self._verdicts
             reason = self._verdicts.pop(job.key, "") or why
-            self._tell(TrialPaused(job.key, entrant.epoch, job.seconds, job.worker_seconds, reason, not wanted))
+            if wanted:  # what a program adds up over an epoch must not begin in its middle
+                back_to_epoch(job.spec.out / "checkpoints")
+            epoch = max(entrant.epoch, job.outcome.epoch if isinstance(job.outcome, RunFinished) else 0)
+            self._tell(TrialPaused(job.key, epoch, job.seconds, job.worker_seconds, reason, not wanted))
             return
         whole = replace(
             job, seconds=entrant.seconds + job.seconds, worker_seconds=entrant.worker_seconds + job.worker_seconds
@@ -312,6 +324,8 @@ class Driver:
         result = judge(job.key, whole, entrant.known, self._plan.pricing)
         self._verdicts.pop(job.key, None)
         self._tell(result)
+        if isinstance(job.outcome, RunFinished) and not self._schedule.parents:
+            remove(job.spec.out)
         self._suggester.tell(job.key, result)
         self._refuse_hopeless(job)
 
@@ -328,7 +342,8 @@ class Driver:
                 self._schedule.started(number, record.params, record.parent)
             case TrialReported(trial=number, report=report, workers=workers) if number in self._roster.trials:
                 entrant = self._roster.trials[number]
-                shown = glimpse(number, report, workers or entrant.workers, entrant.known, self._plan.pricing)
+                told = replace(report, metrics=entrant.metrics)
+                shown = glimpse(number, told, workers or entrant.workers, entrant.known, self._plan.pricing)
                 if shown is not None:
                     self._violations[number] = shown.violation
                     if verdict := self._schedule.reported(shown):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from elastune.cluster.base import Cluster
 from elastune.core.run import Adapt, Config, Means, RunSpec
-from elastune.drive.pool import Ended, Pool
+from elastune.drive.pool import Ended, Pool, remove
 from elastune.drive.requests import FrontierRequest
 from elastune.drive.trials import SYSTEM_PARAMETERS, Pricing, judge
 from elastune.journal.entry import Entry
@@ -131,6 +131,8 @@ class Trainings:
         pricing = replace(self._pricing, constraints=()) if started.phase == "calibrate" else self._pricing
         result = judge(job.key, job, known, pricing)
         self._keep(result)
+        if isinstance(job.outcome, RunFinished):
+            remove(job.spec.out)  # what matters is in the journal
         return self._remember(result)
 
     def _remember(self, result: TrialFinished) -> Training:

@@ -100,7 +100,7 @@ def _step_s(pace: Fitted, counts: Floats) -> Floats:
 
 
 class Paces:
-    """What a study's trials have shown of their speed, and what that tells of those that were not seen.
+    """What a study's trials have shown of their speed, in steps a second, and what that tells of others.
 
     Trials differ in speed, but gain alike by more workers: the logarithm of a rate is taken for the sum of one number
     for the trial and one for its workers, found by median polish (Tukey, "Exploratory Data Analysis", 1977, chapter
@@ -114,11 +114,11 @@ class Paces:
         self._shape: dict[int, float] | None = None
         self._usual: dict[int, float] = {}
 
-    def add(self, trial: int, workers: int, samples: int, seconds: float) -> None:
-        """``trial`` took ``seconds`` for so many ``samples``."""
+    def add(self, trial: int, workers: int, steps: int, seconds: float) -> None:
+        """``trial`` took ``seconds`` for so many ``steps``."""
         seen = self._seen.setdefault(trial, {})
-        before_samples, before_s = seen.get(workers, (0.0, 0.0))
-        seen[workers] = before_samples + samples, before_s + seconds
+        before, before_s = seen.get(workers, (0.0, 0.0))
+        seen[workers] = before + steps, before_s + seconds
         fewest, rate = min(self._rates(trial).items())
         self._usual[trial] = rate / fewest
         if len(seen) > 1:
@@ -127,6 +127,11 @@ class Paces:
             if len(self._shaping) > MOST_SHAPED:
                 del self._shaping[next(iter(self._shaping))]
         self._shape = None
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody has shown any speed."""
+        return bool(self._usual)
 
     def of(self, trial: int, slots: int | None = None) -> Measured:
         """The trial's own rates, and what others' let expect up to twice the workers that it ran on (a new one: 1).
@@ -144,7 +149,7 @@ class Paces:
         return Measured(tuple(sorted(points.items())), slots)
 
     def per_worker(self, trial: int) -> float:
-        """Samples a second of a worker on the fewest that the trial ran on; the newest trials' median, if it never ran.
+        """Steps a second of a worker on the fewest that the trial ran on; the newest trials' median, if it never ran.
 
         1 where nobody ever ran.
         """
@@ -153,7 +158,7 @@ class Paces:
         return median(list(self._usual.values())[-MOST_SHAPED:]) if self._usual else 1.0
 
     def _rates(self, trial: int) -> dict[int, float]:
-        return {workers: samples / seconds for workers, (samples, seconds) in self._seen[trial].items()}
+        return {workers: steps / seconds for workers, (steps, seconds) in self._seen[trial].items()}
 
 
 def _polished(rows: list[dict[int, float]]) -> dict[int, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,10 +76,7 @@ class Job:
 
 
 class Pool:
-    """Jobs by a key of the caller's, on ``capacity`` workers of ``cluster`` (None: all of them).
-
-    A job's folder is removed once it ended well and ``spare`` does not spare it: what matters went to the journal.
-    """
+    """Jobs by a key of the caller's, on ``capacity`` workers of ``cluster`` (None: all of them)."""
 
     def __init__(
         self,
@@ -89,13 +85,11 @@ class Pool:
         capacity: int | None = None,
         timeout_s: float | None = None,
         clock: Clock | None = None,
-        spare: Callable[[int], bool] = lambda key: False,
     ) -> None:
         self.capacity = cluster.capacity if capacity is None else capacity
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
-        self._spare = spare
         self.jobs: dict[int, Job] = {}
         self._keys: dict[Handle, int] = {}
         self._held = 0
@@ -151,8 +145,6 @@ class Pool:
                 ended.append(over)
                 self._held -= job.held
                 del self.jobs[key], self._keys[job.watch.handle]
-                if isinstance(over.outcome, RunFinished) and over.paused_by is None and not self._spare(key):
-                    remove(job.spec.out)
         return heard, ended
 
     def _told(self) -> list[int]:

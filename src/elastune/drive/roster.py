@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from elastune.drive.trials import SYSTEM_PARAMETERS
+from elastune.journal.entry import Entry
 from elastune.journal.records import (
     Record,
     TrialFinished,
@@ -19,7 +20,10 @@ from elastune.journal.records import (
 
 @dataclass(frozen=True)
 class Entrant:
-    """A trial and how far it is. ``seconds`` and ``worker_seconds``: of the times that it ran before, to their ends."""
+    """A trial and how far it is. ``metrics``: what it reported after ``epoch``, all reports together.
+
+    ``seconds`` and ``worker_seconds``: of the times that it ran before, to their ends; ``average``: workers, so far.
+    """
 
     started: TrialStarted
     state: Literal["running", "paused", "over"] = "running"
@@ -28,6 +32,8 @@ class Entrant:
     seconds: float = 0.0
     worker_seconds: float = 0.0
     until_epoch: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    average: float | None = None
 
     @property
     def workers(self) -> int:
@@ -80,7 +86,10 @@ class Roster:
     def _next(self, entrant: Entrant, record: TrialReported | TrialPaused | TrialResumed | TrialFinished) -> Entrant:
         match record:
             case TrialReported(report=report):
-                return replace(entrant, epoch=report.epoch, epochs=report.epochs)
+                metrics = {**(entrant.metrics if report.epoch == entrant.epoch else {}), **report.metrics}
+                return replace(
+                    entrant, epoch=report.epoch, epochs=report.epochs, metrics=metrics, average=record.workers
+                )
             case TrialPaused():
                 return replace(
                     entrant,
@@ -96,3 +105,16 @@ class Roster:
                 if record.state == "complete":
                     self.complete.append((record.seconds, worker_seconds))
                 return replace(entrant, state="over", seconds=record.seconds, worker_seconds=worker_seconds)
+
+    def cut_off(self, entries: Sequence[Entry]) -> list[TrialPaused]:
+        """The ends, that nobody recorded, of the trials that ran when the last controller of ``entries`` ended."""
+        begun = {e.record.trial: e.at for e in entries if isinstance(e.record, (TrialStarted, TrialResumed))}
+        found = []
+        for number in self.of("running"):
+            entrant = self.trials[number]
+            seconds = max(entries[-1].at - begun[number], 0.0)
+            whole = (entrant.average or entrant.workers) * (entrant.seconds + seconds)
+            worker_seconds = max(whole - entrant.worker_seconds, 0.0)
+            reason = "its controller ended"
+            found.append(TrialPaused(number, entrant.epoch, seconds, worker_seconds, reason, cut_off=True))
+        return found

@@ -84,6 +84,8 @@ class Sharing:
                 self._pool.resize(grant.trial, grant.after, grant.reason)
                 self._broker.granted(grant, now_s)
                 moved.append(TrialReallocated(grant.trial, grant.before, grant.after, grant.reason))
+            elif grant.after == 0:
+                self._pool.pause(grant.trial)
             else:
                 self.changed = True
         return Settled(tuple(moved), begins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,7 +94,8 @@ def judge(trial: int, ended: Ended, known: Mapping[str, Any], pricing: Pricing) 
             known_names = ", ".join(sorted(everything))
             raise UserError("a constraint may name settings and reported metrics", missing[0], f"known: {known_names}")
     found = violations(pricing.constraints, everything)
-    broken = [f"{text} (by {by:g})" for text, by in found.items() if by > 0]
+    broken = [f"breaks {text} (by {by:g})" for text, by in found.items() if by > 0]
+    broken += [f"has {name} {value}" for name, value in values.items() if not math.isfinite(value)]
     return TrialFinished(
         trial,
         "infeasible" if broken else "complete",
@@ -101,7 +103,7 @@ def judge(trial: int, ended: Ended, known: Mapping[str, Any], pricing: Pricing) 
         metrics=metrics,
         violations=found,
         seconds=ended.seconds,
-        reason=f"breaks {' and '.join(broken)}" if broken else "",
+        reason=" and ".join(broken),
         run=outcome,
         worker_seconds=ended.worker_seconds,
     )

@@ -92,7 +92,7 @@ class RunFinished:
     """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction.
 
     ``signals``: what its monitors said last, name -> (value, standard error or None). ``context`` is None where the run
-    was simulated.
+    was simulated. ``epoch``: completed passes.
     """
 
     sha256: str
@@ -107,6 +107,7 @@ class RunFinished:
     stopped: Literal["complete", "max_steps", "until_epoch", "requested", "notice", "policy"] = "complete"
     signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     context: RunContext | None = None
+    epoch: int = 0
     kind: Literal["run_finished"] = "run_finished"
 
 

@@ -98,7 +98,7 @@ class SuccessiveHalving(Schedule):
         finite = all(map(math.isfinite, (*glimpse.values, glimpse.violation)))
         trial.violation = glimpse.violation if finite else math.inf  # behind all others
         trial.curve.epochs = glimpse.epochs
-        if finite:
+        if finite and glimpse.epoch > 0:
             trial.curve.add(glimpse.epoch, glimpse.values)
         if not self._least:
             self._least = max(1, round(glimpse.epochs / self._halving.eta**2))

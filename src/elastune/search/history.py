@@ -94,7 +94,7 @@ class History:
         if self._revised and self._worst != (worst := self._worst_known()):
             self._worst = worst
             self._revised |= self._told_worst
-        if self._stale or (self._revised and self._reenact):
+        if self._stale:
             self._rebuild()
         for index in sorted(self._revised):
             told = self._told(index)

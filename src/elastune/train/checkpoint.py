@@ -84,6 +84,18 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
 
 
+def back_to_epoch(folder: Path) -> None:
+    """Let a run go on from the newest checkpoint at the end of an epoch; where there is none, from the newest."""
+    later: list[Path] = []
+    for path in reversed(complete(folder)):
+        if load(path).position.offset == 0:
+            for old in later:
+                with suppress(OSError):  # renamed first: half a removal must not look like a checkpoint
+                    shutil.rmtree(old.rename(folder / f"{DRAFT}{old.name}"))
+            return
+        later.append(path)
+
+
 def of_step(folder: Path, step: int) -> Path:
     """Where in ``folder`` the checkpoint after ``step`` steps is."""
     return folder / f"step-{step:010d}"

@@ -170,6 +170,7 @@ class Worker:
                 workers=crew.size,
                 steps=session.step,
                 samples=session.samples,
+                epoch=session.epoch,
                 seconds=seconds,
                 metrics=session.metrics,
                 step_s=step_s,
