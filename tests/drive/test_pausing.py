@@ -39,26 +39,31 @@ def records(out: Path) -> list[Record]:
     return [entry.record for entry in read(out / "journal.jsonl")]
 
 
-def hashes(out: Path) -> dict[float, str]:
+Results = dict[float, tuple[str, float]]
+
+
+def results(out: Path) -> Results:
+    """Learning rate -> weights and loss of the trials that ended."""
     found = records(out)
     rates = {r.trial: r.config["lr"] for r in found if isinstance(r, TrialStarted)}
-    return {rates[r.trial]: r.run.sha256 for r in found if isinstance(r, TrialFinished) and r.run is not None}
+    ended = [r for r in found if isinstance(r, TrialFinished) and r.run is not None]
+    return {rates[r.trial]: (r.run.sha256, r.metrics["loss"]) for r in ended if r.run is not None}
 
 
 @pytest.fixture(scope="module")
-def to_the_end(tmp_path_factory: pytest.TempPathFactory) -> dict[float, str]:
-    """Learning rate -> weights, of trials that nothing stopped."""
+def to_the_end(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of trials that nothing stopped."""
     out = tmp_path_factory.mktemp("whole") / "out"
     tiny = Program(Path(__file__).parent / "programs" / "tiny.py")
     with LocalCluster(2) as cluster:
         tune(request(tiny, out), space=space, cluster=cluster)
-    found = hashes(out)
+    found = results(out)
     assert len(found) == 8
     return found
 
 
 def test_halving_spends_less_and_changes_no_result(
-    cluster: LocalCluster, tmp_path: Path, tiny: Program, to_the_end: dict[float, str]
+    cluster: LocalCluster, tmp_path: Path, tiny: Program, to_the_end: Results
 ) -> None:
     out = tmp_path / "out"
     study = tune(request(tiny, out, stopping="asha:eta=2,least=1"), space=space, cluster=cluster)
@@ -69,7 +74,7 @@ def test_halving_spends_less_and_changes_no_result(
     assert started == list(range(8))
     assert paused - resumed, "some stay paused"
     assert resumed, "others go on"
-    ended = hashes(out)
+    ended = results(out)
     assert 1 <= len(ended) < 8
     assert ended.items() <= to_the_end.items()
     best = min((t for t in study.complete), key=lambda t: t.values["loss"])
@@ -126,3 +131,57 @@ def test_generations_and_pauses_do_not_go_together(tmp_path: Path, tiny: Program
     with pytest.raises(UserError, match="a generation ends when all of its trials have"):
         tune(asked, space=space)
     assert not (tmp_path / "out").exists()
+
+
+def test_every_report_of_a_paused_trial_is_that_of_one_that_never_paused(
+    cluster: LocalCluster, tmp_path: Path, tiny: Program
+) -> None:
+    """A pause comes in the middle of an epoch; what a program adds up over it must not begin there."""
+
+    def told(out: Path) -> dict[tuple[float, int], float]:
+        rates = {r.trial: r.config["lr"] for r in records(out) if isinstance(r, TrialStarted)}
+        found = [r for r in records(out) if isinstance(r, TrialReported)]
+        return {(rates[r.trial], r.report.epoch): r.report.metrics["loss"] for r in found}
+
+    slow = {"pause_s": 0.02}
+    tune(request(tiny, tmp_path / "whole", config=slow, trials=6), space=space, cluster=cluster)
+    halved = request(tiny, tmp_path / "halved", stopping="asha:eta=2,least=1", config=slow, trials=6)
+    tune(halved, space=space, cluster=cluster)
+    assert any(isinstance(r, TrialResumed) for r in records(tmp_path / "halved"))
+    assert told(tmp_path / "halved").items() <= told(tmp_path / "whole").items()
+
+
+def test_a_shared_study_with_a_budget_begins_and_resumes(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    out = tmp_path / "out"
+    asked = request(
+        tiny, out, stopping="asha:eta=2,least=1", trial_workers=(1, 2), trials=6, budget_s=120.0, worker_hours=1.0
+    )
+    study = tune(asked, space=space, cluster=cluster)
+    assert len(study.trials) == 6
+    assert study.complete
+    spent = replace(asked, resume=True, budget_s=0.5, trials=8)
+    again = tune(spent, space=space, cluster=cluster)
+    assert len(again.trials) == 6, "its budget was spent"
+
+
+def test_objectives_reported_one_by_one_are_seen_together(cluster: LocalCluster, tmp_path: Path, program: Any) -> None:
+    mine = program(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def space(trial): return {'lr': trial.suggest_float('lr', 0.001, 0.1)}\n"
+        "def train(session):\n"
+        "    model = torch.nn.Linear(1, 1)\n"
+        "    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), session.config['lr']))\n"
+        "    data = TensorDataset(torch.ones(8, 1))\n"
+        "    for epoch in session.epochs(6):\n"
+        "        for (x,) in session.batches(data, batch_size=8):\n"
+        "            session.backward(model(x).square().mean())\n"
+        "            optimizer.step()\n"
+        "            optimizer.zero_grad()\n"
+        "        session.report(error=session.config['lr'])\n"
+        "        session.report(size=1.0)\n"
+    )
+    both = {"error": "min", "size": "min"}
+    asked = request(mine, tmp_path / "out", objectives=both, sampler="random", stopping="asha:eta=2,least=1")
+    tune(asked, cluster=cluster)
+    assert any(isinstance(r, TrialPaused) and not r.cut_off for r in records(tmp_path / "out"))
