@@ -1,8 +1,8 @@
 """What does it cost to record a trial so that no crash loses it?
 
 One trial: its start, three reports, its end, which is to be on the disk. Measured per trial, in one run and on one
-disk: elastune's journal, the same with the mirror for ``optuna-dashboard`` beside it, and Optuna's own storages (journal
-file, SQLite), where a report is a user attribute, since Optuna refuses reports with several objectives.
+disk: elastune's journal, the same with the mirror for ``optuna-dashboard`` beside it, and Optuna's own storages
+(journal file, SQLite), where a report is a user attribute, since Optuna refuses reports with several objectives.
 
     python benchmarks/journal.py            # 10,000 trials; 1,000 in Optuna's; writes benchmarks/results/journal.json
     python benchmarks/journal.py --smoke    # 200 and 50, writes nothing

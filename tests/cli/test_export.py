@@ -39,6 +39,8 @@ def test_export_writes_both(elastune: Command, told: Telling) -> None:
 
 def test_what_cannot_be_exported_is_one_line(elastune: Command, told: Telling, here: Path) -> None:
     assert "an export needs a file" in elastune("export", "out").line
+    assert "must not replace a file of the study" in elastune("export", "out", "--csv", "out/journal.jsonl").line
+    assert "two exports need two files" in elastune("export", "out", "--csv", "a", "--json", "./a").line
     assert "a journal must exist" in elastune("export", "nothing", "--csv", "a.csv").line
     assert "No such file" in elastune("export", "out", "--csv", "no/such/a.csv").line
     (here / "run").mkdir()

@@ -86,7 +86,7 @@ def test_a_study_counts_its_trials() -> None:
     assert tracker.done(80.0) == 0.8
     assert tracker.done(1e9) == 1.0
     assert tracker.hear(trial(2, "confirm")) == ("phase: confirm", True)
-    assert tracker.hear(StudyFinished("4 trials", 3.0)) == ("ended after 2 trials: 4 trials", True)
+    assert tracker.hear(StudyFinished("4 trials", 3.0)) == ("ended (4 trials): 2 trials over", True)
 
 
 @given(st.floats(1e-6, 1), st.floats(0, 1e6))

@@ -102,9 +102,11 @@ def test_a_budget_of_worker_hours_pauses_what_runs(cluster: LocalCluster, tmp_pa
     paused = [r for r in records(out) if isinstance(r, TrialPaused)]
     assert paused
     assert all(r.cut_off and r.worker_seconds > 0 for r in paused)
+    (damaged, *_) = (out / "trials" / f"{paused[0].trial:05d}" / "checkpoints").glob("step-*")
+    (damaged / "state.json").write_text("{")
     tune(replace(asked, worker_hours=1.0, trials=2, resume=True), space=space, cluster=cluster)
     resumed = [r.trial for r in records(out) if isinstance(r, TrialResumed) and r.cut_off]
-    assert resumed == sorted({r.trial for r in paused})
+    assert sorted(resumed) == sorted({r.trial for r in paused})
     ended = [r for r in records(out) if isinstance(r, TrialFinished)]
     assert {r.trial for r in ended} == set(resumed)
     for r in ended:
@@ -185,3 +187,35 @@ def test_objectives_reported_one_by_one_are_seen_together(cluster: LocalCluster,
     asked = request(mine, tmp_path / "out", objectives=both, sampler="random", stopping="asha:eta=2,least=1")
     tune(asked, cluster=cluster)
     assert any(isinstance(r, TrialPaused) and not r.cut_off for r in records(tmp_path / "out"))
+
+
+def test_a_full_disk_ends_the_study_and_costs_no_trial(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    out = tmp_path / "out"
+    asked = request(tiny, out, stopping="asha:eta=2,least=1", trials=2)
+    for number in range(2):  # files where the checkpoints' folders are to be
+        (out / "trials" / f"{number:05d}").mkdir(parents=True)
+        (out / "trials" / f"{number:05d}" / "checkpoints").touch()
+    with pytest.raises(UserError, match="a checkpoint must be writable"):
+        tune(asked, space=space, cluster=cluster)
+    assert not [r for r in records(out) if isinstance(r, TrialFinished)]
+    for number in range(2):
+        (out / "trials" / f"{number:05d}" / "checkpoints").unlink()
+    assert tune(replace(asked, resume=True), space=space, cluster=cluster).complete
+    assert cluster.free == cluster.capacity
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"seed": -1}, "seed must be 0 or more"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"worker_hours": float("inf")}, "positive and finite"),
+        ({"trial_workers": (1, 2.5)}, "two whole numbers"),
+        ({"stopping": "asha:eta=1"}, "eta must be"),
+        ({"stopping": "sometimes"}, "one that is known"),
+    ],
+)
+def test_wrong_requests(wrong: dict[str, Any], rule: str, tmp_path: Path, tiny: Program) -> None:
+    with pytest.raises(UserError, match=rule):
+        tune(request(tiny, tmp_path / "out", **wrong), space=space)
+    assert not (tmp_path / "out").exists()

@@ -27,6 +27,11 @@ def export(
 
     if csv is None and json is None:
         raise UserError("an export needs a file", "none", "use --csv FILE or --json FILE")
+    if csv is not None and json is not None and csv.resolve() == json.resolve():
+        raise UserError("two exports need two files", csv, "name another one")
+    for path in (csv, json):
+        if path is not None and path.exists() and path.resolve().parent == out.resolve():
+            raise UserError("an export must not replace a file of the study", path, "name another one")
     study = Study.load(out)
     for what, path, text in (("csv", csv, to_csv), ("json", json, to_json)):
         if path is not None:

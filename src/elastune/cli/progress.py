@@ -159,7 +159,8 @@ class StudyTracker:
             case FrontierFound() | StudyFinished(reason="interrupted"):
                 return "", False
             case StudyFinished():
-                return f"ended after {count(self._ended, 'trial')}: {plain(record.reason)}", True
+                paused = f", {len(self._paused)} paused" if self._paused else ""
+                return f"ended ({plain(record.reason)}): {count(self._ended, 'trial')} over{paused}", True
         return "", False
 
     def _trial_ended(self, record: TrialFinished) -> str:

@@ -148,7 +148,9 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         **_ending(story, out),
     }
     if picked is None:
-        return Result(data, lines=("no trial has a result",), stopped=data["reason"])
+        why = Counter(plain(t.reason, 200) or t.state for t in study.trials).most_common(3)
+        told = "; ".join(f"{times} x {reason}" for reason, times in why)
+        return Result(data, lines=(f"no trial has a result{f': {told}' if told else ''}",), stopped=data["reason"])
     values = ", ".join(f"{name} {number(value)}" for name, value in picked.trial.values.items())
     lines = (
         f"pick    trial {picked.trial.number} ({plain(picked.reason, 300)}): {values}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,12 +58,19 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("trials must be at least 1", request.trials, "use --trials 1 or more")
     if request.budget_s is not None and not request.budget_s > 0:
         raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
-    if request.worker_hours is not None and not request.worker_hours > 0:
-        raise UserError("a budget must be positive", request.worker_hours, "for example --worker-hours 8")
+    if request.seed < 0:
+        raise UserError("a study's seed must be 0 or more", request.seed, "for example --seed 0")
+    if request.epochs is not None and request.epochs < 1:
+        raise UserError("epochs must be at least 1", request.epochs, "use --epochs 1 or more")
+    if request.worker_hours is not None and not 0 < request.worker_hours < math.inf:
+        raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     check_means(RunSpec(request.program, request.out, means=request.means))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
     program = load(request.program)
+    if not (request.simulated or program.trains):
+        rule = f"a program that is trained must define {request.program.train}(session)"
+        raise UserError(rule, request.program.path, "add it, or use elastune simulate")
     found = space or program.space
     if found is None:
         raise UserError("tuning needs a search space", request.program.path, "define space(trial) in the file")
@@ -104,6 +112,8 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
     if request.trial_workers is None:
         return
     low, high = request.trial_workers
+    if not (isinstance(low, int) and isinstance(high, int)):
+        raise UserError("a trial's workers must be two whole numbers", request.trial_workers, "for example (1, 4)")
     if not 1 <= low <= high <= request.workers:
         rule = f"a trial's workers must lie within the study's {request.workers}"
         raise UserError(rule, f"{low}:{high}", "use --trial-workers LOW:HIGH with 1 <= LOW <= HIGH")

@@ -40,7 +40,7 @@ from elastune.journal.records import (
 from elastune.search.schedule import Child, Fresh, Resume
 from elastune.search.stopping import make_schedule
 from elastune.search.suggest import Suggester, Suggestion
-from elastune.train.checkpoint import back_to_epoch
+from elastune.train.checkpoint import UNWRITABLE, back_to_epoch, drop_damaged
 
 MIRROR = "optuna.log"
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
@@ -255,6 +255,7 @@ class Driver:
 
     def _again(self, number: int, reason: str, until_epoch: int | None, cut_off: bool = False) -> Ready:
         entrant = self._roster.trials[number]
+        drop_damaged(self._folder(number) / "checkpoints")
         spec = replace(self._spec(number, entrant.known), resume=True, until_epoch=until_epoch)
         parent = entrant.started.parent
         spec = replace(spec, parent=None if parent is None else self._folder(parent))
@@ -312,7 +313,7 @@ class Driver:
             self._sharing.gone(job.key, job.paused_by is not None)
         if job.paused_by is not None:
             wanted = job.paused_by == "until_epoch" or job.key in self._verdicts
-            reason = self._verdicts.pop(job.key, "") or why
+            reason = self._verdicts.pop(job.key, "") or why or f"was to run until epoch {entrant.until_epoch}"
             if wanted:  # what a program adds up over an epoch must not begin in its middle
                 back_to_epoch(job.spec.out / "checkpoints")
             epoch = max(entrant.epoch, job.outcome.epoch if isinstance(job.outcome, RunFinished) else 0)
@@ -321,6 +322,8 @@ class Driver:
         whole = replace(
             job, seconds=entrant.seconds + job.seconds, worker_seconds=entrant.worker_seconds + job.worker_seconds
         )
+        if isinstance(job.outcome, RunFailed) and UNWRITABLE in job.outcome.detail:  # the machine's fault, not its own
+            raise UserError(UNWRITABLE, job.outcome.detail, "free space, then --resume")
         result = judge(job.key, whole, entrant.known, self._plan.pricing)
         self._verdicts.pop(job.key, None)
         self._tell(result)

@@ -54,9 +54,9 @@ class Study:
     defaults: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, out: Path) -> Study:
+    def load(cls, out: str | Path) -> Study:
         """The study in folder ``out``, finished or not. Raises ``UserError`` where there is none."""
-        return cls.of(out, read(out / JOURNAL))
+        return cls.of(Path(out), read(Path(out) / JOURNAL))
 
     @classmethod
     def of(cls, out: Path, entries: Sequence[Entry]) -> Study:

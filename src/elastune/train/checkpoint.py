@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from elastune.core.errors import UserError
@@ -21,6 +21,7 @@ from elastune.train.state import Tensors, from_tree, to_tree
 
 KEPT = 2
 DRAFT = ".draft-"
+UNWRITABLE = "a checkpoint must be writable"
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(older, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise UserError(
-            "a checkpoint must be writable", error, f"free space at {folder} or use another --out"
-        ) from None
+        raise UserError(UNWRITABLE, error, f"free space at {folder} or use another --out") from None
     for old in complete(folder)[:-KEPT]:
         with suppress(OSError):  # renamed first: half a removal must not look like a checkpoint
             shutil.rmtree(old.rename(folder / f"{DRAFT}{old.name}"))
@@ -94,6 +93,18 @@ def back_to_epoch(folder: Path) -> None:
                     shutil.rmtree(old.rename(folder / f"{DRAFT}{old.name}"))
             return
         later.append(path)
+
+
+def drop_damaged(folder: Path) -> None:
+    """Let a run go on from the newest checkpoint that is whole; where none is, from its beginning."""
+    for path in reversed(complete(folder)):
+        try:
+            json.loads((path / "state.json").read_text())["position"]
+            with safe_open(path / "tensors.safetensors", framework="pt"):  # reads the header, compares the size
+                return
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            with suppress(OSError):
+                shutil.rmtree(path.rename(folder / f"{DRAFT}{path.name}"))
 
 
 def of_step(folder: Path, step: int) -> Path:

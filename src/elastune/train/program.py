@@ -33,6 +33,7 @@ class LoadedProgram:
     config: Config
     policies: dict[str, type[Policy]] = field(default_factory=dict)
     surrogate: Surrogate | None = None
+    trains: bool = True
 
 
 def load(program: Program) -> LoadedProgram:
@@ -46,12 +47,13 @@ def load(program: Program) -> LoadedProgram:
         raise UserError("surrogate must be a function of config and workers", type(surrogate).__name__, fix)
     if not callable(train) and surrogate is None:
         raise _no_train(program)
+    trains = callable(train)
     if not callable(train):
 
         def train(session: Any) -> None:
             raise _no_train(program)
 
-    return LoadedProgram(train, space, _objectives(module), _config(module), _policies(module), surrogate)
+    return LoadedProgram(train, space, _objectives(module), _config(module), _policies(module), surrogate, trains)
 
 
 def merge(config: Config, changes: Config) -> Config:

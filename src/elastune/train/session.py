@@ -372,6 +372,9 @@ class Session:
 def _floats(values: Number | Iterable[Number]) -> list[float]:
     if isinstance(values, torch.Tensor):
         return [float(x) for x in values.detach().double().reshape(-1).tolist()]
+    given: object = values
+    if isinstance(given, str):
+        raise UserError("a metric must be a number, or numbers", repr(values), "for example session.report(loss=0.5)")
     if isinstance(values, Iterable):
         return [x for value in values for x in _floats(value)]
     return [float(values)]
