@@ -117,20 +117,20 @@ def ends(found: list[Record]) -> list[TrialFinished]:
 def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     out = Path(tempfile.mkdtemp(prefix="killed-")) / "out"
-    lost = repeated = left = survived = 0
+    lost = repeated = left = killed = 0
     kept: list[TrialFinished] = []
     began = time.monotonic()
     try:
-        for kill in range(kills):
+        while killed < kills:
             over, remaining = one_life(out, trials, rng.uniform(0.0, longest_s))
             now = ends(records(out))
             lost += now[: len(kept)] != kept
             repeated += max(Counter(record.trial for record in now).values(), default=1) > 1
             left += remaining
             kept = now
-            print(f"kill {kill + 1}: {len(now)} finished, {remaining} processes left", flush=True)
+            killed += not over
+            print(f"kill {killed}: {len(now)} finished, {remaining} processes left", flush=True)
             if over:
-                survived += 1
                 trials += 40  # the study had ended: give it more to do
         one_life(out, trials, None)
         found = records(out)
@@ -145,7 +145,7 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
         lost += ends(found)[: len(kept)] != kept
         resumed = sum(isinstance(record, TrialResumed) and record.cut_off for record in found)
         return {
-            "kills": kills - survived,
+            "kills": killed,
             "trials": len(states),
             "states_in_the_end": dict(Counter(states.values())),
             "in_optunas_mirror": dict(mirror_states(out)),
