@@ -102,7 +102,8 @@ def _run(run: RunStory, changes: Changes, adaptation: Adaptation, out: Path) -> 
 
 def _finished(end: RunFinished) -> dict[str, Any]:
     shown = asdict(end)
-    del shown["kind"], shown["grad_bytes"], shown["signals"], shown["context"]
+    for hidden in ("kind", "grad_bytes", "signals", "context", "epoch"):
+        del shown[hidden]
     return {"kind": "run", **shown}
 
 

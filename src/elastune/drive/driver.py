@@ -45,6 +45,7 @@ from elastune.train.checkpoint import UNWRITABLE, back_to_epoch, drop_damaged
 MIRROR = "optuna.log"
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
+LEAST_GAIN = 0.3  # of a first worker's: what a further one must bring, or a study would waste them
 PATIENCE_S = 300.0  # who waited longer is let in before those that run
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
@@ -120,7 +121,9 @@ class Driver:
 
     def _rules(self) -> Rules:
         left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
-        return Rules(stay_s=STAY_S, patience_s=PATIENCE_S, deadline_s=left_s, budget_s=left_worker_s)
+        return Rules(
+            stay_s=STAY_S, patience_s=PATIENCE_S, least_gain=LEAST_GAIN, deadline_s=left_s, budget_s=left_worker_s
+        )
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 

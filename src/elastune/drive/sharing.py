@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from elastune.cluster.base import ElasticHandle
 from elastune.core.clock import Clock
 from elastune.drive.allocate import Rules
 from elastune.drive.broker import Broker, Waiting
@@ -67,11 +68,19 @@ class Sharing:
         (self._broker.paused if paused else self._broker.ended)(trial, self._clock.now())
         self.changed = True
 
+    def _look(self) -> None:
+        """See how far running trials are: two looks tell a pace, before a second report does."""
+        for trial, job in self._pool.jobs.items():
+            handle = job.watch.handle
+            if isinstance(handle, ElasticHandle):
+                self._broker.stepped(trial, handle.step, job.workers, self._clock.now())
+
     def settle(self, promises: Mapping[int, Sequence[float]], epochs: Mapping[int, int], supply: bool) -> Settled:
         """Deal out the workers. ``promises``: what trials end with, smaller is better; ``supply``: more would begin.
 
         Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
         """
+        self._look()
         self._broker.ranked(standing(promises, epochs))
         waiting = [] if self._waiting is None else [self._waiting]
         now_s, moved, begins = self._clock.now(), [], 0
