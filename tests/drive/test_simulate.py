@@ -160,8 +160,13 @@ def test_a_simulation_is_not_mixed_with_trained_trials(made_up: Program, tmp_pat
             journal.write(replace(record, settings={**record.settings, "simulated": False}) if begun else record)
     with pytest.raises(UserError, match="goes on with simulated trials only"):
         simulated(request_of(made_up, tmp_path / "trained", trials=4, resume=True))
+    both = Program(tmp_path / "both.py")
+    both.path.write_text(made_up.path.read_text() + "\n\ndef train(session):\n    pass\n")
+    simulated(request_of(both, tmp_path / "first", trials=2))
     with pytest.raises(UserError, match="goes on with trained trials only"):
-        tune(request_of(made_up, tmp_path / "simulated", trials=4, resume=True))
+        tune(request_of(both, tmp_path / "first", trials=4, resume=True))
+    with pytest.raises(UserError, match="a program that is trained must define train"):
+        tune(request_of(made_up, tmp_path / "second", trials=4))
 
 
 def test_a_population_is_not_simulated(made_up: Program, tmp_path: Path) -> None:
