@@ -15,7 +15,7 @@ Figure of merit: seconds until fully trained trials cover 0.95 of the hypervolum
 used by then (of GPUs that trials held). Ratios are paired by seed. The broker's settings were chosen on seeds 0 to 3
 of two instances with imagenet's scaling; the seeds here begin at 100.
 
-    python benchmarks/elastic_search.py          # 3 instances x 2 models x 8 seeds
+    python benchmarks/elastic_search.py          # 3 instances x 2 models x 8 seeds (committed: 5)
     python benchmarks/elastic_search.py --smoke  # one of each, seconds; writes nothing
 """
 
