@@ -21,7 +21,7 @@ from elastune.train.checkpoint import complete
 from elastune.train.state import fingerprint
 
 PROGRAM = Path(__file__).parent / "programs" / "lenet.py"
-STEPS = 60
+STEPS = 40
 SLOTS = 8
 
 
