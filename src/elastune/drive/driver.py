@@ -17,6 +17,7 @@ from elastune.drive.budget import Budget
 from elastune.drive.checking import Plan
 from elastune.drive.context import machine_context
 from elastune.drive.pool import Ended, Heard, Pool, remove
+from elastune.drive.proposals import WAIT_S, Proposals
 from elastune.drive.roster import Entrant, Roster
 from elastune.drive.sharing import Sharing
 from elastune.drive.trials import glimpse, judge, settings
@@ -102,7 +103,9 @@ class Driver:
             seed=request.seed,
             mirror=request.out / MIRROR,
         )
+        self._proposals = Proposals(self._suggester, inline=request.simulated)
         self._ready: Ready | None = None
+        self._awaits = False  # a proposal that is on its way
         self._results: dict[int, tuple[float, ...]] = {}
         self._exhausted = False
         self._cut_off: deque[int] = deque()  # trials that lost their workers by no decision of the search
@@ -149,10 +152,10 @@ class Driver:
             self._fill()
             if self._pool.running == 0 and self._ready is not None:  # nobody knows yet what it takes: let it begin
                 self._begin(self._ready, self._ready.spec.means.workers)
-            if self._pool.running == 0:
+            if self._pool.running == 0 and not self._awaits:
                 reason = self._budget.spent() or "the space is exhausted"
                 break
-            self._listen(*self._pool.pump(self._budget.soonest_s))
+            self._listen(*self._pool.pump(min(self._budget.soonest_s, WAIT_S if self._awaits else float("inf"))))
             self._settle()
         self._wind_down(reason, interrupts)
         self._tell(StudyFinished(reason, self._budget.elapsed_s))
@@ -160,7 +163,7 @@ class Driver:
     def abandon(self) -> None:
         """End what runs and let go of the search's files. Idempotent."""
         self._pool.abandon()
-        self._suggester.close()
+        self._proposals.close()
 
     def _wind_down(self, reason: str, interrupts: Callable[[], int]) -> None:
         """Have what still runs write a checkpoint and end: a study that is resumed goes on with it."""
@@ -216,29 +219,28 @@ class Driver:
         return {n: tuple(s * v for s, v in zip(signs, values, strict=True)) for n, values in found.items()}
 
     def _next(self) -> Ready | None:
+        self._awaits = False
         if self._cut_off:
             number = self._cut_off[0]
             until_epoch = self._roster.trials[number].until_epoch
             return self._again(number, "it had been cut off", until_epoch, cut_off=True)
-        fresh = not self._exhausted and not self._budget.spent() and self._suggester.ready()
+        fresh = not self._exhausted and not self._budget.spent() and self._proposals.ready()
         match self._schedule.next(fresh):
             case Resume(trial=number, reason=reason, epoch=epoch):
                 return self._again(number, reason, epoch)
             case Child(parent=parent, params=params, epoch=epoch):
-                return self._new(self._suggester.adopt(params), epoch, parent)
+                return self._new(self._proposals.adopt(params), epoch, parent)
             case Fresh(epoch=epoch):
-                self._estimate()
-                suggestion = self._suggester.ask()
+                estimates = self._schedule.estimates()
+                suggestion = self._proposals.ask({n: (v, self._violations.get(n, 0.0)) for n, v in estimates.items()})
                 if suggestion is not None:
                     return self._new(suggestion, epoch)
+                self._awaits = self._proposals.asking
+                if self._awaits:
+                    return None
                 self._exhausted = True
                 return self._next()
         return None
-
-    def _estimate(self) -> None:
-        """Let the search know what trials that are not over have come to promise."""
-        for number, values in self._schedule.estimates().items():
-            self._suggester.estimate(number, values, self._violations.get(number, 0.0))
 
     def _new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> Ready:
         spec = self._spec(suggestion.number, suggestion.values)
@@ -332,7 +334,7 @@ class Driver:
         self._tell(result)
         if isinstance(job.outcome, RunFinished) and not self._schedule.parents:
             remove(job.spec.out)
-        self._suggester.tell(job.key, result)
+        self._proposals.tell(job.key, result)
         self._refuse_hopeless(job)
 
     def _tell(self, record: Record) -> None:
