@@ -87,6 +87,7 @@ def test_a_study_counts_its_trials() -> None:
     assert tracker.done(1e9) == 1.0
     assert tracker.hear(trial(2, "confirm")) == ("phase: confirm", True)
     assert tracker.hear(StudyFinished("4 trials", 3.0)) == ("ended (4 trials): 2 trials over", True)
+    assert tracker.done(10.0) == 1.0, "nothing is left to wait for"
 
 
 @given(st.floats(1e-6, 1), st.floats(0, 1e6))

@@ -178,6 +178,13 @@ def test_the_short_come_first() -> None:
     assert [(grant.trial, grant.after) for grant in broker.grants(10.0)] == [(2, 2)]
 
 
+def test_what_is_longer_than_the_median_does_not_come_last_for_it() -> None:
+    broker = Broker(4, AT_ONCE)
+    for trial, rate in ((1, 10.0), (2, 100.0), (3, 100.0)):
+        running(broker, trial, 1, rate, high=2)
+    assert [(grant.trial, grant.after) for grant in broker.grants(10.0)] == [(1, 2)]  # of equals the first
+
+
 def test_a_rung_hands_workers_on() -> None:
     """Two of three trials are paused: the third gets what they had, as far as its rate is known to rise."""
     broker = Broker(3, AT_ONCE)
@@ -293,7 +300,7 @@ def test_others_tell_how_a_trial_would_scale() -> None:
     assert dict(paces.of(4).points) == pytest.approx({1: 20.0, 2: 36.0})
     paces.add(4, 2, 3800, 100.0)
     assert dict(paces.of(4).points) == pytest.approx({1: 20.0, 2: 38.0, 4: 38.0 * 3.0 / 1.8})
-    assert dict(paces.of(9).points) == pytest.approx({1: 35.0, 2: 63.0})  # nobody saw it: the median, up to twice 1
+    assert dict(paces.of(9).points) == pytest.approx({1: 35.0, 2: 63.0, 4: 105.0})  # nobody saw it: all that is known
     paces.add(4, 4, 5000, 100.0)
     assert dict(paces.of(4).points)[4] == 50.0  # what it measured itself counts
     assert Paces().of(1).points == ((1, 1.0),)

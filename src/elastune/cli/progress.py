@@ -127,6 +127,7 @@ class StudyTracker:
         self._paused: set[int] = set()
         self._ended = 0
         self._phase = "starting"
+        self._over = False
 
     def hear(self, record: Record) -> tuple[str, bool]:
         match record:
@@ -159,6 +160,7 @@ class StudyTracker:
             case FrontierFound() | StudyFinished(reason="interrupted"):
                 return "", False
             case StudyFinished():
+                self._over = True
                 paused = f", {len(self._paused)} paused" if self._paused else ""
                 return f"ended ({plain(record.reason)}): {count(self._ended, 'trial')} over{paused}", True
         return "", False
@@ -181,6 +183,8 @@ class StudyTracker:
         return f"{self._phase}, {count(self._ended, 'trial')} ended, {len(self._running)} running{paused}"
 
     def done(self, elapsed_s: float) -> float | None:
+        if self._over:
+            return 1.0
         parts = [elapsed_s / self._budget_s] if self._budget_s else []
         parts += [self._ended / self._trials] if self._trials else []
         return min(1.0, max(parts)) if parts else None

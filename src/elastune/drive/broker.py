@@ -7,7 +7,8 @@ decides as before, and a simulated one like a real one.
 A step of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
 OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
 (weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956):
-what is short shows soonest what it is worth. A new trial is worth 1: where more of them may begin, a running trial is
+what is short shows soonest what it is worth. What is longer than the median is worth no less for it, or its rung would
+wait for it. A new trial is worth 1: where more of them may begin, a running trial is
 widened only as far as its next worker brings ``keen`` of what a new trial would on it, since of trials that go equally
 well on many workers a few wide ones end sooner than many narrow ones.
 
@@ -257,7 +258,7 @@ class Broker:
         pace = self._paces.of(trial, slots)
         per_worker = float(samples_per_s(pace, low)[low]) / low
         length_s = self._whole(trial) / per_worker
-        shortness = (self._usual_length_s or length_s) / length_s
+        shortness = max((self._usual_length_s or length_s) / length_s, 1.0)
         return Claim(
             trial,
             current,

@@ -134,15 +134,15 @@ class Paces:
         return bool(self._usual)
 
     def of(self, trial: int, slots: int | None = None) -> Measured:
-        """The trial's own rates, and what others' let expect up to twice the workers that it ran on (a new one: 1).
+        """The trial's own rates, and what others' let expect up to twice the workers that it ran on.
 
-        What lies beyond is ``Measured``'s own guess.
+        Of a trial that never ran all that others' let expect. What lies beyond is ``Measured``'s own guess.
         """
         shape = self._shape = _polished([self._rates(k) for k in self._shaping]) if self._shape is None else self._shape
         own = self._rates(trial) if trial in self._seen else {1: self.per_worker(trial)}
         points = dict(own)
         for workers, value in shape.items():
-            if workers not in own and workers <= 2 * max(own):
+            if workers not in own and (trial not in self._seen or workers <= 2 * max(own)):
                 near = min(own, key=lambda seen: (abs(math.log(seen / workers)), seen))
                 base = shape.get(near)
                 points[workers] = own[near] * (value / base if base else workers / near)
