@@ -139,11 +139,9 @@ class End:
 class Study:
     """One simulated study of the configurations ``pool``, each of which is begun at some time, in their order."""
 
-    def __init__(
-        self, model: Model, pool: Sequence[Config], schedule: Schedule, sharer: Sharer, high: int, low: int = 1
-    ) -> None:
+    def __init__(self, model: Model, pool: Sequence[Config], schedule: Schedule, sharer: Sharer, high: int) -> None:
         self.model, self.pool, self.schedule, self.sharer = model, pool, schedule, sharer
-        self.low, self.high = low, high
+        self.high = high
         self.now_s = self.gpu_s = 0.0
         self.resizes = 0
         self.ends: list[End] = []
@@ -219,9 +217,9 @@ class Study:
     def _next(self) -> Waiting | None:
         match self.schedule.next(len(self._trials) < len(self.pool)):
             case Resume(trial=number):
-                return Waiting(number, self.low, self.high, self.now_s, fresh=False, slots=SLOTS)
+                return Waiting(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS)
             case Fresh():
-                return Waiting(len(self._trials), self.low, self.high, self.now_s, slots=SLOTS)
+                return Waiting(len(self._trials), 1, self.high, self.now_s, slots=SLOTS)
         return None
 
     def _apply(self, grant: Grant) -> None:
@@ -235,7 +233,7 @@ class Study:
             self._waiting = None
             self._running[number] = None
             self._trials[number].at_s = self.now_s + self.model.start_s
-            self.sharer.started(number, grant.after, self.low, self.high, self.now_s, SLOTS)
+            self.sharer.started(number, grant.after, 1, self.high, self.now_s, SLOTS)
         else:
             trial = self._trials[number]
             self._settle(trial)

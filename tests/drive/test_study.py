@@ -194,8 +194,15 @@ def test_another_study_is_not_mixed_in(cluster: LocalCluster, tmp_path: Path, ti
     before = (out / "journal.jsonl").read_bytes()
     with pytest.raises(UserError, match="new or empty"):
         tune(request(tiny, out, trials=1), cluster=cluster)
-    for change in ({"seed": 2}, {"constraints": ("lr <= 0.1",)}, {"config": {"epochs": 1}}):
+    for change in ({"seed": 2}, {"constraints": ("lr <= 0.1",)}, {"config": {"pause_s": 0.0}}):
         with pytest.raises(UserError, match="a study resumes with"):
             tune(request(tiny, out, resume=True, **change), cluster=cluster)
     assert (out / "journal.jsonl").read_bytes() == before
     assert len(tune(request(tiny, out, resume=True, trials=3), cluster=cluster).trials) == 3
+
+
+def test_what_is_searched_cannot_be_set(tmp_path: Path, tiny: Program) -> None:
+    asked = request(tiny, tmp_path / "out", config={"pause_s": 0.0, "epochs": 2})
+    with pytest.raises(UserError, match=r"a setting is either set or searched.*epochs=2.*leave out epochs"):
+        tune(asked, space=odd_space)
+    assert not (tmp_path / "out").exists()

@@ -93,11 +93,20 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         return {**defaults, **found(trial)}
 
     samples = probe(complete_space, PROBED, request.seed)
+    _check_set(request.config, samples)
     _check_policies(samples, program)
     _check_bounds(request, samples)
     check_feasible(complete_space, constraints, {}, request.seed)
     pricing = Pricing(objectives, constraints, request.price_per_worker_hour)
     return Plan(request, complete_space, config, pricing, program)
+
+
+def _check_set(config: Config, samples: Sequence[Sample]) -> None:
+    """Refuse a setting that the space would overrule without a word."""
+    for name, value in config.items():
+        if any(sample.values[name] != value for sample in samples):
+            fix = f"leave out {name} here, or in what space(trial) returns"
+            raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
 
 
 def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
