@@ -22,6 +22,14 @@ def test_the_next_free_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         setup.choose_out(None, file, "run", resume=True)
 
 
+def test_resuming_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    setup.choose_out(tmp_path / "mistyped", Path("digits.py"), "tune", resume=True)
+    assert "mistyped holds nothing to go on with, so this begins anew" in capsys.readouterr().err
+    (tmp_path / "journal.jsonl").touch()
+    setup.choose_out(tmp_path, Path("digits.py"), "tune", resume=True)
+    assert capsys.readouterr().err == ""
+
+
 def test_data_goes_to_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTUNE_DATA", "before")
     monkeypatch.chdir(tmp_path)

@@ -7,18 +7,24 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastune.cli.output import print_error
 from elastune.cli.parse import LONGEST_S, duration, worker_bounds
 from elastune.core.errors import UserError
 from elastune.core.run import DEFAULT_SLOTS, Elastic, Means
-from elastune.drive.folders import next_folder
+from elastune.drive.folders import JOURNAL, next_folder
 
 if TYPE_CHECKING:
     from elastune.cluster.notices import NoticeSource
 
 
 def choose_out(out: Path | None, file: Path, command: str, resume: bool) -> Path:
-    """The folder of a command's results: ``out`` or the next free ``elastune-out/NAME-COMMAND-N``."""
+    """The folder of a command's results: ``out`` or the next free ``elastune-out/NAME-COMMAND-N``.
+
+    A job script may say ``resume`` from its first start on, so an empty folder is told, not refused.
+    """
     if out is not None:
+        if resume and not (out / JOURNAL).exists():
+            print_error(f"{out} holds nothing to go on with, so this begins anew")
         return out
     if resume:
         raise UserError("--resume needs to know what to go on with", "no --out", "give --out of the earlier run")
