@@ -46,7 +46,7 @@ from elastune.train.checkpoint import UNWRITABLE, back_to_epoch, drop_damaged
 MIRROR = "optuna.log"
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
-LEAST_GAIN = 0.3  # of a first worker's: what a further one must bring, or a study would waste them
+LEAST_GAIN = 0.5  # of a first worker's: what a further one must bring, or a study would waste them
 PATIENCE_S = 300.0  # who waited longer is let in before those that run
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
