@@ -21,6 +21,8 @@ from elastune.journal.records import (
     StudyFinished,
     StudyStarted,
     TrialFinished,
+    TrialPaused,
+    TrialResumed,
     TrialStarted,
 )
 
@@ -85,6 +87,10 @@ def test_a_study_counts_its_trials() -> None:
     assert tracker.done(10.0) == 0.5
     assert tracker.done(80.0) == 0.8
     assert tracker.done(1e9) == 1.0
+    tracker.hear(TrialPaused(3, 1, 2.0, 2.0, "not among the best"))
+    assert tracker.done(10.0) == 0.75, "a paused trial may be resumed, and most are not"
+    tracker.hear(TrialResumed(3, 1, "may reach the front"))
+    assert tracker.done(10.0) == 0.5
     assert tracker.hear(trial(2, "confirm")) == ("phase: confirm", True)
     assert tracker.hear(StudyFinished("4 trials", 3.0)) == ("ended (4 trials): 2 trials over", True)
     assert tracker.done(10.0) == 1.0, "nothing is left to wait for"

@@ -138,7 +138,7 @@ def test_the_worst_is_replaced_by_a_child_of_the_best() -> None:
     child = pbt.next(fresh=True)
     assert isinstance(child, Child)
     assert (child.parent, child.epoch) == (2, 4)
-    assert child.reason == "trial 1 was among the worst 1 of 4, trial 2 among the best after 2 passes"
+    assert child.reason == "trial 1 was among the worst 1 of 4, trial 2 among the best at epoch 2"
     assert child.params["lr"] in (0.01 * 1.2, 0.01 / 1.2)
     assert pbt.next(fresh=False) == Resume(1, "not among the worst", 4), "no new trials: it is left as it is"
     pbt.started(4, child.params, parent=2)
@@ -225,7 +225,7 @@ def test_who_failed_is_replaced_too() -> None:
     child = pbt.next(fresh=True)
     assert isinstance(child, Child)
     assert child.parent == 2
-    assert child.reason == "trial 4 failed, trial 2 among the best after 2 passes"
+    assert child.reason == "trial 4 failed, trial 2 among the best at epoch 2"
     pbt.started(5, child.params, parent=2)
     assert pbt.next(fresh=True) == Resume(1, "not among the worst", 4)
 

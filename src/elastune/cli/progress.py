@@ -186,7 +186,7 @@ class StudyTracker:
         if self._over:
             return 1.0
         parts = [elapsed_s / self._budget_s] if self._budget_s else []
-        parts += [self._ended / self._trials] if self._trials else []
+        parts += [(self._ended + len(self._paused)) / self._trials] if self._trials else []
         return min(1.0, max(parts)) if parts else None
 
 

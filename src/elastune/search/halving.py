@@ -115,7 +115,7 @@ class SuccessiveHalving(Schedule):
             rung.gone_on.add(glimpse.trial)
         else:
             best = f"the best 1/{self._halving.eta} of {len(rung)}"
-            trial.asked_to_pause = f"not among {best} after {glimpse.epoch} passes"
+            trial.asked_to_pause = f"not among {best} at epoch {glimpse.epoch}"
         return trial.asked_to_pause
 
     def paused(self, trial: int, epoch: int) -> None:

@@ -226,7 +226,7 @@ class PopulationBasedTraining(Schedule):
         parent = best[int(rng.integers(len(best)))]
         why = "failed" if failed else f"among the worst {count} of {len(order)}"
         reason = f"trial {member.trial} {'' if failed else 'was '}{why}, trial {parent.trial} among the best"
-        reason += f" after {after} passes"
+        reason += f" at epoch {after}"
         return Child(parent.trial, self._changed(parent.params, rng), reason, self._pause_after(parent.epoch))
 
     def _ranking(self, population: Population, epoch: int) -> list[int]:
