@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from elastune.cli.results import Wish, result_of
+from elastune.report.page import write_report
 from elastune.testing.studies import Telling, stopping_study
 
 Command = Callable[..., Any]
@@ -35,6 +36,19 @@ def test_export_writes_both(elastune: Command, told: Telling) -> None:
         rows = list(csv.DictReader(file))
     assert [row["state"] for row in rows] == ["complete"] * 4 + ["paused"]
     assert json.loads(Path("a.json").read_text())["trials"][4]["values"] == {"accuracy": 0.99, "seconds": 5.0}
+
+
+def test_a_child_is_trained_otherwise_and_the_page_trains_the_pick(here: Path) -> None:
+    study = Telling().start(0, lr=0.1).wait(60).complete(0, 0.9, 10.0)
+    study.start(1, parent=0, lr=0.2).wait(60).complete(1, 0.95, 5.0).finish()
+    study.write(here / "out")
+    caveat = "trial 1 went on from a checkpoint of trial 0; the command trains its settings from the beginning"
+    lines = result_of(here / "out").lines
+    assert caveat in lines[-1]
+    assert "--set lr=0.2" in lines[-2]
+    page = write_report(here / "out").read_text()
+    assert f"Trains the pick, trial 1, again ({caveat}):" in page
+    assert "--set lr=0.2" in page
 
 
 def test_what_cannot_be_exported_is_one_line(elastune: Command, told: Telling, here: Path) -> None:

@@ -158,6 +158,7 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         f"        {settings_text(picked.trial.config)}",
         f"found   {_found_after(study, picked.trial)}",
         f"train   {picked.command}",
+        *([f"        {picked.caveat}"] if picked.caveat else []),
     )
     tables = [front_table(story, front_trials(story))]
     if wish.subset is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastune.core.errors import UserError
-from elastune.drive.command import run_command
+from elastune.drive.command import program_path, run_command
 from elastune.drive.folders import JOURNAL
 from elastune.drive.outcomes import Trial, trials
 from elastune.drive.timeline import Spell, spells, study_times
@@ -31,6 +31,14 @@ class Picked:
     trial: Trial
     reason: str
     command: str
+
+    @property
+    def caveat(self) -> str:
+        """What the command does otherwise than the trial did; empty where it does the same."""
+        if self.trial.parent is None:
+            return ""
+        went = f"trial {self.trial.number} went on from a checkpoint of trial {self.trial.parent}"
+        return f"{went}; the command trains its settings from the beginning"
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Study:
         last = [e.record for e in entries if isinstance(e.record, (StudyStarted, StudyFinished))][-1]
         return cls(
             out=out,
-            program=str(asked["program"]),
+            program=program_path(asked["program"]),
             seed=int(asked.get("seed", 0)),
             epochs=asked.get("epochs"),
             objectives=objectives,

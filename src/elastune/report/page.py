@@ -154,7 +154,12 @@ def study_page(study: StudyStory, found: Study | None = None) -> Page:
     top = _top(study, best)
     front = study_tables.front_table(study, best)
     sections = [Section(front.title, (front,))]
+    command, note = _trial_command(study, top), f"Trains the best trial by {_first(study)} again:"
     if found is not None:
+        if found.complete:
+            picked = found.pick()
+            caveat = f" ({picked.caveat})" if picked.caveat else ""
+            command, note = picked.command, f"Trains the pick, trial {picked.trial.number}, again{caveat}:"
         told = found.explain()
         figures += [search_figures.front_over_time(found), search_figures.workers_by_trial(found)]
         figures.append(search_figures.importance(told.importance))
@@ -168,8 +173,8 @@ def study_page(study: StudyStory, found: Study | None = None) -> Page:
         ended=study.finished is not None,
         figures=tuple(figure for figure in figures if figure),
         sections=(*sections, *_study_sections(study)),
-        command=_trial_command(study, top),
-        command_note=f"Trains the best trial by {_first(study)} again:",
+        command=command,
+        command_note=note,
     )
 
 
