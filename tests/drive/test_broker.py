@@ -313,7 +313,7 @@ def test_slots_make_steps() -> None:
     )
 
 
-def test_worth_grows_with_epochs_and_falls_behind_the_front() -> None:
+def test_worth_grows_with_rungs_and_falls_behind_the_front() -> None:
     points = {1: (1.0, 4.0), 2: (2.0, 2.0), 3: (3.0, 3.0), 4: (4.0, 4.0)}
-    assert standing(points, {1: 9, 2: 3, 3: 9, 7: 0}) == {1: 10.0, 2: 4.0, 3: 5.5, 7: 1.0}
-    assert standing({}, {1: 2}) == {1: 3.0}
+    assert standing(points, {1: 1 / 3, 2: 1 / 9, 3: 0.9, 7: 0.0}) == {1: 10.0, 2: 4.0, 3: 5.5, 7: 1.0}
+    assert standing({}, {1: 0.3, 2: 0.11}) == {1: 4.0, 2: 1.0}, "before the first rung nobody was chosen"

@@ -203,9 +203,10 @@ class Driver:
                 sharing.asks(ready.number, isinstance(ready.record, TrialStarted))
             if not sharing.changed:
                 return
-            epochs = {number: self._roster.trials[number].epoch for number in self._pool.jobs}
+            known = {number: self._roster.trials[number] for number in self._pool.jobs}
+            done = {number: trial.epoch / trial.epochs if trial.epochs else 0.0 for number, trial in known.items()}
             supply = not self._exhausted and not self._budget.spent()
-            settled = sharing.settle(self._promises(), epochs, supply)
+            settled = sharing.settle(self._promises(), done, supply)
             for record in settled.moved:
                 self._tell(record)
             if self._ready is None or not settled.begins:

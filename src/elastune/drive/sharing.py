@@ -75,13 +75,14 @@ class Sharing:
             if isinstance(handle, ElasticHandle):
                 self._broker.stepped(trial, handle.step, job.workers, self._clock.now())
 
-    def settle(self, promises: Mapping[int, Sequence[float]], epochs: Mapping[int, int], supply: bool) -> Settled:
-        """Deal out the workers. ``promises``: what trials end with, smaller is better; ``supply``: more would begin.
+    def settle(self, promises: Mapping[int, Sequence[float]], done: Mapping[int, float], supply: bool) -> Settled:
+        """Deal out the workers. ``promises``: what trials end with, smaller is better; ``done``: the part of their
+        training that is over, of those that run; ``supply``: more would begin.
 
         Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
         """
         self._look()
-        self._broker.ranked(standing(promises, epochs))
+        self._broker.ranked(standing(promises, done))
         waiting = [] if self._waiting is None else [self._waiting]
         now_s, moved, begins = self._clock.now(), [], 0
         self.changed, self._settled_s = False, now_s

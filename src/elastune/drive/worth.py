@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,22 +9,24 @@ import numpy as np
 from elastune.search.front import nondominated
 
 ETA = 3
+RUNGS = (1 / 9, 1 / 3)  # where early stopping compares, if it is not told otherwise
 SAME = 1e-9
 LAYERS = 8  # fronts behind the first that are told apart
 
 
-def standing(points: Mapping[int, Sequence[float]], epochs: Mapping[int, int]) -> dict[int, float]:
-    """Trial -> worth, a new one's being 1: 1 + completed epochs over the number of its front.
+def standing(points: Mapping[int, Sequence[float]], done: Mapping[int, float]) -> dict[int, float]:
+    """Trial -> worth, a new one's being 1: 1 + eta^(rungs passed) over the number of its front, once it has passed one.
 
-    Early stopping lets a trial on to epoch e as the best of some e others (successive halving's rungs, Li et al., "A
-    System for Massively Parallel Hyperparameter Tuning", MLSys 2020), which is what its samples are worth more than a
-    new one's. Of equals, who would end on the first of the non-dominated fronts (Deb et al., NSGA-II, 2002) deserves
-    more than who would on the second. ``points``: what each trial ends with or is expected to, smaller is better;
-    those of ``epochs`` are told, others (the finished) only compete.
+    Who is past k rungs of successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning",
+    MLSys 2020) is the best of some eta^k others, which is what its samples are worth more than a new one's; before
+    the first nobody was chosen for anything. Of equals, who would end on the first of the non-dominated fronts (Deb et
+    al., NSGA-II, 2002) deserves more than who would on the second. ``points``: what each trial ends with or is expected
+    to, smaller is better; those of ``done`` are told (the part of its training that is over), others (the finished)
+    only compete.
     """
     trials = list(points)
     if not trials:
-        return {trial: 1.0 + done for trial, done in epochs.items()}
+        return {trial: 1.0 + _chosen(part) for trial, part in done.items()}
     values = np.array([points[trial] for trial in trials], dtype=float)
     layer = np.full(len(trials), LAYERS)
     left = np.arange(len(trials))
@@ -36,9 +37,13 @@ def standing(points: Mapping[int, Sequence[float]], epochs: Mapping[int, int]) -
         if not len(left):
             break
     place = dict(zip(trials, layer.tolist(), strict=True))
-    return {trial: 1.0 + _power(done) / place.get(trial, 1) for trial, done in epochs.items()}
+    return {trial: 1.0 + _chosen(part) / place.get(trial, 1) for trial, part in done.items()}
 
 
-def _power(epochs: int) -> int:
-    """The largest power of ``ETA`` that is not more: worth goes in steps, so that it moves nobody at every report."""
-    return 0 if epochs < 1 else ETA ** int(math.log(epochs, ETA) + SAME)
+def _chosen(part: float) -> int:
+    """Of how many a trial is the best, after ``part`` of its training; 0 before anybody was compared.
+
+    It goes in steps, so that it moves nobody at every report.
+    """
+    passed = sum(part >= rung - SAME for rung in RUNGS)
+    return ETA**passed if passed else 0
