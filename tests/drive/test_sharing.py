@@ -24,7 +24,7 @@ def four(tmp_path: Path):
 
 
 def space(trial: Any) -> dict[str, Any]:
-    return {"lr": trial.suggest_categorical("lr", [0.01, 0.02, 0.05]), "epochs": 6}
+    return {"lr": trial.suggest_categorical("lr", [0.01, 0.02, 0.05]), "epochs": 10}
 
 
 def request(program: Program, out: Path, **changes: Any) -> StudyRequest:

@@ -29,6 +29,7 @@ from elastune.drive.pace import Paces, samples_per_s
 from elastune.journal.records import Reported
 
 NEW = 1.0  # worth of a trial that nobody knows
+LOOKS = 8  # at a trial, after its workers have changed; then its reports tell its pace
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Grant:
 class _Held:
     """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed.
 
-    Since its workers changed: its ``last`` report, and (step, second) when it was ``seen`` last.
+    Since its workers changed: its ``last`` report, (step, second) when it was ``seen`` last, and the ``looks`` at it.
     """
 
     low: int
@@ -71,7 +72,7 @@ class _Held:
     changed_s: float
     last: Reported | None = None
     seen: tuple[int, float] | None = None
-    beginning: Reported | None = None
+    looks: int = 0
 
     @property
     def taken(self) -> int:
@@ -120,6 +121,17 @@ class Broker:
         self._usual_whole = 1.0
         self._usual_length_s: float | None = None
         self._since = ""
+        self._room = 0
+
+    @property
+    def unknown(self) -> list[int]:
+        """The trials at which it is worth looking: their workers have changed not long ago."""
+        return [trial for trial, held in self._held.items() if held.looks < LOOKS]
+
+    @property
+    def room(self) -> int:
+        """Workers that nobody was to have by the last ``grants``, while more new trials would follow."""
+        return self._room
 
     @property
     def free(self) -> int:
@@ -142,7 +154,7 @@ class Broker:
         self._spend(now_s)
         held = self._held[grant.trial]
         held.wish, held.changed_s = grant.after, now_s
-        held.last = held.seen = None
+        held.last, held.seen, held.looks = None, None, 0
 
     def paused(self, trial: int, now_s: float) -> None:
         """A trial gave its workers back, to go on later or not at all."""
@@ -163,7 +175,8 @@ class Broker:
         if held is None or workers != held.wish:
             return
         before = held.last
-        if held.seen is None and before and report.step > before.step and report.seconds > before.seconds:
+        looked = held.seen is not None and held.looks < LOOKS
+        if not looked and before and report.step > before.step and report.seconds > before.seconds:
             self._paces.add(trial, workers, report.step - before.step, report.seconds - before.seconds)
         held.last, held.workers = report, workers
 
@@ -175,6 +188,7 @@ class Broker:
             return
         if held.seen is not None and step > held.seen[0] and now_s > held.seen[1]:
             self._paces.add(trial, workers, step - held.seen[0], now_s - held.seen[1])
+            held.looks += 1
         held.seen, held.workers = (step, now_s), workers
 
     def regrouped(self, trial: int, workers: int, pause_s: float, now_s: float) -> None:
@@ -182,7 +196,7 @@ class Broker:
         self._spend(now_s)
         self._pauses_s.append(max(pause_s, 0.0))
         if held := self._held.get(trial):
-            held.workers, held.last, held.seen = workers, None, None
+            held.workers, held.last, held.seen, held.looks = workers, None, None, 0
 
     def ranked(self, worth: Mapping[int, float]) -> None:
         """What trials are worth against a new one (1): see ``worth.standing``."""
@@ -198,6 +212,7 @@ class Broker:
         self._usual_length_s = self._usual_s()
         given = self._given(now_s, waiting, supply)
         free = self.free
+        self._room = self.workers - sum(given.values()) if supply else 0
         found, starved = [], []
         for trial, after in given.items():
             held = self._held.get(trial)
@@ -307,5 +322,6 @@ class Broker:
 
     def _spend(self, now_s: float) -> None:
         """Count the worker-seconds up to now."""
-        self._spent_s += self._using() * (now_s - self._last_s)
-        self._last_s = now_s
+        if now_s != self._last_s:
+            self._spent_s += self._using() * (now_s - self._last_s)
+            self._last_s = now_s

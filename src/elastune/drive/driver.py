@@ -155,7 +155,9 @@ class Driver:
             if self._pool.running == 0 and not self._awaits:
                 reason = self._budget.spent() or "the space is exhausted"
                 break
-            self._listen(*self._pool.pump(min(self._budget.soonest_s, WAIT_S if self._awaits else float("inf"))))
+            due_s = self._sharing.due_s if self._sharing is not None else float("inf")
+            wait_s = min(self._budget.soonest_s, WAIT_S if self._awaits else float("inf"), due_s or float("inf"))
+            self._listen(*self._pool.pump(wait_s))
             self._settle()
         self._wind_down(reason, interrupts)
         self._tell(StudyFinished(reason, self._budget.elapsed_s))
@@ -201,7 +203,7 @@ class Driver:
             if self._ready is None and (ready := self._next()) is not None:
                 self._ready = ready
                 sharing.asks(ready.number, isinstance(ready.record, TrialStarted))
-            if not sharing.changed:
+            if sharing.due_s > 0:
                 return
             known = {number: self._roster.trials[number] for number in self._pool.jobs}
             done = {number: trial.epoch / trial.epochs if trial.epochs else 0.0 for number, trial in known.items()}
@@ -212,6 +214,14 @@ class Driver:
             if self._ready is None or not settled.begins:
                 return
             self._begin(self._ready, settled.begins)
+            for _ in range(settled.more):
+                if (ready := self._next()) is None:
+                    break
+                if not isinstance(ready.record, TrialStarted):
+                    self._ready = ready
+                    sharing.asks(ready.number, fresh=False)
+                    break
+                self._begin(ready, settled.begins)
 
     def _promises(self) -> dict[int, tuple[float, ...]]:
         """What trials ended with, or are expected to; smaller is better."""

@@ -113,6 +113,8 @@ class Paces:
         self._shaping: dict[int, None] = {}
         self._shape: dict[int, float] | None = None
         self._usual: dict[int, float] = {}
+        self._stale = 0  # rates that have come since the shape was found
+        self._found: dict[int, Measured] = {}  # what ``of`` has answered, while nothing else is known
 
     def add(self, trial: int, workers: int, steps: int, seconds: float) -> None:
         """``trial`` took ``seconds`` for so many ``steps``."""
@@ -126,7 +128,8 @@ class Paces:
             self._shaping[trial] = None
             if len(self._shaping) > MOST_SHAPED:
                 del self._shaping[next(iter(self._shaping))]
-        self._shape = None
+            self._stale += 1
+        self._found.pop(trial, None)
 
     @property
     def known(self) -> bool:
@@ -138,7 +141,13 @@ class Paces:
 
         Of a trial that never ran all that others' let expect. What lies beyond is ``Measured``'s own guess.
         """
-        shape = self._shape = _polished([self._rates(k) for k in self._shaping]) if self._shape is None else self._shape
+        if self._shape is None or self._stale > len(self._shaping) // 4:
+            self._shape, self._stale = _polished([self._rates(k) for k in self._shaping]), 0
+            self._found.clear()
+        known = self._found.get(trial)
+        if known is not None and known.slots == slots:
+            return known
+        shape = self._shape
         own = self._rates(trial) if trial in self._seen else {1: self.per_worker(trial)}
         points = dict(own)
         for workers, value in shape.items():
@@ -146,7 +155,10 @@ class Paces:
                 near = min(own, key=lambda seen: (abs(math.log(seen / workers)), seen))
                 base = shape.get(near)
                 points[workers] = own[near] * (value / base if base else workers / near)
-        return Measured(tuple(sorted(points.items())), slots)
+        found = Measured(tuple(sorted(points.items())), slots)
+        if trial in self._seen:
+            self._found[trial] = found
+        return found
 
     def per_worker(self, trial: int) -> float:
         """Steps a second of a worker on the fewest that the trial ran on; the newest trials' median, if it never ran.

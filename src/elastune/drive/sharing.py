@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,13 +14,20 @@ from elastune.drive.pool import Pool
 from elastune.drive.worth import standing
 from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
 
+FEW = 100  # trials: so many are decided about in milliseconds
+PER_TRIAL_S = 1e-3  # at least so long, for every trial that runs, between decisions: thousands take a second to make
+
 
 @dataclass(frozen=True)
 class Settled:
-    """What was done: running trials that were told to change, and the workers that who asks may begin with, or 0."""
+    """What was done: running trials that were told to change, and the workers that who asks may begin with, or 0.
+
+    ``more``: further new trials that may begin at once with as many.
+    """
 
     moved: tuple[TrialReallocated, ...] = ()
     begins: int = 0
+    more: int = 0
 
 
 class Sharing:
@@ -68,9 +76,18 @@ class Sharing:
         (self._broker.paused if paused else self._broker.ended)(trial, self._clock.now())
         self.changed = True
 
+    @property
+    def due_s(self) -> float:
+        """Seconds until workers may be dealt out again; infinite where nothing has happened."""
+        if not self.changed:
+            return math.inf
+        left_s = self._settled_s + PER_TRIAL_S * self._pool.running - self._clock.now()
+        return left_s if self._pool.running > FEW and left_s > 1e-6 else 0.0
+
     def _look(self) -> None:
-        """See how far running trials are: two looks tell a pace, before a second report does."""
-        for trial, job in self._pool.jobs.items():
+        """See how far trials are whose workers have changed: two looks tell a pace, before a second report does."""
+        for trial in self._broker.unknown:
+            job = self._pool.jobs[trial]
             handle = job.watch.handle
             if isinstance(handle, ElasticHandle):
                 self._broker.stepped(trial, handle.step, job.workers, self._clock.now())
@@ -84,12 +101,14 @@ class Sharing:
         self._look()
         self._broker.ranked(standing(promises, done))
         waiting = [] if self._waiting is None else [self._waiting]
-        now_s, moved, begins = self._clock.now(), [], 0
+        now_s, moved, begins, more = self._clock.now(), [], 0, 0
         self.changed, self._settled_s = False, now_s
         for grant in self._broker.grants(now_s, waiting, supply):
             if self._waiting is not None and grant.trial == self._waiting.trial:
                 begins = grant.after if grant.after <= self._pool.free else 0
                 self.changed = self.changed or begins == 0
+                if begins and self._waiting.fresh:
+                    more = min(self._broker.room, self._pool.free - begins) // begins
             elif grant.after > 0 and (grant.after < grant.before or grant.after - grant.before <= self._pool.free):
                 self._pool.resize(grant.trial, grant.after, grant.reason)
                 self._broker.granted(grant, now_s)
@@ -98,4 +117,4 @@ class Sharing:
                 self._pool.pause(grant.trial)
             else:
                 self.changed = True
-        return Settled(tuple(moved), begins)
+        return Settled(tuple(moved), begins, more)

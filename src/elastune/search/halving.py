@@ -86,6 +86,7 @@ class SuccessiveHalving(Schedule):
         self._front: Floats = np.empty((0, len(objectives)))
         self._fronts = 0  # how often it has changed
         self._answers: dict[bool, Resume | Fresh | None] = {}  # of ``next``, until something happens
+        self._refused: set[int] = set()  # of the paused, who may not go on by what is known now
 
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
         self._answers.clear()
@@ -110,7 +111,8 @@ class SuccessiveHalving(Schedule):
         self._answers.clear()
         trial.rung = come
         rung = self._rung(trial)
-        rung.enter(Entrant(glimpse.trial, self._oriented(glimpse.values), trial.violation))
+        if rung.enter(Entrant(glimpse.trial, self._oriented(glimpse.values), trial.violation)):
+            self._refused.clear()
         if self._why_on(glimpse.trial):
             rung.gone_on.add(glimpse.trial)
         else:
@@ -120,6 +122,7 @@ class SuccessiveHalving(Schedule):
 
     def paused(self, trial: int, epoch: int) -> None:
         self._answers.clear()
+        self._refused.discard(trial)
         self._trials[trial].paused = True
 
     def resumed(self, trial: int) -> None:
@@ -132,8 +135,10 @@ class SuccessiveHalving(Schedule):
     def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
         self._answers.clear()
         at = self._trials.pop(trial)
+        self._refused.discard(trial)
         if values is None:
             return
+        self._refused.clear()
         self._extrapolator.finish(at.curve, values)
         if violation <= 0 and all(map(math.isfinite, values)):
             points = np.vstack([self._front, self._oriented(values)])
@@ -148,10 +153,11 @@ class SuccessiveHalving(Schedule):
 
     def _next(self, fresh: bool) -> Resume | Fresh | None:
         waiting = [number for number, trial in self._trials.items() if trial.paused]
-        highest = sorted(waiting, key=lambda n: (-self._trials[n].rung, n))
-        for number in highest:
+        open_ones = [number for number in waiting if number not in self._refused]
+        for number in sorted(open_ones, key=lambda n: (-self._trials[n].rung, n)):
             if reason := self._why_on(number):
                 return Resume(number, reason)
+            self._refused.add(number)
         if fresh:
             return Fresh()
         return self._last(waiting)

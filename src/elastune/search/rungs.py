@@ -69,10 +69,13 @@ class Rung:
     def __len__(self) -> int:
         return len(self._entrants)
 
-    def enter(self, entrant: Entrant) -> None:
+    def enter(self, entrant: Entrant) -> bool:
+        """A trial has come; whether all are compared anew."""
         self._entrants.append(entrant)
-        if len(entrant.values) == 1 or len(self) >= int(1.02 * self._compared):
+        anew = len(entrant.values) == 1 or len(self) >= int(1.02 * self._compared)
+        if anew:
             self._compared, self._best = len(self), None
+        return anew
 
     @property
     def best(self) -> frozenset[int]:
