@@ -3,6 +3,7 @@ from dataclasses import replace
 from elastune.journal.entry import Entry
 from elastune.journal.records import Reported, RunFailed, RunStarted, StudyStarted, TrialFinished, TrialStarted
 from elastune.report.gather import front_trials, gather_run, gather_study
+from elastune.testing.studies import Telling
 
 
 def entries(*records):
@@ -72,3 +73,10 @@ def test_values_of_trials_without_a_result_count_for_nothing(study_entries):
     failed = [t for t in gather_study(study_entries).trials if not t.complete]
     assert len(failed) == 5
     assert all(t.value("accuracy") is None for t in failed)
+
+
+def test_workers_that_changed_are_told_on_average():
+    told = Telling().start(0, workers=2).complete(0, 0.9, 10.0, worker_seconds=20.0)
+    told.start(1, workers=1).resize(1, 1, 4).complete(1, 0.9, 10.0, worker_seconds=27.0)
+    study = gather_study(told.start(2, workers=3).entries)
+    assert [trial.workers for trial in study.trials] == ["2", "2.7", "3"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 from elastune.cluster.base import Cluster
 from elastune.core.clock import Clock
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, RunSpec
-from elastune.drive.adapting import check_adapt
 from elastune.drive.allocate import Rules
 from elastune.drive.budget import Budget
 from elastune.drive.checking import Plan
@@ -20,7 +17,8 @@ from elastune.drive.pool import Ended, Heard, Pool, remove
 from elastune.drive.proposals import WAIT_S, Proposals
 from elastune.drive.roster import Entrant, Roster
 from elastune.drive.sharing import Sharing
-from elastune.drive.trials import glimpse, judge, settings
+from elastune.drive.starts import Ready, Starts
+from elastune.drive.trials import glimpse, judge
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     Record,
@@ -40,8 +38,8 @@ from elastune.journal.records import (
 )
 from elastune.search.schedule import Child, Fresh, Resume
 from elastune.search.stopping import make_schedule
-from elastune.search.suggest import Suggester, Suggestion
-from elastune.train.checkpoint import UNWRITABLE, back_to_epoch, drop_damaged
+from elastune.search.suggest import Suggester
+from elastune.train.checkpoint import UNWRITABLE, back_to_epoch
 
 MIRROR = "optuna.log"
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
@@ -49,23 +47,6 @@ STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so tha
 LEAST_GAIN = 0.5  # of a first worker's: what a further one must bring, or a study would waste them
 PATIENCE_S = 300.0  # who waited longer is let in before those that run
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A trial that is to start, or to go on, as soon as there is room for it."""
-
-    number: int
-    spec: RunSpec
-    record: TrialStarted | TrialResumed
-
-    def on(self, workers: int) -> Ready:
-        """The same on so many workers."""
-        spec = replace(self.spec, means=replace(self.spec.means, workers=workers))
-        if isinstance(self.record, TrialResumed):
-            return Ready(self.number, spec, replace(self.record, workers=workers))
-        means = {**self.record.means, "workers": workers}
-        return Ready(self.number, spec, replace(self.record, means=means))
 
 
 class Driver:
@@ -104,6 +85,7 @@ class Driver:
             mirror=request.out / MIRROR,
         )
         self._proposals = Proposals(self._suggester, inline=request.simulated)
+        self._starts = Starts(plan, pauses=self._schedule.pauses)
         self._ready: Ready | None = None
         self._awaits = False  # a proposal that is on its way
         self._results: dict[int, tuple[float, ...]] = {}
@@ -155,12 +137,16 @@ class Driver:
             if self._pool.running == 0 and not self._awaits:
                 reason = self._budget.spent() or "the space is exhausted"
                 break
-            due_s = self._sharing.due_s if self._sharing is not None else float("inf")
-            wait_s = min(self._budget.soonest_s, WAIT_S if self._awaits else float("inf"), due_s or float("inf"))
-            self._listen(*self._pool.pump(wait_s))
+            self._listen(*self._pool.pump(self._patience_s()))
             self._settle()
         self._wind_down(reason, interrupts)
         self._tell(StudyFinished(reason, self._budget.elapsed_s))
+
+    def _patience_s(self) -> float:
+        """How long nothing need be done if nothing is heard."""
+        due_s = self._sharing.due_s if self._sharing is not None else 0.0  # 0: it waits for workers that are leaving
+        proposal_s = WAIT_S if self._awaits else float("inf")
+        return min(self._budget.soonest_s, proposal_s, due_s or float("inf"))
 
     def abandon(self) -> None:
         """End what runs and let go of the search's files. Idempotent."""
@@ -233,74 +219,25 @@ class Driver:
         self._awaits = False
         if self._cut_off:
             number = self._cut_off[0]
-            until_epoch = self._roster.trials[number].until_epoch
-            return self._again(number, "it had been cut off", until_epoch, cut_off=True)
+            entrant = self._roster.trials[number]
+            return self._starts.again(number, entrant, "it had been cut off", entrant.until_epoch, cut_off=True)
         fresh = not self._exhausted and not self._budget.spent() and self._proposals.ready()
         match self._schedule.next(fresh):
             case Resume(trial=number, reason=reason, epoch=epoch):
-                return self._again(number, reason, epoch)
+                return self._starts.again(number, self._roster.trials[number], reason, epoch)
             case Child(parent=parent, params=params, epoch=epoch):
-                return self._new(self._proposals.adopt(params), epoch, parent)
+                return self._starts.new(self._proposals.adopt(params), epoch, parent)
             case Fresh(epoch=epoch):
                 estimates = self._schedule.estimates()
                 suggestion = self._proposals.ask({n: (v, self._violations.get(n, 0.0)) for n, v in estimates.items()})
                 if suggestion is not None:
-                    return self._new(suggestion, epoch)
+                    return self._starts.new(suggestion, epoch)
                 self._awaits = self._proposals.asking
                 if self._awaits:
                     return None
                 self._exhausted = True
                 return self._next()
         return None
-
-    def _new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> Ready:
-        spec = self._spec(suggestion.number, suggestion.values)
-        chosen = {**asdict(spec.means), "policy": suggestion.values["policy"]}
-        record = TrialStarted(
-            trial=suggestion.number,
-            config=spec.config,
-            means=chosen,
-            seed=spec.seed,
-            params=suggestion.params,
-            distributions=suggestion.distributions,
-            parent=parent,
-            until_epoch=until_epoch,
-        )
-        folder = None if parent is None else self._folder(parent)
-        return Ready(suggestion.number, replace(spec, until_epoch=until_epoch, parent=folder), record)
-
-    def _again(self, number: int, reason: str, until_epoch: int | None, cut_off: bool = False) -> Ready:
-        entrant = self._roster.trials[number]
-        drop_damaged(self._folder(number) / "checkpoints")
-        spec = replace(self._spec(number, entrant.known), resume=True, until_epoch=until_epoch)
-        parent = entrant.started.parent
-        spec = replace(spec, parent=None if parent is None else self._folder(parent))
-        return Ready(number, spec, TrialResumed(number, spec.means.workers, reason, until_epoch, cut_off))
-
-    def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
-        request, bounds = self._request, self._request.trial_workers
-        if bounds is not None:
-            values = {**values, "workers": bounds[0]}
-        config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
-        check_adapt(adapt, self._plan.program)
-        elastic = Elastic()
-        if bounds is not None:
-            means = replace(means, num_slots=max(means.num_slots, bounds[1]))
-            elastic = Elastic(bounds[0], bounds[1])
-        return RunSpec(
-            program=request.program,
-            out=self._folder(number),
-            config=config,
-            seed=request.seed,
-            means=means,
-            epochs=request.epochs,
-            checkpoint_every_steps=None if self._schedule.pauses else 0,
-            elastic=elastic,
-            adapt=adapt,
-        )
-
-    def _folder(self, number: int) -> Path:
-        return self._request.out / "trials" / f"{number:05d}"
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,9 @@ class RunStory:
     failed: RunFailed | None = None
 
 
+NEARLY = 0.05  # so far from a whole number a trial's workers have changed
+
+
 @dataclass(frozen=True)
 class TrialStory:
     """One trial. ``started`` is None where it was rejected unseen, ``finished`` where it has not ended."""
@@ -60,6 +63,17 @@ class TrialStory:
             return {}
         policy = self.started.means.get("policy", "none")
         return {**self.started.config, **({} if policy == "none" else {"policy": policy})}
+
+    @property
+    def workers(self) -> str:
+        """Those that it began with or, where they have changed, how many it had on average."""
+        if self.started is None:
+            return ""
+        begun, told = self.started.means.get("workers", ""), self.outcome
+        if isinstance(begun, int) and told is not None and told.seconds > 0 and told.worker_seconds > 0:
+            average = told.worker_seconds / told.seconds
+            return str(begun) if abs(average - begun) < NEARLY * begun else f"{average:.1f}"
+        return str(begun)
 
     @property
     def complete(self) -> bool:

@@ -91,7 +91,7 @@ def study_front(study: StudyStory, best: Sequence[int]) -> Figure | None:
             color,
             line="solid" if front and len(names) == 2 else None,
             labels=tuple(describe_trial(trial, study) for trial in trials),
-            inside=tuple(_workers(trial) for trial in trials) if front else (),
+            inside=tuple(trial.workers for trial in trials) if front else (),
             faint=not front,
         )
 
@@ -134,7 +134,7 @@ def describe_trial(trial: TrialStory, study: StudyStory) -> str:
     parts = [f"trial {trial.trial}"]
     parts += [f"{plain(name, 30)} {number(trial.value(name))}" for name in study.objectives if trial.complete]
     if trial.started:
-        parts += [count(int(_workers(trial)), "worker")] if _workers(trial) else []
+        parts += [f"{trial.workers} worker{'' if trial.workers == '1' else 's'}"] if trial.workers else []
         parts.append(plain(settings_text(trial.settings), 160))
     if trial.finished and trial.finished.reason:
         parts.append(plain(trial.finished.reason, 100))
@@ -206,10 +206,6 @@ def _objective_axis(name: str, study: StudyStory, log: bool) -> Axis:
     words = "training time" if name == "seconds" else plain(name, 40)
     better = "higher" if study.objectives[name] == "max" else "lower"
     return Axis(f"{words} ({unit + '; ' if unit else ''}{better} is better)", log=log)
-
-
-def _workers(trial: TrialStory) -> str:
-    return str(trial.started.means.get("workers", "")) if trial.started else ""
 
 
 def _finite(value: float | None) -> float | None:

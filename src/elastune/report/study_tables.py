@@ -33,7 +33,7 @@ def front_table(study: StudyStory, best: Sequence[int]) -> Table:
         (
             str(trial.trial),
             *(number(trial.value(name)) for name in names),
-            _mean_of(trial, "workers"),
+            trial.workers or "–",
             _settings_of(trial),
         )
         for trial in chosen
@@ -49,7 +49,7 @@ def failures_table(study: StudyStory) -> Table:
             str(trial.trial),
             trial.phase,
             trial.finished.state,
-            _mean_of(trial, "workers"),
+            trial.workers or "–",
             _settings_of(trial),
             _reason(trial),
         )
@@ -106,7 +106,7 @@ def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
         state,
         *(number(value) for value in values),
         number(end.seconds if end else rest.seconds if rest else None),
-        _mean_of(trial, "workers"),
+        trial.workers or "–",
         str(trial.started.seed) if trial.started else "–",
         _settings_of(trial),
         _reason(trial),
@@ -115,10 +115,6 @@ def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
 
 def _settings_of(trial: TrialStory) -> str:
     return settings_text(trial.settings) if trial.started else "–"
-
-
-def _mean_of(trial: TrialStory, name: str) -> str:
-    return value_text(trial.started.means.get(name, "–")) if trial.started else "–"
 
 
 def _reason(trial: TrialStory) -> str:
