@@ -126,6 +126,16 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return found
 
 
+def by_arm(cases: dict[str, Any]) -> dict[str, Any]:
+    """Times the broker's seconds of every arm that is used for all cases alike, chosen by nobody."""
+    found: dict[str, list[float]] = {}
+    for case in cases.values():
+        for arm, runs in case["runs"].items():
+            pairs = zip(runs, case["runs"]["broker"], strict=True)
+            found.setdefault(arm, []).extend(run["seconds"] / ours["seconds"] for run, ours in pairs)
+    return {arm: spread(ratios) for arm, ratios in found.items()}
+
+
 def show(case: str, found: dict[str, Any]) -> None:
     for family, cell in found.items():
         seconds, hours = cell["seconds"]["median"], cell["gpu_hours"]["median"]
@@ -168,6 +178,7 @@ def run(data: Path, options: argparse.Namespace) -> dict[str, Any]:
         "seeds": seeds,
         "goal": {"static": 2.0, "double": 1.3},
         "all_cases_times_the_brokers_seconds": {family: spread(found) for family, found in ratios.items()},
+        "all_cases_by_arm_times_the_brokers_seconds": by_arm(cases),
         "machine": machine(),
         "cases": cases,
     }
