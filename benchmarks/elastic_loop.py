@@ -17,7 +17,7 @@ from elastic_model import SAMPLES, SLOTS, Floats, Model
 
 from elastune.core.run import Config
 from elastune.drive.broker import Broker, Grant, Waiting
-from elastune.drive.worth import standing
+from elastune.drive.worth import rungs_passed, standing
 from elastune.journal.records import Reported
 from elastune.search.schedule import Fresh, Glimpse, Resume, Schedule
 
@@ -207,16 +207,16 @@ class Study:
                 self._waiting = self._next()
             asking = [self._waiting] if self._waiting else []
             known = [*self._running, *(one.trial for one in asking if not one.fresh)]
-            self.sharer.ranked(standing(points, {number: self._done(self._trials[number]) for number in known}))
+            self.sharer.ranked(standing(points, {number: self._rungs(self._trials[number]) for number in known}))
             grants = self.sharer.grants(self.now_s, asking, len(self._trials) + 1 < len(self.pool))
             for grant in grants:
                 self._apply(grant)
             if not grants:
                 return
 
-    def _done(self, trial: _Trial) -> float:
-        """The part of its epochs that a trial has completed."""
-        return (trial.epoch - 1) / self.model.epochs(trial.config, None)
+    def _rungs(self, trial: _Trial) -> int:
+        """The rungs that a trial has passed."""
+        return rungs_passed(trial.epoch - 1, self.model.epochs(trial.config, None))
 
     def _next(self) -> Waiting | None:
         match self.schedule.next(len(self._trials) < len(self.pool)):

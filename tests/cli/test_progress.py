@@ -87,13 +87,20 @@ def test_a_study_counts_its_trials() -> None:
     assert tracker.done(10.0) == 0.5
     assert tracker.done(80.0) == 0.8
     assert tracker.done(1e9) == 1.0
-    tracker.hear(TrialPaused(3, 1, 2.0, 2.0, "not among the best"))
-    assert tracker.done(10.0) == 0.75, "a paused trial may be resumed, and most are not"
-    tracker.hear(TrialResumed(3, 1, "may reach the front"))
-    assert tracker.done(10.0) == 0.5
     assert tracker.hear(trial(2, "confirm")) == ("phase: confirm", True)
     assert tracker.hear(StudyFinished("4 trials", 3.0)) == ("ended (4 trials): 2 trials over", True)
     assert tracker.done(10.0) == 1.0, "nothing is left to wait for"
+
+
+@pytest.mark.parametrize(("stopping", "done"), [("asha:eta=2", 0.25), ("pbt", 0.0)])
+def test_what_halving_paused_counts(stopping: str, done: float) -> None:
+    tracker = StudyTracker(trials=4, budget_s=None)
+    tracker.hear(StudyStarted({"stopping": stopping}))
+    tracker.hear(trial(3))
+    tracker.hear(TrialPaused(3, 1, 2.0, 2.0, "not among the best"))
+    assert tracker.done(10.0) == done, "it may be resumed; with pbt most are"
+    tracker.hear(TrialResumed(3, 1, "may reach the front"))
+    assert tracker.done(10.0) == 0.0
 
 
 @given(st.floats(1e-6, 1), st.floats(0, 1e6))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elastune.drive.allocate import Rules
 from elastune.drive.broker import Broker, Grant, Waiting
 from elastune.drive.pace import Measured, Paces, samples_per_s
-from elastune.drive.worth import standing
+from elastune.drive.worth import rungs_passed, standing
 from elastune.journal.records import Reported
 
 AT_ONCE = Rules(stay_s=0.0)
@@ -279,6 +279,16 @@ def test_deadline_and_budget_are_those_of_the_study() -> None:
         assert broker.grants(101.0, [Waiting(2, 1, 1, 0.0)], supply=True)[-1:] == []
 
 
+def test_more_new_trials_begin_at_once_where_no_budget_counts_them() -> None:
+    one = [Waiting(7, 1, 1, 0.0)]
+    for bound, room in (({}, 7), ({"budget_s": 250.0}, 0)):
+        broker = Broker(8, Rules(**bound))
+        assert [grant.after for grant in broker.grants(0.0, one, supply=True)] == [1]
+        assert broker.room == room
+        broker.grants(0.0, one, supply=False)
+        assert broker.room == 0, "the last ones begin as wide as there is room"
+
+
 def test_pace_is_measured_between_changes_only() -> None:
     broker = Broker(8, AT_ONCE, pause_s=0.0)
     running(broker, 1, 1, 100.0)
@@ -306,6 +316,14 @@ def test_others_tell_how_a_trial_would_scale() -> None:
     assert Paces().of(1).points == ((1, 1.0),)
 
 
+def test_what_nobody_ran_on_one_worker_is_not_taken_to_scale() -> None:
+    paces = Paces()
+    for trial, rate in ((1, 100.0), (2, 10.0), (3, 50.0)):
+        for workers, gain in ((2, 1.0), (4, 1.1), (8, 1.15)):
+            paces.add(trial, workers, round(rate * gain * 100), 100.0)
+    assert dict(paces.of(9).points) == pytest.approx({2: 50.0, 4: 55.0, 8: 57.5})
+
+
 def test_slots_make_steps() -> None:
     rates = samples_per_s(Measured(((1, 10.0), (4, 40.0), (5, 44.0)), slots=8), 16)
     assert rates.tolist() == pytest.approx(
@@ -315,5 +333,13 @@ def test_slots_make_steps() -> None:
 
 def test_worth_grows_with_rungs_and_falls_behind_the_front() -> None:
     points = {1: (1.0, 4.0), 2: (2.0, 2.0), 3: (3.0, 3.0), 4: (4.0, 4.0)}
-    assert standing(points, {1: 1 / 3, 2: 1 / 9, 3: 0.9, 7: 0.0}) == {1: 10.0, 2: 4.0, 3: 5.5, 7: 1.0}
-    assert standing({}, {1: 0.3, 2: 0.11}) == {1: 4.0, 2: 1.0}, "before the first rung nobody was chosen"
+    assert standing(points, {1: 2, 2: 1, 3: 2, 7: 0}) == {1: 10.0, 2: 4.0, 3: 5.5, 7: 1.0}
+    assert standing({}, {1: 1, 2: 0}) == {1: 4.0, 2: 1.0}, "before the first rung nobody was chosen"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rungs"), [(52, (6, 18)), (10, (1, 3, 9)), (20, (2, 6, 18)), (5, (1, 3)), (1, ()), (0, ())]
+)
+def test_rungs_are_where_halving_has_them(epochs: int, rungs: tuple[int, ...]) -> None:
+    for epoch in range(epochs + 1):
+        assert rungs_passed(epoch, epochs) == sum(rung <= epoch for rung in rungs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Program
+from elastune.drive.checking import check
 from elastune.drive.requests import StudyRequest
 from elastune.drive.results import Study
 from elastune.drive.study import tune
@@ -206,3 +208,14 @@ def test_what_is_searched_cannot_be_set(tmp_path: Path, tiny: Program) -> None:
     with pytest.raises(UserError, match=r"a setting is either set or searched.*epochs=2.*leave out epochs"):
         tune(asked, space=odd_space)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_that_is_a_tuple_is_not_taken_for_a_searched_one(tmp_path: Path, program: Any) -> None:
+    text = """
+        config = {"layers": (8, 8)}
+        objectives = {"loss": "min"}
+        def space(trial): return {"lr": trial.suggest_float("lr", 0, 1)}
+        def train(session): session.report(loss=0.0)
+    """
+    asked = StudyRequest(program(dedent(text)), tmp_path / "out", trials=1, config={"layers": (4, 4)})
+    assert check(asked).config["layers"] in ((4, 4), [4, 4])

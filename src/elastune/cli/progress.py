@@ -116,6 +116,9 @@ class RunTracker:
             self._parts["steps"] = step / self._max_steps
 
 
+HALVING = ("asha", "hyperband")
+
+
 class StudyTracker:
     """A study or frontier bounded by ``trials``, by ``budget_s``, or by both."""
 
@@ -128,11 +131,13 @@ class StudyTracker:
         self._ended = 0
         self._phase = "starting"
         self._over = False
+        self._halves = False
 
     def hear(self, record: Record) -> tuple[str, bool]:
         match record:
-            case StudyStarted(resumed=True):
-                return "resumed", True
+            case StudyStarted():
+                self._halves = str(record.settings.get("stopping")).partition(":")[0] in HALVING
+                return ("resumed", True) if record.resumed else ("", False)
             case WarmStarted():
                 return warm_line(record), True
             case TrialStarted():
@@ -186,7 +191,8 @@ class StudyTracker:
         if self._over:
             return 1.0
         parts = [elapsed_s / self._budget_s] if self._budget_s else []
-        parts += [(self._ended + len(self._paused)) / self._trials] if self._trials else []
+        paused = len(self._paused) if self._halves else 0  # most of which will not go on
+        parts += [(self._ended + paused) / self._trials] if self._trials else []
         return min(1.0, max(parts)) if parts else None
 
 

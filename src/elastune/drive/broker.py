@@ -212,7 +212,8 @@ class Broker:
         self._usual_length_s = self._usual_s()
         given = self._given(now_s, waiting, supply)
         free = self.free
-        self._room = self.workers - sum(given.values()) if supply else 0
+        bounded = self._rules.budget_s < math.inf  # each of them must be asked for: the budget may hold fewer
+        self._room = self.workers - sum(given.values()) if supply and not bounded else 0
         found, starved = [], []
         for trial, after in given.items():
             held = self._held.get(trial)

@@ -104,7 +104,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
 def _check_set(config: Config, samples: Sequence[Sample]) -> None:
     """Refuse a setting that the space would overrule without a word."""
     for name, value in config.items():
-        if any(sample.values[name] != value for sample in samples):
+        plain = json.loads(json.dumps(value))  # as a space's values are
+        if any(sample.values[name] != plain for sample in samples):
             fix = f"leave out {name} here, or in what space(trial) returns"
             raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
 

@@ -19,6 +19,7 @@ from elastune.drive.roster import Entrant, Roster
 from elastune.drive.sharing import Sharing
 from elastune.drive.starts import Ready, Starts
 from elastune.drive.trials import glimpse, judge
+from elastune.drive.worth import rungs_passed
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     Record,
@@ -192,9 +193,9 @@ class Driver:
             if sharing.due_s > 0:
                 return
             known = {number: self._roster.trials[number] for number in self._pool.jobs}
-            done = {number: trial.epoch / trial.epochs if trial.epochs else 0.0 for number, trial in known.items()}
+            rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in known.items()}
             supply = not self._exhausted and not self._budget.spent()
-            settled = sharing.settle(self._promises(), done, supply)
+            settled = sharing.settle(self._promises(), rungs, supply)
             for record in settled.moved:
                 self._tell(record)
             if self._ready is None or not settled.begins:

@@ -148,7 +148,8 @@ class Paces:
         if known is not None and known.slots == slots:
             return known
         shape = self._shape
-        own = self._rates(trial) if trial in self._seen else {1: self.per_worker(trial)}
+        fewest = min(shape, default=1)  # where nobody ran on one, nobody knows what two are over one
+        own = self._rates(trial) if trial in self._seen else {fewest: fewest * self.per_worker(trial)}
         points = dict(own)
         for workers, value in shape.items():
             if workers not in own and (trial not in self._seen or workers <= 2 * max(own)):

@@ -92,23 +92,21 @@ class Sharing:
             if isinstance(handle, ElasticHandle):
                 self._broker.stepped(trial, handle.step, job.workers, self._clock.now())
 
-    def settle(self, promises: Mapping[int, Sequence[float]], done: Mapping[int, float], supply: bool) -> Settled:
-        """Deal out the workers. ``promises``: what trials end with, smaller is better; ``done``: the part of their
-        training that is over, of those that run; ``supply``: more would begin.
+    def settle(self, promises: Mapping[int, Sequence[float]], rungs: Mapping[int, int], supply: bool) -> Settled:
+        """Deal out the workers. ``promises``: what trials end with, smaller is better; ``rungs``: those
+        that the running ones have passed; ``supply``: more would begin.
 
         Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
         """
         self._look()
-        self._broker.ranked(standing(promises, done))
+        self._broker.ranked(standing(promises, rungs))
         waiting = [] if self._waiting is None else [self._waiting]
-        now_s, moved, begins, more = self._clock.now(), [], 0, 0
+        now_s, moved, begins = self._clock.now(), [], 0
         self.changed, self._settled_s = False, now_s
         for grant in self._broker.grants(now_s, waiting, supply):
             if self._waiting is not None and grant.trial == self._waiting.trial:
                 begins = grant.after if grant.after <= self._pool.free else 0
                 self.changed = self.changed or begins == 0
-                if begins and self._waiting.fresh:
-                    more = min(self._broker.room, self._pool.free - begins) // begins
             elif grant.after > 0 and (grant.after < grant.before or grant.after - grant.before <= self._pool.free):
                 self._pool.resize(grant.trial, grant.after, grant.reason)
                 self._broker.granted(grant, now_s)
@@ -117,4 +115,7 @@ class Sharing:
                 self._pool.pause(grant.trial)
             else:
                 self.changed = True
+        more = 0
+        if begins and self._waiting is not None and self._waiting.fresh:
+            more = max(min(self._broker.room, self._pool.free - begins), 0) // begins
         return Settled(tuple(moved), begins, more)

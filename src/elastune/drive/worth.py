@@ -7,26 +7,29 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from elastune.search.front import nondominated
+from elastune.search.rungs import levels
 
 ETA = 3
-RUNGS = (1 / 9, 1 / 3)  # where early stopping compares, if it is not told otherwise
-SAME = 1e-9
 LAYERS = 8  # fronts behind the first that are told apart
 
 
-def standing(points: Mapping[int, Sequence[float]], done: Mapping[int, float]) -> dict[int, float]:
+def rungs_passed(epoch: int, epochs: int) -> int:
+    """The rungs of halving as it is by default that are behind a trial which has completed ``epoch`` of ``epochs``."""
+    return sum(rung <= epoch for rung in levels(max(1, round(epochs / ETA**2)), ETA, epochs))
+
+
+def standing(points: Mapping[int, Sequence[float]], rungs: Mapping[int, int]) -> dict[int, float]:
     """Trial -> worth, a new one's being 1: 1 + eta^(rungs passed) over the number of its front, once it has passed one.
 
     Who is past k rungs of successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning",
     MLSys 2020) is the best of some eta^k others, which is what its samples are worth more than a new one's; before
     the first nobody was chosen for anything. Of equals, who would end on the first of the non-dominated fronts (Deb et
     al., NSGA-II, 2002) deserves more than who would on the second. ``points``: what each trial ends with or is expected
-    to, smaller is better; those of ``done`` are told (the part of its training that is over), others (the finished)
-    only compete.
+    to, smaller is better; those of ``rungs`` (rungs passed) are told, others (the finished) only compete.
     """
     trials = list(points)
     if not trials:
-        return {trial: 1.0 + _chosen(part) for trial, part in done.items()}
+        return {trial: 1.0 + _chosen(passed) for trial, passed in rungs.items()}
     values = np.array([points[trial] for trial in trials], dtype=float)
     layer = np.full(len(trials), LAYERS)
     left = np.arange(len(trials))
@@ -37,13 +40,9 @@ def standing(points: Mapping[int, Sequence[float]], done: Mapping[int, float]) -
         if not len(left):
             break
     place = dict(zip(trials, layer.tolist(), strict=True))
-    return {trial: 1.0 + _chosen(part) / place.get(trial, 1) for trial, part in done.items()}
+    return {trial: 1.0 + _chosen(passed) / place.get(trial, 1) for trial, passed in rungs.items()}
 
 
-def _chosen(part: float) -> int:
-    """Of how many a trial is the best, after ``part`` of its training; 0 before anybody was compared.
-
-    It goes in steps, so that it moves nobody at every report.
-    """
-    passed = sum(part >= rung - SAME for rung in RUNGS)
+def _chosen(passed: int) -> int:
+    """Of how many a trial is the best, having passed so many rungs; 0 before anybody was compared."""
     return ETA**passed if passed else 0
