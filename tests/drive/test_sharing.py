@@ -36,7 +36,7 @@ def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
         trials=3,
         workers=4,
         means=Means(mode="exact", num_slots=4),
-        config={"pause_s": 0.03},
+        config={"pause_s": 0.02},
     )
     return replace(asked, **changes)
 
