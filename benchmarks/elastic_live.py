@@ -7,7 +7,7 @@ less time a study takes is measured under that declaration; pauses and weights a
 their end, so each study must find the same weights for each configuration (SHA-256).
 
     python benchmarks/elastic_live.py           # 15 minutes; writes benchmarks/results/elastic_live.json
-    python benchmarks/elastic_live.py --smoke   # three trials, one study each, writes nothing
+    python benchmarks/elastic_live.py --smoke   # three trials, two studies, writes nothing
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,12 @@ from elastune.journal.records import (
 PROGRAM = Program(Path(__file__).parent / "programs" / "paced_train.py")
 RESULT = Path(__file__).parent / "results" / "elastic_live.json"
 WORKERS = 4
+FIXED, SHARED = "1 worker a trial", "shared, 1 to 4 a trial"
 VARIANTS: dict[str, tuple[int, tuple[int, int] | None]] = {
-    "1 worker a trial": (1, None),
+    FIXED: (1, None),
     "2 workers a trial": (2, None),
     "4 workers a trial": (4, None),
-    "shared, 1 to 4 a trial": (1, (1, 4)),
+    SHARED: (1, (1, 4)),
 }
 
 
@@ -74,14 +76,14 @@ def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: f
     }
 
 
-def run(rounds: int, sample_s: float, trials: int) -> dict[str, Any]:
-    found: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
+def run(rounds: int, sample_s: float, trials: int, variants: Sequence[str] = tuple(VARIANTS)) -> dict[str, Any]:
+    found: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
     weights: dict[str, str] = {}
     different = 0
     with tempfile.TemporaryDirectory(prefix="live-") as folder, LocalCluster(WORKERS) as cluster:
-        study(cluster, Path(folder) / "warm", "1 worker a trial", 0, 0.0, 1)  # the first one starts the fork server
+        study(cluster, Path(folder) / "warm", FIXED, 0, 0.0, 1)  # the first one starts the fork server
         for number in range(rounds):
-            for variant in VARIANTS:
+            for variant in variants:
                 out = Path(folder) / f"{number}-{list(VARIANTS).index(variant)}"
                 one = study(cluster, out, variant, number, sample_s, trials)
                 for config, sha256 in one.pop("weights").items():
@@ -91,7 +93,7 @@ def run(rounds: int, sample_s: float, trials: int) -> dict[str, Any]:
     return {
         "different_weights": different,
         "trainings": len(weights),
-        "variants": {v: told(found[v]) for v in VARIANTS},
+        "variants": {v: told(found[v]) for v in variants},
     }
 
 
@@ -118,7 +120,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     if options.smoke:
-        found = {"studies_of_3": run(1, 0.0005, 3)}
+        found = {"studies_of_3": run(1, 0.0005, 3, (FIXED, SHARED))}
     else:
         found = {f"studies_of_{trials}": run(options.rounds, options.sample_s, trials) for trials in options.trials}
     print(json.dumps(found, indent=2))

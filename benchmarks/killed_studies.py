@@ -7,7 +7,7 @@ is recorded twice, and every process that the controller had started is gone wit
 finishes the study; then every trial has ended or is paused, and none is left running in journal or Optuna mirror.
 
     python benchmarks/killed_studies.py           # 100 kills, some minutes; writes results/killed_studies.json
-    python benchmarks/killed_studies.py --smoke   # 3 kills, writes nothing
+    python benchmarks/killed_studies.py --smoke   # 2 kills, writes nothing
 """
 
 from __future__ import annotations
@@ -161,14 +161,14 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="3 kills; writes nothing")
+    parser.add_argument("--smoke", action="store_true", help="2 kills; writes nothing")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--longest", type=float, default=8.0, help="seconds of a life at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    kills, trials = (3, 8) if options.smoke else (options.kills, options.trials)
+    kills, trials = (2, 6) if options.smoke else (options.kills, options.trials)
     found = run(kills, trials, options.longest, options.seed)
     print(json.dumps(found, indent=2))
     command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py"

@@ -93,7 +93,7 @@ def test_nothing_happens(runs: HostRuns, undisturbed: Ran) -> None:
 @pytest.mark.parametrize(("worker", "place"), [(0, "scatter"), (1, "gather"), (2, "reduced")])
 def test_a_host_is_cut_off_in_a_step(runs: HostRuns, undisturbed: Ran, worker: int, place: str) -> None:
     """No end of connection, only silence: the others go on after the heartbeat, the one that is alone ends itself."""
-    ran = runs(3, act=CutOff(worker), silence_s=12.0, faults=[f"stop {worker} 9 {place}"])
+    ran = runs(3, act=CutOff(worker), silence_s=9.0, faults=[f"stop {worker} 9 {place}"])
     same(ran, undisturbed)
     assert worker in ran.lost
     assert ran.codes[worker] == ORPHANED_CODE
