@@ -116,9 +116,6 @@ class RunTracker:
             self._parts["steps"] = step / self._max_steps
 
 
-HALVING = ("asha", "hyperband")
-
-
 class StudyTracker:
     """A study or frontier bounded by ``trials``, by ``budget_s``, or by both."""
 
@@ -136,7 +133,9 @@ class StudyTracker:
     def hear(self, record: Record) -> tuple[str, bool]:
         match record:
             case StudyStarted():
-                self._halves = str(record.settings.get("stopping")).partition(":")[0] in HALVING
+                from elastune.search.stopping import halves
+
+                self._halves = halves(str(record.settings.get("stopping", "none")))
                 return ("resumed", True) if record.resumed else ("", False)
             case WarmStarted():
                 return warm_line(record), True

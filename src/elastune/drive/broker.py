@@ -8,9 +8,9 @@ A step of a trial is worth the trial's ``worth`` over its speed on one worker (t
 OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
 (weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956):
 what is short shows soonest what it is worth. What is longer than the median is worth no less for it, or its rung would
-wait for it. A new trial is worth 1: where more of them may begin, a running trial is
-widened only as far as its next worker brings ``keen`` of what a new trial would on it, since of trials that go equally
-well on many workers a few wide ones end sooner than many narrow ones.
+wait for it. A new trial is worth 1: where more of them may begin, a running trial is widened only as far as its next
+worker brings ``keen`` of what a new trial would on it, since of trials that go equally well on many workers a few wide
+ones end sooner than many narrow ones.
 
 What it cannot do: know how a trial scales before it, or others, ran on several numbers of workers; tell a slow host
 from a slow trial; see the rungs of early stopping (a trial that will be paused soon is widened like any other).
@@ -121,17 +121,12 @@ class Broker:
         self._usual_whole = 1.0
         self._usual_length_s: float | None = None
         self._since = ""
-        self._room = 0
+        self.room = 0  # workers that nobody was to have by the last ``grants``, while more new trials would follow
 
     @property
-    def unknown(self) -> list[int]:
+    def unmeasured(self) -> list[int]:
         """The trials at which it is worth looking: their workers have changed not long ago."""
         return [trial for trial, held in self._held.items() if held.looks < LOOKS]
-
-    @property
-    def room(self) -> int:
-        """Workers that nobody was to have by the last ``grants``, while more new trials would follow."""
-        return self._room
 
     @property
     def free(self) -> int:
@@ -213,7 +208,7 @@ class Broker:
         given = self._given(now_s, waiting, supply)
         free = self.free
         bounded = self._rules.budget_s < math.inf  # each of them must be asked for: the budget may hold fewer
-        self._room = self.workers - sum(given.values()) if supply and not bounded else 0
+        self.room = self.workers - sum(given.values()) if supply and not bounded else 0
         found, starved = [], []
         for trial, after in given.items():
             held = self._held.get(trial)

@@ -277,7 +277,8 @@ class Driver:
             job, seconds=entrant.seconds + job.seconds, worker_seconds=entrant.worker_seconds + job.worker_seconds
         )
         if isinstance(job.outcome, RunFailed) and UNWRITABLE in job.outcome.detail:  # the machine's fault, not its own
-            raise UserError(UNWRITABLE, job.outcome.detail, "free space, then --resume")
+            told = job.outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # by its worker's own error
+            raise UserError(UNWRITABLE, f"trial {job.key}: {told or job.outcome.detail}", "free space, then --resume")
         result = judge(job.key, whole, entrant.known, self._plan.pricing)
         self._verdicts.pop(job.key, None)
         self._tell(result)

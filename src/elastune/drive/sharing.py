@@ -86,7 +86,7 @@ class Sharing:
 
     def _look(self) -> None:
         """See how far trials are whose workers have changed: two looks tell a pace, before a second report does."""
-        for trial in self._broker.unknown:
+        for trial in self._broker.unmeasured:
             job = self._pool.jobs[trial]
             handle = job.watch.handle
             if isinstance(handle, ElasticHandle):

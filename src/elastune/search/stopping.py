@@ -26,6 +26,11 @@ _BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
 _EXAMPLE = "for example asha, asha:eta=3,least=1 or hyperband"
 
 
+def halves(text: str) -> bool:
+    """Whether most of the trials that it pauses never go on; with others all do."""
+    return text.strip().partition(":")[0] in _DEFAULTS
+
+
 def make_schedule(
     text: str,
     objectives: Sequence[Objective],
