@@ -46,7 +46,7 @@ from adaptive_search import BATCHES, Chosen, Method, Size, fixed_methods, search
 from adaptive_time import calibrate, read
 
 from elastune.core.errors import UserError
-from elastune.drive.context import machine_context
+from elastune.job.machine import machine_context
 from elastune.plan.step_time import StepTime
 
 RESULTS = Path(__file__).parent / "results"

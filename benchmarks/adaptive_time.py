@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 from elastune.comm.group import join
 from elastune.comm.link import measure_link
 from elastune.core.run import Means, Place
-from elastune.drive.context import machine_context
+from elastune.job.machine import machine_context
 from elastune.journal.records import LinkMeasured
 from elastune.plan.step_time import StepTime, fit
 from elastune.testing.sessions import lone_session

@@ -19,8 +19,8 @@ from torch.utils.data import TensorDataset
 from elastune.core.errors import Diverged
 from elastune.core.run import Adapt, Means
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record
+from elastune.recipes.datasets import Splits, digits, fashion_mnist, mnist
 from elastune.testing.sessions import lone_session
-from elastune.train.datasets import Splits, digits, fashion_mnist, mnist
 
 MOMENTUM = 0.9
 MICRO_BATCH = 256  # samples of one pass: larger ones only miss the caches; the gradient is that of the whole batch

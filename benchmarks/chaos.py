@@ -32,12 +32,12 @@ from pauses import irregular, summary
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.drive.context import machine_context
-from elastune.drive.folders import JOURNAL
+from elastune.job.machine import machine_context
+from elastune.job.output_dir import JOURNAL
 from elastune.journal.reader import read
 from elastune.journal.records import FaultInjected, Regrouped, Reported, RunFinished
-from elastune.report.ledger import ledger, lines
-from elastune.train.datasets import find
+from elastune.recipes.datasets import find
+from elastune.report.tables.sample_ledger import ledger, lines
 
 KINDS = ("kill", "stop", "pause", "join", "leave", "notice")
 WORKERS, HIGH = 3, 4

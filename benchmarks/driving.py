@@ -16,8 +16,8 @@ from programs.workload import OWNER
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.local_run import LocalHandle
 from elastune.core.run import RunSpec
-from elastune.drive.folders import open_out
-from elastune.drive.watch import Watch
+from elastune.job.output_dir import open_out
+from elastune.job.supervisor import Watch
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
 

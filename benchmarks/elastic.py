@@ -26,9 +26,9 @@ from pauses import irregular, reached, step_end, summary, survivors_pause_s, usu
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.drive.context import machine_context
+from elastune.job.machine import machine_context
 from elastune.journal.records import Regrouped
-from elastune.train.datasets import cache_folder
+from elastune.recipes.datasets import cache_folder
 
 PROGRAMS = Path(__file__).parent / "programs"
 EVENTS = ("none", "grow", "shrink", "kill", "kill_rank_0", "freeze")

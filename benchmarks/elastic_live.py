@@ -22,9 +22,7 @@ from typing import Any
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program
-from elastune.drive.context import machine_context
-from elastune.drive.requests import StudyRequest
-from elastune.drive.study import tune
+from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import (
     StudyFinished,
@@ -33,6 +31,8 @@ from elastune.journal.records import (
     TrialRegrouped,
     TrialStarted,
 )
+from elastune.study.request import StudyRequest
+from elastune.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "paced_train.py")
 RESULT = Path(__file__).parent / "results" / "elastic_live.json"

@@ -1,6 +1,6 @@
 """A small event loop over simulated trials: search and early stopping are elastune's own, who gets GPUs differs.
 
-``elastune.drive`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the ``Schedule`` are
+``elastune.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the ``Schedule`` are
 the classes that a study uses.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 from elastic_model import SAMPLES, SLOTS, Floats, Model
 
 from elastune.core.run import Config
-from elastune.drive.broker import Broker, Grant, Waiting
-from elastune.drive.worth import rungs_passed, standing
 from elastune.journal.records import Reported
-from elastune.search.schedule import Fresh, Glimpse, Resume, Schedule
+from elastune.search.stopping.schedule import Fresh, Glimpse, Resume, Schedule
+from elastune.study.allocation.allocator import Broker, Grant, Waiting
+from elastune.study.allocation.priority import rungs_passed, standing
 
 STEPS = 1000  # of an epoch
 LOOKS_S = (5.0, 20.0)  # after a trial's GPUs have changed: how many steps has it done?

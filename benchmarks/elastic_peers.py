@@ -29,8 +29,8 @@ from typing import Any
 from pauses import Ticks, pause_s, reached, summary, survivors_pause_s, usual_gaps
 from programs.workload import OWNER
 
-from elastune.drive.context import machine_context
-from elastune.train.datasets import cache_folder
+from elastune.job.machine import machine_context
+from elastune.recipes.datasets import cache_folder
 
 PROGRAMS = Path(__file__).parent / "programs"
 BATCH = 64  # of all workers together

@@ -8,7 +8,7 @@ ranks alone, no forecasts.
 
 - static: every trial has 1, 2, 4 or 8 GPUs, those freed go to the next trial. The best number in hindsight counts.
 - double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best counts.
-- broker: ``elastune.drive.broker``, which knows nothing of a trial's speed but what its reports tell. Each trial has
+- broker: ``elastune.study.allocation.allocator``, which knows nothing of a trial's speed but what its reports tell. Each trial has
   from 1 GPU to all of them: nothing is chosen in hindsight.
 
 Figure of merit: seconds until fully trained trials cover 0.95 of the hypervolume that all 64 would, and the GPU-hours
@@ -37,13 +37,13 @@ from sampler import INSTANCES, OBJECTIVES, Surrogate, best_known, machine, space
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.drive.allocate import Rules
-from elastune.drive.broker import Broker
-from elastune.search.front import hypervolume
-from elastune.search.halving import Halving, SuccessiveHalving
-from elastune.search.objective import Floats
-from elastune.search.rungs import levels
-from elastune.search.suggest import Suggester
+from elastune.search.analysis.front import hypervolume
+from elastune.search.samplers.suggest import Suggester
+from elastune.search.space.objective import Floats
+from elastune.search.stopping.halving import Halving, SuccessiveHalving
+from elastune.search.stopping.rungs import levels
+from elastune.study.allocation.allocate import Rules
+from elastune.study.allocation.allocator import Broker
 
 GPUS = 64
 TRIALS = 64

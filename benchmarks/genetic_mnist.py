@@ -50,11 +50,11 @@ from genetic_replay import Effort, Key, Search, Table, Training, chance, effort,
 from elastune.cluster.devices import devices
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program
-from elastune.drive.context import machine_context
-from elastune.drive.requests import StudyRequest
-from elastune.drive.study import tune
+from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import TrialFinished, TrialStarted
+from elastune.study.request import StudyRequest
+from elastune.study.run import tune
 
 RESULT = Path(__file__).parent / "results" / "genetic_mnist.json"
 PROGRAM = Program(Path(__file__).parent / "programs" / "genetic_train.py")

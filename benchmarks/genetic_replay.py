@@ -20,9 +20,9 @@ import numpy as np
 from elastune.core.seeds import derive
 from elastune.journal.records import TrialFinished
 from elastune.plan.intervals import mean_ci, wilson
-from elastune.search.genetic import parse_genetics
-from elastune.search.objective import parse_objectives
-from elastune.search.suggest import Suggester
+from elastune.search.samplers.genetic import parse_genetics
+from elastune.search.samplers.suggest import Suggester
+from elastune.search.space.objective import parse_objectives
 
 OBJECTIVES = parse_objectives({"accuracy": "max"})
 

@@ -25,14 +25,14 @@ from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from elastune.drive.context import machine_context
+from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import Reported, RunFinished, TrialFinished, TrialReported, TrialStarted
 from elastune.journal.writer import JournalWriter
-from elastune.search import space
-from elastune.search.mirror import Mirror, Shown
-from elastune.search.objective import parse_objectives
-from elastune.search.space import Sample
+from elastune.search.samplers.mirror import Mirror, Shown
+from elastune.search.space import space
+from elastune.search.space.objective import parse_objectives
+from elastune.search.space.space import Sample
 
 RESULT = Path(__file__).parent / "results" / "journal.json"
 OBJECTIVES = parse_objectives({"accuracy": "max", "seconds": "min"})

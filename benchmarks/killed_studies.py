@@ -31,12 +31,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from elastune.core.run import Program
-from elastune.drive.context import machine_context
-from elastune.drive.driver import MIRROR
-from elastune.drive.requests import StudyRequest
-from elastune.drive.study import tune
+from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
+from elastune.study.loop import MIRROR
+from elastune.study.request import StudyRequest
+from elastune.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_train.py")
 RESULT = Path(__file__).parent / "results" / "killed_studies.json"

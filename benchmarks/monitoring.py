@@ -33,8 +33,8 @@ from torch.utils.data import TensorDataset
 
 from elastune.comm.group import Group, join
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
-from elastune.drive.context import machine_context
-from elastune.elastic.crew import Crew
+from elastune.elastic.worker.group import Crew
+from elastune.job.machine import machine_context
 from elastune.monitors.registry import MONITORS
 from elastune.train.session import Session
 

@@ -30,10 +30,10 @@ from sampler import RESULT as SAMPLER_RESULT
 
 from elastune.core.errors import UserError
 from elastune.journal.records import TrialFinished
-from elastune.search.front import hypervolume
-from elastune.search.schedule import Child, Fresh, Glimpse, Resume, Schedule
-from elastune.search.stopping import make_schedule
-from elastune.search.suggest import Suggester
+from elastune.search.analysis.front import hypervolume
+from elastune.search.samplers.suggest import Suggester
+from elastune.search.stopping.registry import make_schedule
+from elastune.search.stopping.schedule import Child, Fresh, Glimpse, Resume, Schedule
 
 WORKERS = 8
 COUNTS = (25, 50, 100)
@@ -68,7 +68,7 @@ class Outcome:
 
 
 class Study:
-    """The drive loop in small: ask, train on a virtual clock, report, pause, resume."""
+    """The study loop in small: ask, train on a virtual clock, report, pause, resume."""
 
     def __init__(self, surrogate: Surrogate, sampler: str, schedule: Schedule, seed: int) -> None:
         self._surrogate = surrogate

@@ -29,8 +29,8 @@ from torch.utils.data import TensorDataset
 
 from elastune.comm.group import Group, join
 from elastune.core.run import Means, Place, Program, RunSpec
-from elastune.drive.context import machine_context
-from elastune.elastic.crew import Crew
+from elastune.elastic.worker.group import Crew
+from elastune.job.machine import machine_context
 from elastune.train.session import Session
 
 SAMPLES = 4096

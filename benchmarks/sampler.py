@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
 from elastune.journal.records import TrialFinished
-from elastune.search.front import hypervolume, nondominated
-from elastune.search.objective import parse_objectives
-from elastune.search.suggest import Suggester
+from elastune.search.analysis.front import hypervolume, nondominated
+from elastune.search.samplers.suggest import Suggester
+from elastune.search.space.objective import parse_objectives
 
 INSTANCES = ("167152", "167185", "189873")
 SAMPLERS = ("auto", "random", "tpe", "nsga2")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.train.datasets import digits
+from elastune.recipes.datasets import digits
 
 config = {
     "epochs": 12,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import elastune
-from elastune.train.datasets import digits
+from elastune.recipes.datasets import digits
 
 config = {"epochs": 12, "batch_size": 64, "lr": 0.05}
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.train.datasets import fashion_mnist, mnist
+from elastune.recipes.datasets import fashion_mnist, mnist
 
 config = {"epochs": 2, "batch_size": 128, "lr": 0.02, "momentum": 0.9, "dropout": 0.3, "data_set": "mnist"}
 objectives = {"accuracy": "max", "seconds": "min", "cost": "min"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from elastune.cluster.local import LocalCluster
+from elastune.core.run import Program
 
 torch.set_num_threads(1)
 
@@ -20,3 +22,20 @@ def cluster() -> Iterator[LocalCluster]:
     """Four local workers, forked from one warm server for the whole test run."""
     with LocalCluster(capacity=4) as place:
         yield place
+
+
+@pytest.fixture
+def tiny() -> Program:
+    return Program(Path(__file__).parent / "programs" / "tiny.py")
+
+
+@pytest.fixture
+def program(tmp_path: Path):
+    """Writes a program."""
+
+    def write(text: str, name: str = "mine.py") -> Program:
+        path = tmp_path / name
+        path.write_text(text)
+        return Program(path)
+
+    return write

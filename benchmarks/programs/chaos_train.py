@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from workload import TickLog
 
-from elastune.train.datasets import digits, mnist
+from elastune.recipes.datasets import digits, mnist
 
 config = {"data_set": "mnist", "batch_size": 64, "lr": 0.02, "momentum": 0.9, "dropout": 0.3, "ticks": ""}
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.train.datasets import digits, mnist
+from elastune.recipes.datasets import digits, mnist
 
 VALIDATION = 5_000  # of MNIST's training images; the other 55,000 train
 

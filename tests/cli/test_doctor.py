@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.cli.doctor import memory_gib
+from elastune.cli.commands.doctor import memory_gib
 
 Command = Callable[..., Any]
 

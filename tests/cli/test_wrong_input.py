@@ -132,7 +132,7 @@ def test_a_foreign_file_is_no_journal(here: Path, elastune: Command) -> None:
 
 def test_an_unreadable_data_file_is_one_line_from_a_worker(here: Path, elastune: Command) -> None:
     (here / "data.py").write_text(
-        "from elastune.train.datasets import mnist\nconfig = {}\ndef train(session):\n    mnist()\n"
+        "from elastune.recipes.datasets import mnist\nconfig = {}\ndef train(session):\n    mnist()\n"
     )
     data = here / "data"
     data.mkdir()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastune.cluster.wire import Order, decode_order, encode_order
 from elastune.core.run import Means, Place, Program, RunSpec
-from elastune.elastic.frames import Lines, ProtocolError
+from elastune.elastic.protocol.frames import Lines, ProtocolError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 configs = st.dictionaries(st.text(), st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=5))

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from elastune.core.run import Program
-
 LIMIT_S = 40.0
 
 
@@ -97,8 +95,3 @@ def until():
 def all_gone(until):
     """Asserts that no process of a family is left."""
     return lambda family: until(lambda: not any(runs(process) for process in family), 5.0)
-
-
-@pytest.fixture
-def tiny() -> Program:
-    return Program(Path(__file__).parents[1] / "drive" / "programs" / "tiny.py")

@@ -17,12 +17,12 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.wire import Order, encode_order
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
-from elastune.drive.job import run_job
-from elastune.elastic.coordinator import Coordinator
-from elastune.elastic.member import ORPHANED_CODE
+from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.worker.client import ORPHANED_CODE
+from elastune.job.run import run_job
 from elastune.journal.reader import read
 from elastune.journal.records import Checkpointed, Record, RunFailed, RunStarted, WorkerGone
-from elastune.report.ledger import ledger
+from elastune.report.tables.sample_ledger import ledger
 from elastune.testing.elastic_runs import Ran, Runs
 
 HERE = Path(__file__).parent / "programs"

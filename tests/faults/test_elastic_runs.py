@@ -8,12 +8,12 @@ from pathlib import Path
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.drive.chaos import Injector, parse_chaos
-from elastune.drive.job import run_job
-from elastune.drive.watch import Watch
+from elastune.job.fault_injection import Injector, parse_chaos
+from elastune.job.run import run_job
+from elastune.job.supervisor import Watch
 from elastune.journal.reader import read
 from elastune.journal.records import FaultInjected, Record, Regrouped, RunFinished, WorkerGone
-from elastune.report.ledger import ledger
+from elastune.report.tables.sample_ledger import ledger
 
 EPOCHS = 6
 

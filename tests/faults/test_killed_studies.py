@@ -10,10 +10,10 @@ from pathlib import Path
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
-from elastune.drive.requests import StudyRequest
-from elastune.drive.study import tune
 from elastune.journal.reader import read
 from elastune.journal.records import Record, StudyFinished, TrialFinished, TrialStarted
+from elastune.study.request import StudyRequest
+from elastune.study.run import tune
 
 TRIALS = 14
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
-from elastune.drive.job import run_job
+from elastune.job.run import run_job
 from elastune.journal.reader import read
 from elastune.journal.records import RunFinished
-from elastune.report.ledger import ledger
+from elastune.report.tables.sample_ledger import ledger
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 SAMPLES, STEPS, LIMIT_S = 1000, 48, 200.0

@@ -13,7 +13,7 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.spawner import PRELOAD, Spawner
 from elastune.core.run import Program
-from elastune.elastic.member import ORPHANED_CODE
+from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.host_runs import HostRun, HostRuns
 from elastune.testing.hosts import Network

@@ -10,7 +10,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
-from elastune.elastic.events import ReplaceAsked, decode_event
+from elastune.elastic.protocol.events import ReplaceAsked, decode_event
 from elastune.journal.records import MembershipEvent, Record, RunFinished
 from elastune.testing.elastic_runs import Ran, Runs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
-from elastune.drive.job import run_job
+from elastune.job.run import run_job
 from elastune.journal.reader import read
 from elastune.journal.records import Record, Reported, RunFailed, RunFinished, RunStarted
 

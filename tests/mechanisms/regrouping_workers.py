@@ -18,8 +18,8 @@ from torch import nn
 from elastune.comm import reducer as reducers
 from elastune.comm.gloo import form
 from elastune.comm.group import Group, GroupBroken, Work, drop
+from elastune.core.batch_slices import Share, contributors, shares
 from elastune.core.run import Means, Mode
-from elastune.core.shares import Share, contributors, shares
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.registry import prepare
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from elastune.comm.group import Group
 from elastune.comm.reducer import BLOCK, TURNS
+from elastune.core.batch_slices import Share, shares
 from elastune.core.run import Means, Mode
-from elastune.core.shares import Share, shares
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.registry import prepare
 

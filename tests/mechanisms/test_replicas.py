@@ -9,7 +9,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
-from elastune.drive.job import JobFailed, run_job
+from elastune.job.run import JobFailed, run_job
 from elastune.journal.records import RunFinished
 
 PROGRAM = Path(__file__).parent / "programs" / "odd.py"

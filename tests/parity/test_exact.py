@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.seeds import derive
-from elastune.drive.job import run_job
-from elastune.train.checkpoint import complete
-from elastune.train.state import fingerprint
+from elastune.job.run import run_job
+from elastune.train.checkpoints.checkpoint import complete
+from elastune.train.checkpoints.tree import fingerprint
 
 PROGRAM = Path(__file__).parent / "programs" / "lenet.py"
 STEPS = 40

@@ -9,7 +9,7 @@ import torch
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
-from elastune.drive.job import run_job
+from elastune.job.run import run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "lenet.py"
 

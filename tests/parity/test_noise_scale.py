@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
-from elastune.drive.job import run_job
+from elastune.job.run import run_job
 from elastune.journal.records import RunFinished
 
 PROGRAM = Path(__file__).parent / "programs" / "still.py"

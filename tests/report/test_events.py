@@ -84,8 +84,7 @@ def test_files_of_a_run_that_goes_on_are_left_alone(adapting_entries, run_entrie
 
 
 def test_nobody_else_pays_for_it():
-    code = (
-        "import sys, elastune.cli.run, elastune.cli.report, elastune.report.page; print('tensorboard' in sys.modules)"
-    )
+    rooms = "elastune.cli.commands.run, elastune.cli.commands.report, elastune.report.page"
+    code = f"import sys, {rooms}; print('tensorboard' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastune.drive.results import Study
 from elastune.report.export import FORMULA, to_csv, to_json
+from elastune.study.results.study import Study
 from elastune.testing.studies import Telling, stopping_study
 
 

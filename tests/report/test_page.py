@@ -13,12 +13,12 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.journal.entry import Entry
 from elastune.journal.records import Reported, RunStarted, StudyStarted, TrialFinished, TrialStarted
-from elastune.report import interactive, static
-from elastune.report.frontier_figures import front, tradeoff
+from elastune.report.figures import interactive, static
+from elastune.report.figures.frontier import front, tradeoff
+from elastune.report.figures.study import curves
 from elastune.report.gather import gather_run, gather_study
 from elastune.report.page import frontier_page, run_page, study_page, write_frontier_report, write_report
-from elastune.report.study_figures import curves
-from elastune.report.text import number
+from elastune.report.tables.text import number
 
 HOSTILE = "<script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)> $\\frac$ \"'"
 

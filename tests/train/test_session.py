@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means, Program, RunSpec
-from elastune.elastic.crew import Crew
+from elastune.elastic.worker.group import Crew
 from elastune.journal.records import Reported
 from elastune.testing.sessions import lone_session
-from elastune.train.checkpoint import complete
+from elastune.train.checkpoints.checkpoint import complete
 from elastune.train.session import Session
 from elastune.train.stepper import StopTraining
 

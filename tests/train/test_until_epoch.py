@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.drive.job import run_job
+from elastune.job.run import run_job
 from elastune.journal.records import Record, Reported, RunFinished
 from elastune.testing.sessions import lone_session
-from elastune.train.checkpoint import complete
+from elastune.train.checkpoints.checkpoint import complete
 from elastune.train.stepper import StopTraining
 
 EPOCHS = 4

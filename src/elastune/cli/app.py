@@ -9,15 +9,15 @@ from typing import cast
 
 import typer
 
-from elastune.cli.doctor import doctor
-from elastune.cli.explain import explain
-from elastune.cli.export import export
+from elastune.cli.commands.doctor import doctor
+from elastune.cli.commands.explain import explain
+from elastune.cli.commands.export import export
+from elastune.cli.commands.report import report
+from elastune.cli.commands.resize import resize
+from elastune.cli.commands.run import run
+from elastune.cli.commands.search import frontier, tune
+from elastune.cli.commands.simulate import simulate
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG
-from elastune.cli.report import report
-from elastune.cli.resize import resize
-from elastune.cli.run import run
-from elastune.cli.search import frontier, tune
-from elastune.cli.simulate import simulate
 from elastune.core.errors import UserError
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.

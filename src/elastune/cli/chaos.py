@@ -8,14 +8,14 @@ from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Place, RunSpec
-from elastune.drive.chaos import Chaos, Injector, Planned, parse_chaos
-from elastune.drive.folders import JOURNAL
+from elastune.job.fault_injection import Chaos, Injector, Planned, parse_chaos
+from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import RunFinished
-from elastune.report.changes import changes_line, gather_changes
-from elastune.report.ledger import ledger, lines
-from elastune.report.text import count
+from elastune.report.tables.changes import changes_line, gather_changes
+from elastune.report.tables.sample_ledger import ledger, lines
+from elastune.report.tables.text import count
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Faults:
         same is trained again, on one worker that nothing happens to, in ``out/undisturbed``."""
         if injector is None:
             return None
-        from elastune.drive.job import run_job
+        from elastune.job.run import run_job
 
         entries = read(spec.out / JOURNAL)
         ended = entries[-1].record

@@ -23,7 +23,7 @@ def print_result(result: Result, *, as_json: bool, **more: object) -> None:
         return
     from rich.console import Console
 
-    from elastune.report.tables import to_rich
+    from elastune.report.tables.tables import to_rich
 
     console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
     for table in result.tables:

@@ -37,8 +37,8 @@ from elastune.journal.records import (
     WarmStarted,
     WorkerGone,
 )
-from elastune.report.decision_text import decided_line, failed_line, measured_text
-from elastune.report.text import count, duration, number, plain, settings_text
+from elastune.report.tables.decision_text import decided_line, failed_line, measured_text
+from elastune.report.tables.text import count, duration, number, plain, settings_text
 
 PLAIN_EVERY_S = 5.0
 REFRESHES_PER_S = 4
@@ -133,7 +133,7 @@ class StudyTracker:
     def hear(self, record: Record) -> tuple[str, bool]:
         match record:
             case StudyStarted():
-                from elastune.search.stopping import halves
+                from elastune.search.stopping.registry import halves
 
                 self._halves = halves(str(record.settings.get("stopping", "none")))
                 return ("resumed", True) if record.resumed else ("", False)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.drive.folders import JOURNAL
-from elastune.drive.outcomes import Trial
-from elastune.drive.results import Study
+from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunFailed, RunFinished
-from elastune.report.adapting import (
+from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study
+from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
     adaptation_line,
@@ -27,11 +26,12 @@ from elastune.report.adapting import (
     failures_table,
     gather_adaptation,
 )
-from elastune.report.changes import Changes, changes_line, gather_changes
-from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study
-from elastune.report.study_tables import front_table, subset_table
-from elastune.report.tables import Table, frontier_table
-from elastune.report.text import count, duration, number, plain, settings_text
+from elastune.report.tables.changes import Changes, changes_line, gather_changes
+from elastune.report.tables.study_tables import front_table, subset_table
+from elastune.report.tables.tables import Table, frontier_table
+from elastune.report.tables.text import count, duration, number, plain, settings_text
+from elastune.study.results.study import Study
+from elastune.study.results.trials import Trial
 
 
 @dataclass(frozen=True)

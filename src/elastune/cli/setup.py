@@ -11,7 +11,7 @@ from elastune.cli.output import print_error
 from elastune.cli.parse import LONGEST_S, duration, worker_bounds
 from elastune.core.errors import UserError
 from elastune.core.run import DEFAULT_SLOTS, Elastic, Means
-from elastune.drive.folders import JOURNAL, next_folder
+from elastune.job.output_dir import JOURNAL, next_folder
 
 if TYPE_CHECKING:
     from elastune.cluster.notices import NoticeSource
@@ -57,7 +57,7 @@ def choose_means(
     """
     return Means(
         workers=workers,
-        mode=mode,  # type: ignore[arg-type]  # checked by drive.job.check_means
+        mode=mode,  # type: ignore[arg-type]  # checked by job.run.check_means
         num_slots=max(DEFAULT_SLOTS, workers, most_workers or 0) if slots is None else slots,
         threads=threads,
         device=_device(device),

@@ -12,9 +12,9 @@ from typing import Protocol
 from elastune.cluster.base import NOBODY, Event, Exited, Message, how_it_ended
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
-from elastune.elastic.client import remove_contact, write_contact
-from elastune.elastic.coordinator import Coordinator
-from elastune.elastic.events import End, GiveUp, Lost, Start, StopRun, decode_event
+from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.client import remove_contact, write_contact
+from elastune.elastic.protocol.events import End, GiveUp, Lost, Start, StopRun, decode_event
 from elastune.journal.records import (
     Decided,
     MembershipEvent,

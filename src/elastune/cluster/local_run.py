@@ -16,7 +16,7 @@ from elastune.cluster.wire import STOP, Order, decode_farewell
 from elastune.cluster.worker_log import WorkerLog
 from elastune.core.errors import UserError
 from elastune.core.run import Place
-from elastune.elastic.frames import Lines, ProtocolError
+from elastune.elastic.protocol.frames import Lines, ProtocolError
 from elastune.journal.records import Record, decode
 
 READ_BYTES = 1 << 16

@@ -22,7 +22,7 @@ from typing import NoReturn, cast
 
 from elastune.cluster.wire import STOP, Order, decode_order, encode_farewell
 from elastune.core.run import Place, RunSpec
-from elastune.elastic.frames import LINE_LIMIT_BYTES, Lines
+from elastune.elastic.protocol.frames import LINE_LIMIT_BYTES, Lines
 from elastune.journal.records import Record, RunFailed, encode
 
 Entry = Callable[[RunSpec, Place, Callable[[Record], None], Callable[[], bool]], int]

@@ -217,7 +217,7 @@ class Restarted:
 
 @dataclass(frozen=True, config=_RULES)
 class MembershipEvent:
-    """An event of the membership machine, as ``elastic.machine`` reads it back: the whole history replays."""
+    """An event of the membership machine, as the machine reads it back: the whole history replays."""
 
     event: dict[str, Any]
     kind: Literal["membership_event"] = "membership_event"

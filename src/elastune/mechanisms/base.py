@@ -12,8 +12,8 @@ from torch import nn
 
 from elastune.comm.group import Group
 from elastune.comm.reducer import Pair, Reducer, Scalar, scalar
+from elastune.core.batch_slices import Share
 from elastune.core.errors import UserError
-from elastune.core.shares import Share
 
 PART = ("square", "weighted", "count", "loss", "sharpness", "trace")
 """What each part of a global batch (a slot, or a worker's share) adds to the step's sums, beside its gradients:

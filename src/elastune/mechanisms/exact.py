@@ -10,8 +10,8 @@ from torch import nn
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group
 from elastune.comm.reducer import Pair
+from elastune.core.batch_slices import Share
 from elastune.core.errors import UserError
-from elastune.core.shares import Share
 from elastune.mechanisms.base import PART, Replica, float_buffers
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from elastune.comm.flat import FlatReducer
 from elastune.comm.group import Group
 from elastune.comm.reducer import Pair
-from elastune.core.shares import Share
+from elastune.core.batch_slices import Share
 from elastune.mechanisms.base import PART, Replica
 
 

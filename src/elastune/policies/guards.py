@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
 from elastune.policies.base import Policy
-from elastune.policies.state import as_tuples, put_back, state_of
+from elastune.policies.runtime.state import as_tuples, put_back, state_of
 
 if TYPE_CHECKING:
     from elastune.policies.run import Run

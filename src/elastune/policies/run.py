@@ -10,9 +10,9 @@ from typing import Any, overload
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
-from elastune.policies.exchange import Op, Value
-from elastune.policies.handle import Collectives, Handle
 from elastune.policies.lr_rules import LrChange, lr_change
+from elastune.policies.runtime.exchange import Op, Value
+from elastune.policies.runtime.handle import Collectives, Handle
 
 MOST = 2**31  # of anything that is counted: votes carry two digits of 16 bits
 REDUCTIONS: tuple[Op, ...] = ("avg", "sum", "min", "max")

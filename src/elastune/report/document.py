@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from elastune.core.errors import UserError
-from elastune.report import interactive, static
-from elastune.report.figures import Figure
-from elastune.report.tables import Table, to_html
+from elastune.report.figures import interactive, static
+from elastune.report.figures.figures import Figure
+from elastune.report.tables.tables import Table, to_html
 
 REPORT = "report.html"
 

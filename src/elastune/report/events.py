@@ -18,9 +18,9 @@ from torch.utils.tensorboard import SummaryWriter
 from elastune.core.errors import UserError
 from elastune.journal.entry import Entry
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record, Reported, Restarted, RunStarted
-from elastune.report.adapting import gather_adaptation
-from elastune.report.decision_text import decided_line, failed_line
 from elastune.report.gather import gather_run
+from elastune.report.tables.adapting import gather_adaptation
+from elastune.report.tables.decision_text import decided_line, failed_line
 
 FOLDER = "tensorboard"
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from elastune.drive.outcomes import GROUPS, PLAIN, Trial, flat_row
-from elastune.drive.results import Study
+from elastune.study.results.study import Study
+from elastune.study.results.trials import GROUPS, PLAIN, Trial, flat_row
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How a text begins that a spreadsheet would run (OWASP, "CSV Injection")."""

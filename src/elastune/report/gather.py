@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from elastune.drive.outcomes import Trial, trials
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     FrontierFound,
@@ -24,8 +23,9 @@ from elastune.journal.records import (
     TrialReported,
     TrialStarted,
 )
-from elastune.search.front import nondominated
-from elastune.search.objective import Floats
+from elastune.search.analysis.front import nondominated
+from elastune.search.space.objective import Floats
+from elastune.study.results.trials import Trial, trials
 
 
 @dataclass(frozen=True)

@@ -7,29 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.drive.command import program_path, run_command
-from elastune.drive.explain import Part
-from elastune.drive.results import Study
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
-from elastune.report import (
-    adapting,
-    adapting_figure,
-    frontier_figures,
-    search_figures,
-    study_figures,
-    study_tables,
-    tables,
-)
-from elastune.report.adapting import Adaptation
-from elastune.report.changes import Changes, changes_line, changes_table, gather_changes, gone_table
 from elastune.report.document import Note, Page, Section, write
+from elastune.report.figures import adapting as adapting_figure
+from elastune.report.figures import frontier as frontier_figures
+from elastune.report.figures import search as search_figures
+from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
-from elastune.report.ledger import Ledger, ledger
-from elastune.report.ledger import lines as ledger_lines
-from elastune.report.tables import Table
-from elastune.report.text import count, duration, flat, number, plain
+from elastune.report.tables import adapting, study_tables, tables
+from elastune.report.tables.adapting import Adaptation
+from elastune.report.tables.changes import Changes, changes_line, changes_table, gather_changes, gone_table
+from elastune.report.tables.sample_ledger import Ledger, ledger
+from elastune.report.tables.sample_ledger import lines as ledger_lines
+from elastune.report.tables.tables import Table
+from elastune.report.tables.text import count, duration, flat, number, plain
+from elastune.study.results.command import program_path, run_command
+from elastune.study.results.explain import Part
+from elastune.study.results.study import Study
 
 JOURNAL = "journal.jsonl"
 MOST_STRAGGLERS = 10

@@ -12,10 +12,10 @@ from typing import Any
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.local_run import LocalHandle
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.drive.watch import Watch
+from elastune.job.supervisor import Watch
 from elastune.journal.entry import Entry
 from elastune.journal.records import Record, Regrouped, Reported, RunFailed, RunFinished, WorkerGone
-from elastune.report.ledger import Ledger, ledger
+from elastune.report.tables.sample_ledger import Ledger, ledger
 
 LIMIT_S = 120.0
 Act = Callable[[LocalHandle, list[Record]], None]

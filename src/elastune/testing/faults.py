@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastune.comm.group import Group, GroupBroken
-from elastune.elastic import changing, handover
-from elastune.train import adapt, checkpoint
+from elastune.elastic.worker import elastic_group as changing
+from elastune.elastic.worker import state_transfer as handover
+from elastune.train.adapt import adapter as adapt
+from elastune.train.checkpoints import checkpoint
 from elastune.train.session import Session
 
 NAP_S = 0.5

@@ -21,8 +21,8 @@ from typing import Any
 from elastune.cluster.spawner import Forked, Spawner
 from elastune.cluster.wire import Order, encode_order
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
-from elastune.elastic.coordinator import Coordinator
-from elastune.elastic.events import End, GiveUp, Lost, Start, decode_event
+from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.events import End, GiveUp, Lost, Start, decode_event
 from elastune.journal.reader import read
 from elastune.journal.records import MembershipEvent, Record, RunFailed, RunFinished, WorkerGone
 from elastune.journal.writer import JournalWriter

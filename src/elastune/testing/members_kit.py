@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from elastune.elastic.coordinator import Coordinator
-from elastune.elastic.frames import Lines
-from elastune.elastic.member import Member
-from elastune.elastic.messages import Hello, Message, decode, encode
+from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.frames import Lines
+from elastune.elastic.protocol.messages import Hello, Message, decode, encode
+from elastune.elastic.worker.client import Member
 from elastune.journal.records import MembershipEvent
 
 LIMIT_S = 60.0

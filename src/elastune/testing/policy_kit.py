@@ -19,10 +19,10 @@ import pytest
 
 from elastune.core.signals import Decision, Signal, Snapshot
 from elastune.policies.base import Policy
-from elastune.policies.exchange import Op, Submission, Value, hashed, pack, resolve
-from elastune.policies.handle import Handle
-from elastune.policies.host import HOOKS, Failure, PolicyHost, Proposal
 from elastune.policies.run import Limits, Run
+from elastune.policies.runtime.exchange import Op, Submission, Value, hashed, pack, resolve
+from elastune.policies.runtime.handle import Handle
+from elastune.policies.runtime.host import HOOKS, Failure, PolicyHost, Proposal
 
 LIMITS = Limits(low=1, high=8, longest_batch=10_000)
 EPOCH_STEPS = 50

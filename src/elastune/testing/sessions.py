@@ -11,7 +11,7 @@ import torch
 
 from elastune.comm.group import Group
 from elastune.core.run import Means, Program, RunSpec
-from elastune.elastic.crew import Crew
+from elastune.elastic.worker.group import Crew
 from elastune.journal.records import Record
 from elastune.policies.base import Policy
 from elastune.train.session import Session

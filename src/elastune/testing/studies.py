@@ -16,7 +16,7 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
-from elastune.drive.folders import JOURNAL
+from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry, encode_entry
 from elastune.journal.records import (
     Record,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastune.core.run import Position
-from elastune.train.claims import Trail
+from elastune.train.data.sample_log import Trail
 from elastune.train.timing import StepTimes
 
 Made = dict[str, tuple[float, int]]

@@ -18,22 +18,22 @@ from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
-from elastune.elastic.crew import Crew
-from elastune.elastic.holder import Packed
+from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported, RunContext
 from elastune.mechanisms.registry import prepare as prepare_replica
 from elastune.policies.base import Policy
-from elastune.train.adapt import Adapter
-from elastune.train.context import run_context
-from elastune.train.data import Loading, check_dataset, evaluation_indices, fetch, to_device
-from elastune.train.keeper import Keeper
+from elastune.train.adapt.adapter import Adapter
+from elastune.train.checkpoints.run_state import Keeper
+from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
+from elastune.train.machine import run_context
 from elastune.train.precision import autocast_forward
 from elastune.train.progress import Made, Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
-from elastune.train.trained import Trained
+from elastune.train.training_state import Trained
 
 Number = float | int | bool | torch.Tensor
 

@@ -10,22 +10,31 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from elastune.comm.group import GroupBroken
+from elastune.core.batch_slices import Share, contributors
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means, RunSpec
 from elastune.core.seeds import derive
-from elastune.core.shares import Share, contributors
-from elastune.elastic.crew import Crew
+from elastune.elastic.worker.group import Crew
 from elastune.journal.records import Record, Regrouped
 from elastune.mechanisms.base import Replica
 from elastune.monitors.base import WorkerTimes
-from elastune.train.adapt import Adapter
-from elastune.train.claims import PRIME, Claims, Control, checksum, cut, follow
-from elastune.train.data import Loading, Step, fetch, pass_order, to_device, training_indices, training_steps, usable
-from elastune.train.keeper import Keeper
+from elastune.train.adapt.adapter import Adapter
+from elastune.train.checkpoints.run_state import Keeper
+from elastune.train.data.loading import (
+    Loading,
+    Step,
+    fetch,
+    pass_order,
+    to_device,
+    training_indices,
+    training_steps,
+    usable,
+)
+from elastune.train.data.sample_log import PRIME, Claims, Control, checksum, cut, follow
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
-from elastune.train.trained import Trained
+from elastune.train.training_state import Trained
 
 CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
 REHEARSED = 2

@@ -15,15 +15,15 @@ from elastune.comm.group import GroupBroken, join
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, Place, RunSpec
-from elastune.elastic.changing import ChangingCrew
-from elastune.elastic.crew import Crew, Leave, Rewind
-from elastune.elastic.holder import Packed
-from elastune.elastic.member import Member
+from elastune.elastic.worker.client import Member
+from elastune.elastic.worker.elastic_group import ChangingCrew
+from elastune.elastic.worker.group import Crew, Leave, Rewind
+from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Reason, Record, RunFailed, RunFinished
-from elastune.train.program import LoadedProgram, load, merge
+from elastune.train.checkpoints.tree import fingerprint
+from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.progress import Made
 from elastune.train.session import Session
-from elastune.train.state import fingerprint
 from elastune.train.stepper import Rehearsed, StopTraining
 
 EXIT_FAILED = 1

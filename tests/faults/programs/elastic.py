@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
+from elastune.recipes.datasets import digits
 from elastune.testing.faults import inject
-from elastune.train.datasets import digits
 
 config = {
     "batch_size": 64,

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.train.datasets import digits, mnist
+from elastune.recipes.datasets import digits, mnist
 
 config = {"optimizer": "sgd", "batch_size": 100, "plain": False, "schedule": "none", "epochs": 100, "double": False}
 

@@ -1,0 +1,131 @@
+"""``elastune doctor``: what this machine offers, and the command that installs what it lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from elastune.cli import options
+from elastune.cli.output import FILE_WIDTH, OK, print_json
+
+PACKAGES: Mapping[str, str] = {
+    "optuna-dashboard": "pip install 'elastune[dashboard]'",
+    "onnxruntime": "pip install 'elastune[dev]'",
+}
+"""Optional packages and what installs them."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``what`` is there (``found`` says which) or is not; ``install`` is then the command that brings it."""
+
+    what: str
+    found: str | None
+    install: str = ""
+
+
+def doctor(json: options.Json = False) -> int:
+    """Say what this machine offers; each missing thing with the command that installs it.
+
+    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
+    """
+    from elastune.cluster.devices import cores, devices
+
+    memory = memory_gib()
+    found_devices = devices()
+    findings = [*_machine(found_devices), *_launchers(), *_packages(), *_data_sets()]
+    if json:
+        machine = {"cores": cores(), "memory_gib": memory, "devices": found_devices}
+        print_json({"kind": "doctor", **machine, "findings": [asdict(finding) for finding in findings]})
+        return OK
+    _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
+    return OK
+
+
+def memory_gib(root: Path = Path("/")) -> float:
+    """The machine's memory, or what this process's control group (version 2) may use of it."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    limit = root / "sys/fs/cgroup/memory.max"
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return round(min(gib, int(text) / 2**30) if text.isdigit() else gib, 1)
+
+
+def _machine(devices: tuple[str, ...]) -> list[Finding]:
+    import torch.distributed as dist
+
+    gpus = [name for name in devices if name != "cpu"]
+    gloo, nccl = dist.is_available() and dist.is_gloo_available(), dist.is_available() and dist.is_nccl_available()
+    return [
+        Finding("GPUs", ", ".join(gpus) or None, "a machine with a GPU and its driver; all runs on CPU without"),
+        Finding("Python", platform.python_version()),
+        Finding("elastune", _version("elastune")),
+        Finding("torch", _version("torch"), "pip install torch"),
+        Finding("gloo", "in torch" if gloo else None, "pip install torch"),
+        Finding(
+            "nccl",
+            "in torch" if nccl else None,
+            "pip install --force-reinstall torch, a CUDA build (only GPUs need it)",
+        ),
+    ]
+
+
+def _launchers() -> list[Finding]:
+    has_slurm = shutil.which("srun")
+    return [
+        Finding(
+            "torchrun", "with torch" if importlib.util.find_spec("torch.distributed.run") else None, "pip install torch"
+        ),
+        Finding("Slurm", has_slurm, "apt-get install slurm-wlm"),
+        Finding("Ray", _version("ray"), "pip install ray"),
+    ]
+
+
+def _packages() -> list[Finding]:
+    return [Finding(name, _version(name), install) for name, install in PACKAGES.items()]
+
+
+def _data_sets() -> list[Finding]:
+    from elastune.recipes.datasets import find, find_digits
+
+    return [
+        Finding("digits", _text(find_digits()), "pip install scikit-learn"),
+        Finding(
+            "MNIST",
+            _text(find("mnist")),
+            "ELASTUNE_DOWNLOAD=1 elastune run examples/mnist.py, or set ELASTUNE_DATA to the folder of its idx files",
+        ),
+        Finding("Fashion-MNIST", _text(find("fashion_mnist")), "apt-get install dataset-fashion-mnist"),
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        if finding.found is None:
+            table.add_row(Text(finding.what), Text("missing", style="yellow"), Text(finding.install))
+        else:
+            table.add_row(Text(finding.what), Text(finding.found, style="green"), Text(""))
+    console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+    console.print(table)

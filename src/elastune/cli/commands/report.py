@@ -1,0 +1,74 @@
+"""``elastune report``: what an output folder holds, on the terminal and as a page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.output import FAILED, OK, print_json, print_result
+from elastune.core.errors import UserError
+
+
+def report(
+    out: Annotated[Path, typer.Argument(help="The output folder of a run, a study or a frontier.")],
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Only tell, of a run, how often each sample was used; 1 if not once.")
+    ] = False,
+    tensorboard: options.TensorBoard = False,
+    pick: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER,...", help="Of a study, the best trial that reaches these targets."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER,...", help="Of a study, the trial with the smallest weighted sum."),
+    ] = None,
+    subset: Annotated[
+        int | None, typer.Option(help="Of a study, so many trials that together stand for the front.")
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Write OUT/report.html, one self-contained file, and PNGs; tell what OUT's journal holds, finished or not.
+
+    --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
+    --subset subset: [{trial, values, metrics, config, means, reason}]}. Of a run that has no result yet:
+    {kind, unfinished: true, ...}. With --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once,
+    missed, repeated, ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
+    """
+    if ledger:
+        return _ledger(out, json)
+    from elastune.cli.results import Wish, result_of
+    from elastune.report.page import write_report
+
+    targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
+    result = result_of(out, Wish(targets, weighed, subset))
+    page = write_report(out)
+    more: dict[str, object] = {}
+    if tensorboard:
+        from elastune.job.output_dir import JOURNAL
+        from elastune.journal.reader import read
+        from elastune.report.events import write_events
+
+        more["events"] = str(write_events(read(out / JOURNAL), out))
+    images = sorted(str(path) for path in out.glob("*.png"))
+    print_result(result, as_json=json, report=str(page), images=images if json else None, **more)
+    return OK
+
+
+def _ledger(out: Path, as_json: bool) -> int:
+    from elastune.job.output_dir import JOURNAL
+    from elastune.journal.reader import read
+    from elastune.report.tables.sample_ledger import ledger, lines
+
+    found = ledger(read(out / JOURNAL))
+    if not found.epochs:
+        raise UserError("a ledger needs a run that has taken steps", out, "give the output folder of elastune run")
+    if as_json:
+        print_json({"kind": "ledger", **asdict(found), "exact": found.exact, "out": str(out)})
+    else:
+        print("\n".join(lines(found)))
+    return OK if found.exact else FAILED

@@ -1,0 +1,213 @@
+"""``elastune run``: train a program once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
+from elastune.cli.setup import choose_means, choose_notices, choose_out, choose_workers, use_data
+from elastune.core.errors import UserError
+from elastune.core.run import Adapt, Elastic, Place, Program, RunSpec
+
+if TYPE_CHECKING:
+    from elastune.cli.chaos import Faults, Verdict
+    from elastune.cli.progress import Progress, RunTracker
+    from elastune.cluster.notices import NoticeSource
+    from elastune.job.run import Observe
+    from elastune.journal.records import Record, RunFailed
+
+
+def run(
+    file: options.File,
+    workers: options.Workers = "1",
+    set_: options.Set = None,
+    epochs: options.Epochs = None,
+    seed: options.Seed = 0,
+    mode: options.Mode = "exact",
+    slots: options.Slots = None,
+    micro_batch: options.MicroBatch = None,
+    precision: options.Precision = "fp32",
+    threads: options.Threads = 1,
+    device: options.Device = "auto",
+    max_steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Checkpoint after so many steps too, not only each epoch; 0: never.")
+    ] = None,
+    policy: options.Policies = None,
+    monitor: options.Monitors = None,
+    tensorboard: options.TensorBoard = False,
+    heartbeat: options.Heartbeat = "5s",
+    chaos: options.Chaos = None,
+    chaos_verify: options.ChaosVerify = False,
+    notice_file: options.NoticeFile = None,
+    notice_url: options.NoticeUrl = None,
+    notice_seconds: options.NoticeSeconds = 120.0,
+    data: options.Data = None,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    json: options.Json = False,
+) -> int:
+    """Train FILE.
+
+    Under torchrun or srun this process is one of the workers that they started, and workers do not change. Policies
+    are elastune's, a plug-in's, or classes of FILE that inherit from elastune.Policy; with several, all are asked.
+
+    --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, num_slots, seed, config, stopped,
+    step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s, steps_discarded, out},
+    with policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
+    (calls that raised), noise_scale, noise_scale_error, batch_size, lr (all four as measured last)},
+    with --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. sha256 is that
+    of weights, buffers and optimizer state; seconds are those of training. A run that fails prints {kind: "run",
+    failed: {reason, detail, rank, exit_code}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
+    """
+    from elastune.cli.chaos import Faults
+    from elastune.cluster.static import from_environment
+
+    place = from_environment(os.environ)
+    faults = Faults.of(chaos, chaos_verify, mode, place)
+    begin, elastic = choose_workers(workers, heartbeat)
+    if place is not None:
+        begin, elastic = _static_workers(workers, place, out), Elastic()
+    _at_least("--epochs", epochs, 1)
+    _at_least("--max-steps", max_steps, 1)
+    _at_least("--checkpoint-every", checkpoint_every, 0)
+    use_data(data)
+    notices = choose_notices(notice_file, notice_url, notice_seconds)
+    spec = RunSpec(
+        program=Program(file),
+        out=choose_out(out, file, "run", resume),
+        config=parse.settings(set_ or []),
+        seed=seed,
+        means=choose_means(
+            begin,
+            most_workers=elastic.high,
+            mode=mode,
+            slots=slots,
+            micro_batch=micro_batch,
+            precision=precision,
+            threads=threads,
+            device=device,
+        ),
+        epochs=epochs,
+        max_steps=max_steps,
+        checkpoint_every_steps=checkpoint_every,
+        resume=resume,
+        elastic=elastic,
+        adapt=Adapt(tuple(policy or ()), tuple(monitor or ())),
+    )
+    if place is not None:
+        return _run_static(spec, place, json, tensorboard)
+    return _run_local(spec, json, faults, notices, tensorboard)
+
+
+def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[NoticeSource], tensorboard: bool) -> int:
+    from elastune.cli.progress import Progress
+    from elastune.job.run import JobFailed, run_job
+
+    tracker = _tracker(spec)
+    injector = faults.injector(spec, tracker.epochs)
+    noticed = False
+    with Progress(tracker) as progress, _observing(spec, progress, tensorboard) as observe:
+        try:
+            run_job(spec, observe=observe, notices=notices, injector=injector)
+        except JobFailed as failed:  # the journal tells of it, too
+            noticed = failed.noticed
+        finally:
+            for source in notices:
+                source.close()
+    code = _tell(spec.out, as_json, faults.verdict(spec, injector))
+    return TRY_AGAIN if noticed else code
+
+
+def _run_static(spec: RunSpec, place: Place, as_json: bool, tensorboard: bool) -> NoReturn:
+    """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
+    from elastune.cli.progress import Progress
+    from elastune.job.run import on_device, run_here
+
+    place = on_device(place, spec.means.device, os.environ)
+    if place.rank != 0:
+        code = run_here(spec, place)
+    else:
+        with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
+            run_here(spec, place, observe)
+        code = _tell(spec.out, as_json)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@contextmanager
+def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator[Observe]:
+    """Who is told of every record: progress, and the event files where they are wanted."""
+    if not tensorboard:
+        yield progress.observe
+        return
+    from elastune.report.events import EventFiles
+
+    with EventFiles(spec.out) as events:
+
+        def observe(record: Record) -> None:
+            progress.observe(record)
+            events.hear(record)
+
+        yield observe
+
+
+def _tracker(spec: RunSpec) -> RunTracker:
+    from elastune.cli.progress import RunTracker
+    from elastune.train.program.load import load
+
+    epochs = spec.epochs or {**load(spec.program).config, **spec.config}.get("epochs")
+    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
+
+
+def _tell(out: Path, as_json: bool, chaos: Verdict | None = None) -> int:
+    from elastune.cli.results import result_of
+
+    result = replace(result_of(out), tables=())  # decisions: progress has told of each
+    failure = result.failure
+    if chaos is not None:
+        result = replace(result, data={**result.data, "chaos": chaos.data}, lines=(*result.lines, *chaos.lines))
+    if failure is None or (as_json and failure.reason != "user_error"):
+        print_result(result, as_json=as_json)
+    if failure is not None:
+        if chaos is not None and not as_json:
+            print("\n".join(chaos.lines))
+        return _explain(failure, out)
+    if result.stopped in ("requested", "notice"):
+        why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
+        print_error(f"{why}; go on with --resume --out {out}")
+        return INTERRUPTED if result.stopped == "requested" else TRY_AGAIN
+    return OK if result.stopped != "unfinished" and (chaos is None or chaos.good) else FAILED
+
+
+def _explain(failure: RunFailed, out: Path) -> int:
+    if failure.reason == "user_error":
+        print_error(failure.detail)
+        return WRONG
+    log = out / "logs" / f"worker-{failure.rank}.log"
+    where = f" (log: {log})" if log.exists() else ""
+    print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")
+    return FAILED
+
+
+def _static_workers(workers: str, place: Place, out: Path | None) -> int:
+    if workers not in ("1", str(place.world)):
+        raise UserError("the launcher has started the workers", f"--workers {workers}", f"it started {place.world}")
+    if out is None:
+        raise UserError("workers of a launcher need one folder", "no --out", "give --out, the same for all")
+    return place.world
+
+
+def _at_least(option: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise UserError(f"{option} must be at least {low}", value, "leave it out or raise it")

@@ -1,0 +1,135 @@
+"""``elastune simulate``: a study on workers that nobody has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.commands.search import tell_study
+from elastune.cli.setup import check_price, choose_out, use_data
+from elastune.core.errors import UserError
+from elastune.core.run import DEFAULT_SLOTS, Means, Program
+
+if TYPE_CHECKING:
+    from elastune.simulate.run import Simulation, Sourced
+
+Start = Annotated[
+    float, typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds from a worker's start to its first step.")
+]
+Pause = Annotated[
+    float,
+    typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds that a trial stands still when its workers change."),
+]
+
+
+def simulate(
+    file: options.File,
+    workers: Annotated[int, typer.Option(help="Simulated workers, for all trials together.")] = 64,
+    recorded: Annotated[
+        Path | None, typer.Option(help="Folder of a study whose trials to replay, instead of FILE's surrogate.")
+    ] = None,
+    scaling: Annotated[
+        str, typer.Option(help="Times of recorded trials on other workers: linear, amdahl:0.05 or fitted.")
+    ] = "linear",
+    start: Start = 0.0,
+    pause: Pause = 0.0,
+    lose_every: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Mean time to the loss of each worker. [default: none is lost]")
+    ] = None,
+    objective: options.Objectives = None,
+    constraint: options.Constraints = None,
+    sampler: options.Sampler = "auto",
+    trials: Annotated[int | None, typer.Option(help="Trials to run.")] = None,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Simulated time: 90s, 3m, 1.5h.")] = None,
+    worker_hours: options.WorkerHours = None,
+    stopping: options.Stopping = "none",
+    trial_workers: options.TrialWorkers = None,
+    set_: options.Set = None,
+    epochs: options.Epochs = None,
+    seed: options.Seed = 0,
+    price: options.Price = 1.0,
+    trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Time of one trial at most.")] = None,
+    data: options.Data = None,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    json: options.Json = False,
+) -> int:
+    """Run the study that tune would run, on simulated workers: thousands of them, in seconds.
+
+    FILE defines space(trial) and surrogate(config, workers), which returns (seconds, metrics) of each epoch; with
+    --recorded, the trials of an earlier study answer instead, the nearest one each time.
+
+    --json: the object of tune, and simulated: {workers, seconds, real_seconds, used (part of the workers' time that
+    trials had), source}.
+    """
+    from elastune.cli.progress import Progress, StudyTracker
+    from elastune.search.space.objective import parse_objectives
+    from elastune.simulate.cluster import Losses
+    from elastune.simulate.run import simulate as run_simulation
+    from elastune.study.request import StudyRequest
+
+    use_data(data)
+    if not 1 <= workers <= parse.MOST_WORKERS:
+        raise UserError(f"--workers must be from 1 to {parse.MOST_WORKERS}", workers, "such as 2048")
+    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
+    request = StudyRequest(
+        program=Program(file),
+        out=choose_out(out, file, "simulate", resume),
+        objectives={o.name: o.direction for o in parse_objectives(objective)} if objective else {},
+        constraints=tuple(constraint or ()),
+        sampler=sampler,
+        trials=trials,
+        budget_s=None if budget is None else parse.duration(budget),
+        worker_hours=worker_hours,
+        stopping=stopping,
+        workers=workers,
+        trial_workers=bounds,
+        means=_means(bounds),
+        config=parse.settings(set_ or []),
+        epochs=epochs,
+        seed=seed,
+        price_per_worker_hour=check_price(price),
+        trial_timeout_s=None if trial_timeout is None else parse.duration(trial_timeout, "--trial-timeout"),
+        resume=resume,
+    )
+    model = _model(request.program, recorded, scaling, start, pause)
+    losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), seed)
+    with Progress(StudyTracker(trials, None)) as progress:
+        found = run_simulation(request, model, losses=losses, observe=progress.observe)
+    return tell_study(request.out, json, simulated=_data(found) if json else _line(found))
+
+
+def _means(bounds: tuple[int, int] | None) -> Means:
+    low, high = bounds or (1, 1)
+    return Means(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
+
+
+def _model(program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float) -> Sourced:
+    """How trials go."""
+    from elastune.simulate.recorded_model import RecordedModel
+    from elastune.simulate.run import SurrogateModel
+    from elastune.train.program.load import load
+
+    if recorded is not None:
+        return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
+    surrogate = load(program).surrogate
+    if surrogate is None:
+        fix = "define surrogate(config, workers), or replay a study with --recorded DIR"
+        raise UserError("a simulation needs to know how trials go", f"{program.path} has no surrogate", fix)
+    name = f"the surrogate of {program.path.name}"
+    return SurrogateModel(surrogate, name, start_s=start_s, resize_pause_s=pause_s)
+
+
+def _data(found: Simulation) -> dict[str, Any]:
+    names = ("workers", "seconds", "real_seconds", "used", "source")
+    return {name: getattr(found, name) for name in names}
+
+
+def _line(found: Simulation) -> str:
+    from elastune.report.tables.text import duration, number
+
+    of = f"{duration(found.seconds)} of {found.workers} workers in {duration(found.real_seconds)}"
+    return f"{of}; trials had {number(100 * found.used, 3)} % of their time; {found.source}"

@@ -1,1 +1,0 @@
-"""The only loops: run a job, run a study, find the frontier."""

@@ -1,0 +1,1 @@
+"""The pure membership machine and the thread that serves it."""

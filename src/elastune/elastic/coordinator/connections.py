@@ -1,0 +1,289 @@
+"""The coordinator's end of all connections: let in by token, read and written without ever blocking.
+
+What peers do comes out as events of ``Hub.wait``; nothing is called back. Whoever breaks the protocol is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import selectors
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from elastune.elastic.protocol import messages
+from elastune.elastic.protocol.frames import LINE_LIMIT_BYTES, Lines, ProtocolError
+from elastune.elastic.protocol.messages import Hello, Message
+
+HELLO_LIMIT_BYTES = 1 << 12
+GUEST_LIMIT_S = 5.0
+GUESTS_LIMIT = 256  # those without a worker's number: strangers and clients; one more ends the oldest
+CONNECTIONS_LIMIT = 1024
+OUTPUT_LIMIT_BYTES = 1 << 24
+READ_BYTES = 1 << 16
+MUTE_S = 0.1
+GONE = "its connection closed"
+
+
+class Bell:
+    """A file descriptor that a selector finds readable from ``ring`` to ``quiet``. Any thread may ring."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """The readable end."""
+        return self._reader.fileno()
+
+    def ring(self) -> None:
+        """Make it readable. Does nothing once closed."""
+        with contextlib.suppress(OSError):  # full: it rings already
+            self._writer.send(b"!")
+
+    def quiet(self) -> None:
+        """Make it unreadable."""
+        with contextlib.suppress(OSError):
+            while self._reader.recv(READ_BYTES):
+                pass
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._reader.close()
+        self._writer.close()
+
+
+class Connection:
+    """One peer. ``worker``: its number, once it has shown the token; None for a client. ``dead``: why it is cut off."""
+
+    def __init__(self, peer: socket.socket, born: float) -> None:
+        self.socket = peer
+        self.born = born
+        self.stranger = True
+        self.worker: int | None = None
+        self.dead = ""
+        self.lines = Lines(HELLO_LIMIT_BYTES)
+        self.unread = HELLO_LIMIT_BYTES
+        self.output = bytearray()
+        self.last_words = False  # close it once its output is written
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """``connection`` has shown the token."""
+
+    connection: Connection
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Heard:
+    """``connection`` says ``message``."""
+
+    connection: Connection
+    message: Message
+
+
+@dataclass(frozen=True)
+class Closed:
+    """``connection``, which had been greeted, is gone. Not said of those that the hub's owner cut off."""
+
+    connection: Connection
+    why: str
+
+
+HubEvent = Greeted | Heard | Closed
+
+
+class Hub:
+    """A listening socket and everybody who came. Used by one thread.
+
+    Raises ``OSError`` where ``host`` cannot be listened on.
+    """
+
+    def __init__(self, host: str, token: str, bell: Bell) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=CONNECTIONS_LIMIT)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._token = token.encode()
+        self._bell = bell
+        self._connections: dict[int, Connection] = {}
+        self._guests: dict[int, Connection] = {}  # oldest first
+        self._cut: list[Connection] = []
+        self._muted_until = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(bell, selectors.EVENT_READ)
+
+    # -- what comes in ------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float) -> Iterator[HubEvent]:
+        """Wait for anything at all, at most ``timeout_s``, and say what came. The caller exhausts it."""
+        for key, mask in self._selector.select(max(0.0, min(timeout_s, self._patience()))):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._bell:
+                self._bell.quiet()
+            else:
+                connection: Connection = key.data
+                if mask & selectors.EVENT_WRITE and not connection.dead:
+                    self._flush(connection)
+                if mask & selectors.EVENT_READ and not connection.dead:
+                    yield from self._read(connection)
+        self._expire()
+        yield from self._bury()
+
+    def _patience(self) -> float:
+        """Seconds until a guest's time is up, the listener is to be heard again, or somebody is to be buried."""
+        if self._cut:
+            return 0.0
+        now = time.monotonic()
+        oldest = next(iter(self._guests.values()), None)
+        waits = [oldest.born + GUEST_LIMIT_S - now] if oldest else []
+        return min([*waits, *([self._muted_until - now] if self._muted_until else [])], default=GUEST_LIMIT_S)
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._end_oldest_guest()
+                self._selector.unregister(self._listener)  # or the loop would spin
+                self._muted_until = time.monotonic() + MUTE_S
+            return  # else: it went away again, or a spurious wake-up
+        if len(self._guests) >= GUESTS_LIMIT:
+            self._end_oldest_guest()
+        if len(self._connections) >= CONNECTIONS_LIMIT:
+            peer.close()
+            return
+        peer.setblocking(False)
+        with contextlib.suppress(OSError):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(peer, time.monotonic())
+        self._connections[peer.fileno()] = self._guests[peer.fileno()] = connection
+        self._selector.register(peer, selectors.EVENT_READ, connection)
+
+    def _end_oldest_guest(self) -> None:
+        if oldest := next(iter(self._guests.values()), None):
+            self._close(oldest)
+
+    def _read(self, connection: Connection) -> Iterator[HubEvent]:
+        try:
+            # Of a stranger no byte more is read than a greeting may have.
+            data = connection.socket.recv(connection.unread if connection.stranger else READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._cut_off(connection, GONE)
+            return
+        try:
+            if connection.stranger:
+                connection.unread -= len(data)
+                lines = connection.lines.feed(data)
+                if lines:
+                    yield Greeted(connection, self._greet(connection, lines.pop(0)))
+                elif not connection.unread:
+                    raise ProtocolError("no greeting")
+            else:
+                lines = connection.lines.feed(data)
+            for line in lines:
+                if connection.dead or connection.last_words:  # by its owner, meanwhile
+                    return
+                yield Heard(connection, messages.decode(line))
+        except ValueError:
+            self._cut_off(connection, "it sent what is no message")
+        except ProtocolError as error:
+            self._cut_off(connection, f"it broke the protocol: {error}")
+
+    def _greet(self, connection: Connection, line: bytes) -> Hello:
+        hello = messages.decode(line)
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token):
+            raise ProtocolError("no right greeting")
+        connection.stranger = False
+        connection.worker = hello.worker
+        connection.lines.limit_bytes = LINE_LIMIT_BYTES
+        if hello.worker is not None:
+            del self._guests[connection.socket.fileno()]
+        return hello
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._guests.values()):
+            if now < connection.born + GUEST_LIMIT_S:
+                break
+            self._close(connection)
+        if self._muted_until and now >= self._muted_until:
+            self._muted_until = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _bury(self) -> Iterator[Closed]:
+        cut, self._cut = self._cut, []
+        for connection in cut:
+            missed = not connection.stranger and not connection.last_words
+            self._close(connection)
+            if missed:
+                yield Closed(connection, connection.dead)
+
+    # -- what goes out ------------------------------------------------------------------------------------------------
+
+    def send(self, connections: Iterable[Connection], line: bytes) -> None:
+        """Send ``line`` to each. Who does not read is cut off."""
+        for connection in connections:
+            if connection.dead or connection.last_words:
+                continue
+            connection.output += line
+            if len(connection.output) == len(line):
+                self._flush(connection)
+            elif len(connection.output) > OUTPUT_LIMIT_BYTES:
+                self._cut_off(connection, "it does not read what it is sent")
+
+    def end(self, connection: Connection) -> None:
+        """Hear no more of it, and close it once it has been sent everything."""
+        connection.last_words = True
+        if not connection.output:
+            self._close(connection)
+
+    def close(self) -> None:
+        """Close everything. Idempotent."""
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._listener.close()
+        self._selector.close()
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            sent = connection.socket.send(connection.output)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._cut_off(connection, GONE)
+            return
+        del connection.output[:sent]
+        if connection.last_words and not connection.output:
+            self._close(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.output else 0)
+        self._selector.modify(connection.socket, events, connection)
+
+    def _cut_off(self, connection: Connection, why: str) -> None:
+        """Close it at the end of this round: whoever sends to many must not meet the consequences half-way."""
+        if not connection.dead:
+            connection.dead = why
+            self._cut.append(connection)
+
+    def _close(self, connection: Connection) -> None:
+        descriptor = connection.socket.fileno()
+        if descriptor < 0:
+            return
+        connection.dead = connection.dead or GONE
+        del self._connections[descriptor]
+        self._guests.pop(descriptor, None)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()

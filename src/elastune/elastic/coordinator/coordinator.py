@@ -1,0 +1,363 @@
+"""The coordinator of a run: a thread in its controller that hears the workers and does what the machine decides.
+
+It alone speaks to the machine, one event after the other. What only the controller can do (start and end processes) it
+hands over with ``take``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from elastune.elastic.coordinator import machine
+from elastune.elastic.coordinator.connections import Bell, Closed, Connection, Greeted, Heard, Hub
+from elastune.elastic.coordinator.liveness import Peers
+from elastune.elastic.protocol import messages
+from elastune.elastic.protocol.frames import ProtocolError
+from elastune.elastic.protocol.messages import Answer, Beat, Hello, Message
+from elastune.elastic.protocol.rendezvous import Board
+from elastune.elastic.protocol.view import Version
+from elastune.journal.records import MembershipEvent, Record, Straggling
+
+BROKEN_GRACE_S = 0.02
+LONGEST_BEAT_S = 0.5
+BEATS = 5  # of a worker, before it counts as silent
+CLOSE_LIMIT_S = 5.0
+SILENCE_S = 30.0  # far beyond a heartbeat: this process may be slow without being gone
+BEAT = messages.encode(Beat())
+
+ForController = machine.Start | machine.End | machine.GiveUp | machine.StopRun
+
+
+class Coordinator:
+    """Serves one run from now until ``close``. Any thread may call what has no underscore; numbers that no event may
+    have (a negative one, NaN) raise ``ValueError``.
+
+    ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
+    unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear nothing from here before it ends
+    itself. ``last_line(worker)``: the last line of its log. Raises ``OSError`` where it cannot listen.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[int],
+        *,
+        low: int,
+        high: int,
+        heartbeat_s: float,
+        most_losses: int = 8,
+        silence_s: float = SILENCE_S,
+        host: str = "127.0.0.1",
+        last_line: Callable[[int], str] = lambda worker: "",
+    ) -> None:
+        self.token = secrets.token_hex(16)
+        self._bell = Bell()
+        self._hub = Hub(host, self.token, self._bell)
+        self.address = f"{host}:{self._hub.port}"
+        self._state = machine.begin(workers, low, high, most_losses)
+        self._heartbeat_s = heartbeat_s
+        self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
+        self._silence_s = silence_s
+        self._last_line = last_line
+        self._known = set(workers)
+        self._gone: set[int] = set()
+        self._peers = Peers(heartbeat_s)
+        self._newest: Version | None = None
+        self._board = Board()
+        self._over = False
+        self._closing = False
+        self._calls: deque[Callable[[], None]] = deque()
+        self._broken: deque[tuple[float, machine.Broken]] = deque()
+        self._due = self._next_beat = time.monotonic()
+        self._for_controller: list[ForController] = []
+        self._records: list[Record] = []
+        self._out = threading.Lock()
+        self._out_bell = Bell()
+        self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
+        self._thread.start()
+
+    # -- for the controller -------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Readable while there is something to ``take`` or a record to take."""
+        return self._out_bell.fileno()
+
+    @property
+    def members(self) -> list[int]:
+        """The workers that train together now, by rank."""
+        current = self._state.current or self._state.proposed
+        return list(current.members) if current is not None else []
+
+    @property
+    def step(self) -> int:
+        """Completed steps, as far as the workers' beats have told."""
+        return self._peers.step
+
+    def take(self) -> list[ForController]:
+        """What the controller has to do, in order, and is told once."""
+        with self._out:
+            taken, self._for_controller = self._for_controller, []
+            if not self._records:
+                self._out_bell.quiet()
+            return taken
+
+    def take_records(self) -> list[Record]:
+        """What happened, in order: every event of the machine, and who kept others waiting."""
+        with self._out:
+            taken, self._records = self._records, []
+            if not self._for_controller:
+                self._out_bell.quiet()
+            return taken
+
+    def lost(self, worker: int, why: str) -> None:
+        """``worker``'s process has ended or could not be started. Of a worker that is gone already: nothing."""
+        self._call(lambda: self._lose(worker, why))
+
+    def capacity(self, free: int) -> None:
+        """``free`` more workers could be started now."""
+        self._tell(machine.CapacityChanged(free))
+
+    def resize(self, workers: int, why: str = "") -> None:
+        """Somebody wants ``workers`` workers."""
+        self._tell(machine.ResizeAsked(workers))
+
+    def change(self, changes: dict[str, float]) -> None:
+        """Let ``changes`` take effect for all at one step boundary."""
+        self._tell(machine.ChangeAsked(dict(changes)))
+
+    def notice(self, worker: int, seconds: float, why: str) -> None:
+        """``worker`` will be taken away in ``seconds``."""
+        self._tell(machine.Noticed(worker, _within(seconds, why)))
+
+    def close(self) -> None:
+        """Hear no more, close every connection. Idempotent."""
+        self._closing = True
+        self._bell.ring()
+        self._thread.join(CLOSE_LIMIT_S)
+        self._out_bell.close()
+
+    def _tell(self, event: machine.Event) -> None:
+        self._call(lambda: self._feed(event))
+
+    def _call(self, action: Callable[[], None]) -> None:
+        self._calls.append(action)
+        self._bell.ring()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                self._round()
+        except Exception as bug:  # noqa: BLE001 - nobody else would tell that the run has lost its coordinator
+            traceback.print_exc(file=sys.stderr)
+            self._hand_over(machine.GiveUp(f"the coordinator failed: {bug!r}"))
+        finally:
+            self._hub.close()
+            self._bell.close()
+
+    def _round(self) -> None:
+        self._due = min([self._next_beat, self._peers.next_silence, *(at for at, _ in list(self._broken)[:1])])
+        # What the controller says of a worker comes after what the worker itself had said before that.
+        calls = [self._calls.popleft() for _ in range(len(self._calls))]
+        for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
+            match event:
+                case Greeted(connection, hello):
+                    self._greet(connection, hello)
+                case Heard(connection, message):
+                    self._hear(connection, message)
+                case Closed(connection, why):
+                    self._part(connection, why)
+        for call in calls:
+            call()
+        now = time.monotonic()
+        while self._broken and self._broken[0][0] <= now:
+            self._feed(self._broken.popleft()[1])
+        for worker in self._peers.silent(now, self._due):
+            self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
+        if now >= self._next_beat:
+            self._next_beat = now + self._beat_s
+            # Who has more to read than that will see that this side lives.
+            self._hub.send([c for c in self._peers.connections() if not c.output], BEAT)
+            self._find_straggler(now)
+
+    def _find_straggler(self, now: float) -> None:
+        if self._state.current is None or self._over:
+            return
+        found = self._peers.straggler(self._state.current.members, now, self._last_line_of)
+        if found is not None:
+            self._keep(Straggling(found.worker, found.line))
+
+    def _last_line_of(self, worker: int) -> str:
+        try:
+            return self._last_line(worker)
+        except OSError:
+            return ""
+
+    # -- what workers and clients say ---------------------------------------------------------------------------------
+
+    def _greet(self, connection: Connection, hello: Hello) -> None:
+        worker = hello.worker
+        if worker is None:
+            return
+        if worker not in self._known or worker in self._gone or worker in self._peers or self._over:
+            self._hub.end(connection)
+            return
+        self._peers.add(worker, connection, hello.host, time.monotonic())
+        self._say([connection], messages.Welcome(self._newest is not None, self._beat_s, self._silence_s))
+        if self._newest is not None:
+            self._say([connection], messages.Proclaim(self._newest))
+        for key, value in self._board.items():
+            self._say([connection], messages.Publish(key, value))
+        self._feed(machine.Connected(worker))
+
+    def _hear(self, connection: Connection, message: Message) -> None:
+        worker = connection.worker
+        if worker is None:
+            self._answer(connection, message)
+            return
+        now = time.monotonic()
+        self._peers.heard(worker, now)
+        if worker in self._gone:  # released, or about to be ended
+            return
+        match message:
+            case Beat():
+                self._peers.beaten(worker, message, now)
+            case messages.Publish():
+                self._publish(worker, message)
+            case messages.Broken(version, why):
+                # A death that explains it is to be heard first: its end of connection is on its way.
+                self._broken.append((now + BROKEN_GRACE_S, machine.Broken(worker, version, why)))
+            case _:
+                event = _event(worker, message)
+                if event is None:
+                    self._cut_off(worker, f"it sent {message.kind!r}, which no worker sends")
+                else:
+                    self._feed(event)
+
+    def _publish(self, worker: int, message: messages.Publish) -> None:
+        try:
+            kept = self._board.put(message.key, message.value)
+        except ProtocolError as error:
+            self._cut_off(worker, str(error))
+            return
+        if kept:
+            self._say(self._peers.connections(but=worker), message)
+
+    def _answer(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, messages.Resize):
+            asked = message.workers
+            self._feed(machine.ResizeAsked(asked))
+            state, members = self._state, self.members
+            bounds = (
+                "" if asked == state.target else f" ({asked} asked for; from {state.low} to {state.high} are allowed)"
+            )
+            detail = f"from {len(members)} to {state.target} workers{bounds}"
+            self._say([connection], Answer(not self._over, "the run is over" if self._over else detail, members))
+        self._hub.end(connection)
+
+    def _part(self, connection: Connection, why: str) -> None:
+        if connection.worker is not None and connection.worker in self._peers:
+            self._lose(connection.worker, why)
+
+    def _cut_off(self, worker: int, why: str) -> None:
+        self._lose(worker, f"it broke the protocol: {why}")
+
+    # -- the machine --------------------------------------------------------------------------------------------------
+
+    def _lose(self, worker: int, why: str) -> None:
+        if connection := self._peers.remove(worker):
+            self._hub.end(connection)
+        if worker in self._known and worker not in self._gone:
+            self._gone.add(worker)
+            self._feed(machine.Lost(worker, why))
+
+    def _feed(self, event: machine.Event) -> None:
+        if self._over:
+            return
+        if isinstance(event, machine.Left):
+            self._gone.add(event.worker)
+        self._keep(MembershipEvent(machine.encode_event(event)))
+        try:
+            self._state, instructions = machine.step(self._state, event)
+        except machine.ProtocolViolation as violation:
+            instructions = (machine.GiveUp(str(violation)),)
+        for instruction in instructions:
+            self._obey(instruction)
+
+    def _obey(self, instruction: machine.Instruction) -> None:
+        everybody = self._peers.connections()
+        match instruction:
+            case machine.Proclaim(version):
+                self._newest = version
+                self._board.begin(version.number)
+                self._say(everybody, messages.Proclaim(version))
+            case machine.Confirm(worker, version):
+                self._say_to(worker, messages.Confirmed(version))
+            case machine.Release(worker):
+                self._gone.add(worker)
+                self._say_to(worker, messages.Bye())
+            case machine.Dismiss():
+                self._over = True
+                self._say(everybody, messages.Bye())
+            case machine.Start(workers):
+                self._known.update(workers)
+                self._hand_over(instruction)
+            case machine.End(worker):
+                self._gone.add(worker)
+                self._say_to(worker, messages.Bye())  # who cannot be reached by the controller ends itself
+                self._hand_over(instruction)
+            case machine.GiveUp():
+                self._over = True
+                self._hand_over(instruction)
+            case machine.StopRun():
+                self._hand_over(instruction)
+
+    def _say_to(self, worker: int, message: Message) -> None:
+        if peer := self._peers.get(worker):
+            self._say([peer.connection], message)
+
+    def _say(self, connections: Sequence[Connection], message: Message) -> None:
+        self._hub.send(connections, messages.encode(message))
+
+    def _hand_over(self, instruction: ForController) -> None:
+        with self._out:
+            self._for_controller.append(instruction)
+            self._out_bell.ring()
+
+    def _keep(self, record: Record) -> None:
+        with self._out:
+            self._records.append(record)
+            self._out_bell.ring()
+
+
+def _event(worker: int, message: Message) -> machine.Event | None:
+    """What ``message`` means to the machine; None where it means nothing."""
+    match message:
+        case messages.Ready():
+            return machine.Ready(worker)
+        case messages.Running(version, step):
+            return machine.Running(worker, version, step)
+        case messages.Noticed(seconds, why):
+            return machine.Noticed(worker, _within(seconds, why))
+        case messages.Replace():
+            return machine.ReplaceAsked(worker)
+        case messages.Left():
+            return machine.Left(worker)
+        case messages.Done():
+            return machine.Done(worker)
+        case messages.Resize(workers):
+            return machine.ResizeAsked(workers)
+        case messages.Change(changes):
+            return machine.ChangeAsked(changes)
+        case _:
+            return None
+
+
+def _within(seconds: float, why: str) -> str:
+    return f"{why} (within {seconds:g} s)"

@@ -1,0 +1,117 @@
+"""What is known of a run's workers: the state of ``elastic.coordinator.machine``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from elastune.elastic.protocol.view import Version
+
+Phase = Literal["starting", "connected", "ready", "member"]
+
+
+class ProtocolViolation(ValueError):
+    """What was said contradicts what happened before: one side has a bug."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of a fresh version.
+
+    ``noticed``: it will be taken away. ``slow``: another is to take its place, without hurry. ``dropped``: a version
+    without it was proclaimed while it was a member.
+    """
+
+    number: int
+    phase: Phase = "starting"
+    noticed: bool = False
+    slow: bool = False
+    done: bool = False
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The state of the machine.
+
+    ``workers``: all that are not gone, by number. ``current``: the newest version that was settled (all its members
+    said Running), None while nobody holds state. ``proposed``: the newest version, as long as it is not settled.
+    ``changes``: asked for, and in no settled version yet; every version carries them, so that members which had entered
+    one that broke and members which had not go on with the same ones. ``free``: how many more workers could be started;
+    ``vacated``: somebody has gone since that was told, so there may be more room by now.
+    ``furthest``: the highest first step of any version; ``setbacks``: breaks since it rose; ``failed_starts``: workers
+    lost before they became members, since the last that did.
+    """
+
+    low: int
+    high: int
+    target: int
+    most_losses: int
+    next_worker: int
+    workers: tuple[Worker, ...]
+    next_version: int = 1
+    current: Version | None = None
+    proposed: Version | None = None
+    running: frozenset[int] = frozenset()
+    first_step: int = -1
+    changes: dict[str, float] = field(default_factory=dict)
+    free: int = 0
+    vacated: bool = False
+    furthest: int = -1
+    setbacks: int = 0
+    failed_starts: int = 0
+    stage: Literal["open", "stopping", "finishing", "over"] = "open"
+
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """Who holds the run's state, by number."""
+        return tuple(worker for worker in self.workers if worker.phase == "member")
+
+    @property
+    def live(self) -> tuple[Version, ...]:
+        """The versions whose members may train now, oldest first: the one before a planned one goes on until that is
+        settled."""
+        before = self.proposed is None or self.proposed.planned
+        return tuple(v for v in (self.current if before else None, self.proposed) if v is not None)
+
+    @property
+    def wanted(self) -> tuple[Worker, ...]:
+        """Who will be there when all that is under way is done."""
+        leaving: set[int] = set()
+        if self.current is not None and self.proposed is not None:
+            leaving = set(self.current.members) - set(self.proposed.members)
+        leaving |= {worker.number for worker in self.workers if worker.noticed or worker.slow}
+        return tuple(worker for worker in self.workers if worker.number not in leaving)
+
+    def find(self, number: int) -> Worker | None:
+        """Worker ``number``, if it is not gone."""
+        return next((worker for worker in self.workers if worker.number == number), None)
+
+    def get(self, number: int) -> Worker:
+        """Worker ``number``. Raises ``KeyError`` where it is gone."""
+        worker = self.find(number)
+        if worker is None:
+            raise KeyError(number)
+        return worker
+
+    def put(self, number: int, **facts: Any) -> Membership:
+        """As this, with these facts about worker ``number``."""
+        workers = (replace(worker, **facts) if worker.number == number else worker for worker in self.workers)
+        return replace(self, workers=tuple(workers))
+
+    def without(self, number: int) -> Membership:
+        """As this, with worker ``number`` gone."""
+        workers = tuple(worker for worker in self.workers if worker.number != number)
+        return replace(self, workers=workers, vacated=True)
+
+
+def begin(workers: Sequence[int], low: int, high: int, most_losses: int = 8) -> Membership:
+    """A run whose ``workers`` are being started. It may have from ``low`` to ``high`` of them."""
+    numbers = sorted(set(workers))
+    if not numbers or len(numbers) < len(workers) or numbers[0] < 0:
+        raise ValueError(f"a run begins with workers of different numbers, not with {list(workers)}")
+    if not 1 <= low <= high or most_losses < 1:
+        raise ValueError(f"1 <= low <= high and most_losses >= 1 must hold, not {low}, {high}, {most_losses}")
+    target = min(max(len(numbers), low), high)
+    return Membership(low, high, target, most_losses, numbers[-1] + 1, tuple(Worker(number) for number in numbers))

@@ -1,0 +1,1 @@
+"""What coordinator, workers and clients say to each other."""

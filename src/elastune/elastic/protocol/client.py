@@ -1,0 +1,89 @@
+"""Asking a run something from another shell: its coordinator's address and token lie in the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from elastune.core.errors import UserError
+from elastune.elastic.protocol.dial import dial, first_message
+from elastune.elastic.protocol.frames import Lines, ProtocolError
+from elastune.elastic.protocol.messages import Answer, Hello, Message, encode
+
+CONTACT_NAME = ".coordinator.json"
+ANSWER_LIMIT_S = 10.0
+DIAL_LIMIT_S = 1.0
+CONTACT_LIMIT_BYTES = 4096
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Contact:
+    """How to reach a coordinator. Who has it may change the run, so only the run's owner can read it."""
+
+    address: str
+    token: str
+
+
+_ADAPTER = TypeAdapter(Contact)
+
+
+def write_contact(folder: Path, address: str, token: str) -> None:
+    """Let ``ask`` find the coordinator of the run in ``folder``."""
+    new = folder / f"{CONTACT_NAME}.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump({"address": address, "token": token}, file)
+    new.replace(folder / CONTACT_NAME)
+
+
+def remove_contact(folder: Path) -> None:
+    """The run in ``folder`` has ended. Idempotent."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / CONTACT_NAME).unlink()
+
+
+def read_contact(folder: Path) -> Contact:
+    """How to reach the run in ``folder``. Raises ``UserError`` where it does not say, or may not be asked."""
+    path = folder / CONTACT_NAME
+    try:
+        with path.open("rb") as file:
+            return _ADAPTER.validate_json(file.read(CONTACT_LIMIT_BYTES), strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _not_running(folder) from None
+    except PermissionError:
+        fix = "ask as the user who started it"
+        raise UserError("a run can be changed by its owner only", folder, fix) from None
+    except (ValidationError, OSError):
+        fix = "remove the file if the run has ended; else start the run again with --resume"
+        raise UserError("the file must hold the address of a coordinator", path, fix) from None
+
+
+def ask(folder: Path, message: Message) -> Answer:
+    """What the coordinator of the run in ``folder`` answers to ``message``, a request. Raises ``UserError``."""
+    contact = read_contact(folder)
+    try:
+        connection = dial(contact.address, DIAL_LIMIT_S)
+    except OSError:
+        raise _not_running(folder) from None
+    with connection:
+        try:
+            connection.settimeout(ANSWER_LIMIT_S)
+            connection.sendall(encode(Hello(contact.token)) + encode(message))
+            answer, _ = first_message(connection, Lines(), ANSWER_LIMIT_S)
+        except ConnectionError:
+            raise _not_running(folder) from None
+        except (OSError, ValueError, ProtocolError) as error:
+            why = f"{folder}: {error}"
+            raise UserError("a run must answer", why, "look at its log; if it hangs, end it and use --resume") from None
+    if not isinstance(answer, Answer):
+        raise UserError("a run must answer", f"{folder}: {answer.kind}", "use the same version of elastune as the run")
+    return answer
+
+
+def _not_running(folder: Path) -> UserError:
+    return UserError("the run must be running", folder, "start it, or go on with it: elastune run ... --resume")

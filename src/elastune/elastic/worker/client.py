@@ -1,0 +1,336 @@
+"""A worker's end of its connection to the coordinator: a thread that beats and hears, and what the main thread asks."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from elastune.core.errors import UserError
+from elastune.elastic.protocol import messages
+from elastune.elastic.protocol.dial import DIAL_LIMIT_S, READ_BYTES, dial, first_message
+from elastune.elastic.protocol.frames import Lines, ProtocolError
+from elastune.elastic.protocol.messages import Beat, Doing, Message
+from elastune.elastic.protocol.rendezvous import Board
+from elastune.elastic.protocol.view import Version
+
+ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h
+SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
+WHY_LIMIT = 2000  # characters
+
+
+class RunOver(Exception):
+    """The run has ended, or this worker is cut off from it: there is nothing to wait for."""
+
+
+class Member:
+    """Worker ``worker``, connected and known to the coordinator at ``address``.
+
+    The constructor returns once the coordinator has let it in. Raises ``UserError`` where it does not.
+    """
+
+    def __init__(self, address: str, token: str, worker: int, *, pid: int = 0, host: str = "") -> None:
+        self.worker = worker
+        self.on_break: Callable[[Version], None] = lambda version: None
+        """Called in this object's thread for every version that takes effect at once."""
+        self.on_orphaned: Callable[[str], None] = self._end_process
+        """Called in this object's thread when the coordinator is gone; ends this process and its data loaders."""
+        self._lines = Lines()
+        self._early: list[bytes] = []
+        self._outgoing: deque[bytes] = deque()
+        self._sending = threading.Lock()
+        self._doing: tuple[Doing, int, int, float] = ("starting", 0, 0, time.monotonic())
+        self._news = threading.Condition()
+        self._latest: Version | None = None
+        self._forced = self._confirmed = 0
+        self._board = Board()
+        self._over = ""
+        self._closed = False
+        welcome = self._enter(address, messages.Hello(token, worker, pid or os.getpid(), host))
+        self.joins = welcome.joins
+        """Whether training goes on already: this worker has to be warm before it is ``ready``."""
+        self._beat_s = welcome.beat_s
+        self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, welcome.silence_s)
+        _leave_to_parent(self)
+        self._thread = threading.Thread(target=self._live, name="member", daemon=True)
+        self._thread.start()
+
+    def _enter(self, address: str, hello: messages.Hello) -> messages.Welcome:
+        try:
+            self._socket = dial(address)
+        except OSError as error:
+            why = f"{address}: {error}"
+            raise UserError(
+                "a worker must reach its coordinator", why, "see that the run is alive, and firewalls"
+            ) from None
+        try:
+            self._socket.sendall(messages.encode(hello))
+            welcome, self._early = first_message(self._socket, self._lines, DIAL_LIMIT_S)
+            if not isinstance(welcome, messages.Welcome):
+                raise ProtocolError(f"it answered {welcome.kind!r}")
+        except (OSError, ValueError, ProtocolError) as error:
+            self._socket.close()
+            fix = "give each worker the token of this run and a number of its own"
+            raise UserError(
+                "a coordinator must let its workers in", f"{address}, worker {self.worker}: {error}", fix
+            ) from None
+        self._socket.setblocking(True)
+        return welcome
+
+    # -- what the main thread says ------------------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """This worker is warm and waits for a version that has it."""
+        self._send(messages.Ready())
+
+    def running(self, version: int, step: int) -> None:
+        """This worker holds its state under ``version``, whose first step is ``step``."""
+        self._send(messages.Running(version, step))
+
+    def broken(self, version: int, why: str) -> None:
+        """A collective of ``version`` failed here."""
+        self._send(messages.Broken(version, _sendable(why)))
+
+    def noticed(self, seconds: float, why: str) -> None:
+        """This worker will be taken away in ``seconds``. A signal handler may call it."""
+        self._send(messages.Noticed(max(0.0, seconds), _sendable(why)))
+
+    def replace(self) -> None:
+        """Ask for another worker in this one's place; this one goes on until that one is there."""
+        self._send(messages.Replace())
+
+    def resize(self, workers: int, why: str = "") -> None:
+        """Ask for ``workers`` workers."""
+        self._send(messages.Resize(workers, _sendable(why)))
+
+    def change(self, changes: dict[str, float], why: str = "") -> None:
+        """Ask that ``changes`` take effect for all at one step boundary. Raises ``ValueError`` for NaN and infinity."""
+        self._send(messages.Change(changes, _sendable(why)))
+
+    def left(self) -> None:
+        """This worker has left at the boundary of a version that does not have it."""
+        self._send(messages.Left())
+
+    def done(self) -> None:
+        """The training function has ended well; this worker stays to serve the others."""
+        self._send(messages.Done())
+
+    def publish(self, key: str, value: str) -> None:
+        """Let everybody read ``value`` under ``key``, which begins with a version's number and a slash."""
+        with self._news:
+            kept = self._board.put(key, value)
+            self._news.notify_all()
+        if kept:
+            self._send(messages.Publish(key, value))
+
+    def doing(self, what: Doing, step: int, size_bytes: int = 0) -> None:
+        """The next beat tells it. Costs well under two microseconds."""
+        self._doing = (what, step, size_bytes, time.monotonic())
+
+    def close(self) -> None:
+        """Disconnect: the coordinator will take this worker for lost, unless it has left or the run is over."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(2)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+        self._socket.close()
+
+    # -- what the main thread asks ------------------------------------------------------------------------------------
+
+    @property
+    def latest(self) -> Version | None:
+        """The newest version that was proclaimed."""
+        return self._latest
+
+    def pending(self, current: int) -> Version | None:
+        """A planned version newer than ``current``."""
+        latest = self._latest
+        return latest if latest is not None and latest.planned and latest.number > current else None
+
+    def superseded(self, number: int) -> bool:
+        """Whether version ``number`` is over: a newer one took effect at once, or the run has ended."""
+        return self._forced > number or bool(self._over)
+
+    def await_version(self, after: int, timeout_s: float) -> Version:
+        """Block until there is a version newer than ``after`` that this worker has to enter at once.
+
+        That is one which takes effect at once, or takes this worker in. Raises ``TimeoutError`` and ``RunOver``.
+        """
+        self._wait(lambda: self._to_enter(after) is not None, timeout_s)
+        version = self._to_enter(after)
+        if version is None:
+            raise TimeoutError(f"no version after {after} within {timeout_s:g} s")
+        return version
+
+    def await_confirmed(self, version: int) -> bool:
+        """Block until this joiner is a member of ``version`` for good; False if a newer version comes first.
+
+        Raises ``RunOver``.
+        """
+        self._wait(lambda: self._confirmed >= version or self._is_newer(version), None)
+        return self._confirmed >= version
+
+    def await_bye(self, after: int) -> Version | None:
+        """Block until the run is over (None), or there is a version newer than ``after`` to be entered at once."""
+        try:
+            self._wait(lambda: self._to_enter(after) is not None, None)
+        except RunOver:
+            return None
+        return self._to_enter(after)
+
+    def read(self, keys: list[str], timeout_s: float | None) -> list[str] | None:
+        """What is published under ``keys``, once all is; None if not within ``timeout_s``.
+
+        Raises ``RunOver`` as soon as the version that they belong to is superseded.
+        """
+        version = min(int(key.partition("/")[0]) for key in keys)
+        found: list[str | None] = []
+
+        def there() -> bool:
+            found[:] = [self._board.get(key) for key in keys]
+            return None not in found or self.superseded(version)
+
+        self._wait(there, timeout_s)
+        if None not in found:
+            return [value for value in found if value is not None]
+        if self.superseded(version):
+            raise RunOver(f"version {version} is superseded")
+        return None
+
+    def published(self, key: str) -> bool:
+        """Whether anything is published under ``key``."""
+        with self._news:
+            return self._board.get(key) is not None
+
+    def _to_enter(self, after: int) -> Version | None:
+        latest = self._latest
+        if latest is None or latest.number <= after or self.worker not in latest.members:
+            return None
+        return latest if not latest.planned or self.worker in latest.joiners else None
+
+    def _is_newer(self, version: int) -> bool:
+        return self._latest is not None and self._latest.number > version
+
+    def _wait(self, there: Callable[[], bool], timeout_s: float | None) -> None:
+        with self._news:
+            self._news.wait_for(lambda: there() or bool(self._over), timeout_s)
+            if self._over and not there():
+                raise RunOver(self._over)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            why = self._serve()
+        except (OSError, ValueError, ProtocolError) as error:
+            why = str(error) or type(error).__name__
+        except Exception:  # noqa: BLE001 - without this thread the worker is lost, and must know it
+            traceback.print_exc()
+            why = "its thread failed"
+        with self._news:
+            ended = bool(self._over) or self._closed
+            self._over = self._over or f"the coordinator is gone: {why}"
+            self._news.notify_all()
+        if not ended:
+            self.on_orphaned(why)
+
+    def _serve(self) -> str:
+        """Beat and hear until the connection ends, and say why it did."""
+        self._hear(self._early)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        next_beat = before = time.monotonic()
+        silent_s = 0.0
+        while True:
+            came = poll.poll(max(0.0, next_beat - time.monotonic()) * 1000)
+            now = time.monotonic()
+            # Time in which this process did not run is no silence of the coordinator.
+            silent_s += min(now - before, 2 * self._beat_s)
+            before = now
+            if came:
+                data = self._socket.recv(READ_BYTES)
+                if not data:
+                    return "it closed the connection"
+                silent_s = 0.0
+                self._hear(self._lines.feed(data))
+            elif silent_s > self._silent_limit_s:
+                return f"it has been silent for {silent_s:.0f} s"
+            if now >= next_beat:
+                next_beat = now + self._beat_s
+                what, step, size_bytes, since = self._doing
+                self._send(Beat(step, what, max(0.0, now - since), size_bytes))
+
+    def _hear(self, lines: list[bytes]) -> None:
+        for line in lines:
+            message = messages.decode(line)
+            with self._news:
+                self._note(message)
+                self._news.notify_all()
+            if isinstance(message, messages.Proclaim) and not message.version.planned:
+                try:
+                    self.on_break(message.version)
+                except Exception:  # noqa: BLE001 - the hook's fault must not cost the connection
+                    traceback.print_exc()
+
+    def _note(self, message: Message) -> None:
+        match message:
+            case messages.Proclaim(version):
+                self._latest = version
+                self._board.begin(version.number)
+                if not version.planned:
+                    self._forced = version.number
+            case messages.Confirmed(version):
+                self._confirmed = version
+            case messages.Publish(key, value):
+                self._board.put(key, value)
+            case messages.Bye():
+                self._over = "the run is over"
+            case Beat():
+                pass
+            case _:
+                raise ProtocolError(f"it sent {message.kind!r}")
+
+    def _send(self, message: Message) -> None:
+        """Send it now, or leave it to the thread that is just sending: no caller waits for another, not even a signal
+        handler for the code that it interrupts. A connection that is gone is the thread's to notice."""
+        self._outgoing.append(messages.encode(message))
+        while self._outgoing and self._sending.acquire(blocking=False):
+            try:
+                while self._outgoing:
+                    self._socket.sendall(self._outgoing.popleft())
+            except (OSError, IndexError):
+                pass
+            finally:
+                self._sending.release()
+
+    def _end_process(self, why: str) -> None:
+        line = f"elastune: the coordinator is gone ({why}); worker {self.worker} ends\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode(errors="replace"))
+        for child in multiprocessing.active_children():  # data loaders look for their parent only now and then
+            with contextlib.suppress(OSError, ValueError):
+                child.kill()
+        os._exit(ORPHANED_CODE)
+
+
+def _leave_to_parent(member: Member) -> None:
+    """A forked child (of a data loader) must not keep the connection open when its parent is killed."""
+    reference = weakref.ref(member)
+
+    def close_copy() -> None:
+        if (parent := reference()) is not None and parent._socket.fileno() >= 0:
+            os.close(parent._socket.detach())
+
+    os.register_at_fork(after_in_child=close_copy)
+
+
+def _sendable(why: str) -> str:
+    return why[:WHY_LIMIT].encode(errors="replace").decode()

@@ -1,0 +1,92 @@
+"""State and results from one worker to another, over the group that both are in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from elastune.comm.group import Group
+from elastune.elastic.worker.state_owner import Packed
+
+SMALL_BYTES = 1 << 20
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),
+    *(torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128),
+)
+
+
+def send_floats(group: Group, to: int, values: Sequence[float]) -> None:
+    """Send numbers; ``receive_floats`` takes them."""
+    group.send(torch.tensor([len(values)], dtype=torch.int64), to)
+    if values:
+        group.send(torch.tensor(values, dtype=torch.float64), to)
+
+
+def receive_floats(group: Group, source: int) -> list[float]:
+    """What ``send_floats`` sent."""
+    count = torch.zeros(1, dtype=torch.int64)
+    group.receive(count, source)
+    values = torch.zeros(int(count), dtype=torch.float64)
+    if len(values):
+        group.receive(values, source)
+    return [float(value) for value in values.tolist()]
+
+
+def send_packed(group: Group, to: int, packed: Packed) -> None:
+    """Send a state. Small tensors of a kind travel together; large ones are not copied."""
+    header, tensors = packed
+    text = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    shapes = [[DTYPES.index(t.dtype), t.dim(), *t.shape] for t in tensors]
+    send_floats(group, to, [len(text), *(float(x) for shape in shapes for x in shape)])
+    group.send(text, to)
+    for batch in _batches([(t.dtype, t.numel() * t.element_size()) for t in tensors]):
+        parts = [tensors[i].detach().cpu().contiguous().reshape(-1) for i in batch]
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if flat.numel():
+            group.send(flat.view(torch.uint8), to)
+
+
+def receive_packed(group: Group, source: int) -> Packed:
+    """What ``send_packed`` sent."""
+    size, *numbers = (int(x) for x in receive_floats(group, source))
+    text = torch.zeros(size, dtype=torch.uint8)
+    group.receive(text, source)
+    kinds: list[tuple[torch.dtype, list[int]]] = []
+    at = 0
+    while at < len(numbers):
+        dims = numbers[at + 1]
+        kinds.append((DTYPES[numbers[at]], numbers[at + 2 : at + 2 + dims]))
+        at += 2 + dims
+    tensors: dict[int, torch.Tensor] = {}
+    sizes = [(dtype, torch.Size(shape).numel() * dtype.itemsize) for dtype, shape in kinds]
+    for batch in _batches(sizes):
+        flat = torch.empty(sum(sizes[i][1] for i in batch), dtype=torch.uint8)
+        if flat.numel():
+            group.receive(flat, source)
+        start = 0
+        for i in batch:
+            dtype, shape = kinds[i]
+            piece = flat[start : start + sizes[i][1]]
+            # A tensor of wider elements may not begin anywhere: pieces of a joint message are copied out.
+            tensors[i] = (piece if len(batch) == 1 else piece.clone()).view(dtype).view(shape)
+            start += sizes[i][1]
+    return bytes(text.numpy()), [tensors[i] for i in range(len(kinds))]
+
+
+def _batches(sizes: Sequence[tuple[torch.dtype, int]]) -> list[list[int]]:
+    """Indices that travel in one message: a large tensor by itself, small ones of equal dtype together."""
+    batches: list[list[int]] = []
+    open_batch: dict[torch.dtype, tuple[list[int], int]] = {}
+    for i, (dtype, size) in enumerate(sizes):
+        batch, filled = open_batch.get(dtype, ([], 0))
+        if size >= SMALL_BYTES:
+            batches.append([i])
+        elif batch and filled + size <= SMALL_BYTES:
+            batch.append(i)
+            open_batch[dtype] = (batch, filled + size)
+        else:
+            batch = [i]
+            batches.append(batch)
+            open_batch[dtype] = (batch, size)
+    return batches

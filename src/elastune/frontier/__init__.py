@@ -1,0 +1,1 @@
+"""How far a program scales before accuracy pays."""

@@ -1,0 +1,113 @@
+"""A checked frontier request: the base settings, the naive rule, and the space that is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.run import Config, RunSpec, number
+from elastune.job.run import check_means
+from elastune.plan.scaling import LR_RULES, scaled_lr
+from elastune.search.samplers.registry import check_sampler
+from elastune.search.space.constraint import Constraint, parse_constraints
+from elastune.search.space.feasible import check_feasible
+from elastune.search.space.objective import Objective, parse_objectives
+from elastune.search.space.space import Space
+from elastune.study.request import FrontierRequest
+from elastune.study.trial_results import CLOCKED, SYSTEM_PARAMETERS
+from elastune.train.program.load import load, merge
+
+
+@dataclass(frozen=True)
+class FrontierPlan:
+    """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's."""
+
+    request: FrontierRequest
+    config: Config
+    quality: Objective
+    user_space: Space
+    constraints: tuple[Constraint, ...]
+
+    @property
+    def axes(self) -> tuple[Objective, ...]:
+        """Quality, time and cost."""
+        return (self.quality, *parse_objectives({"seconds": "min", "cost": "min"}))
+
+    @property
+    def searched(self) -> tuple[Objective, ...]:
+        """Quality, and time at the largest worker count."""
+        return (self.quality, *parse_objectives({"seconds": "min"}))
+
+    @property
+    def base_batch(self) -> int:
+        """The program's own batch size, that of one worker."""
+        return int(number(self.config, "batch_size"))
+
+    def naive(self, workers: int) -> Config:
+        """The naive rule: global batch and learning rate x ``workers``."""
+        lr = number(self.config, "lr") * workers
+        return {**self.config, "batch_size": self.base_batch * workers, "lr": lr}
+
+    def space(self, trial: Any) -> dict[str, Any]:
+        """The user's space; a batch size, where it has none; and a rule by which the learning rate follows it."""
+        found = dict(self.user_space(trial))
+        if "batch_size" not in found:
+            sizes = sorted({self.base_batch * workers for workers in (1, *self.request.workers)})
+            found["batch_size"] = trial.suggest_categorical("batch_size", sizes)
+        found["lr_rule"] = trial.suggest_categorical("lr_rule", list(LR_RULES))
+        return {**self.config, **found}
+
+    def resolve(self, values: Mapping[str, Any]) -> tuple[Config, str]:
+        """The configuration that ``values`` of the space stand for, its learning rate scaled, and the rule."""
+        plain = {k: v for k, v in values.items() if k not in (*SYSTEM_PARAMETERS, "lr_rule")}
+        config = merge(self.config, plain)
+        rule = str(values["lr_rule"])
+        lr = scaled_lr(number(config, "lr"), int(number(config, "batch_size")), self.base_batch, rule)
+        return {**config, "lr": lr}, rule
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The request as the journal keeps it."""
+        plain = asdict(self.request)
+        plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
+        plain["workers"] = list(self.request.workers)
+        plain["constraints"] = list(self.request.constraints)
+        plain["objectives"] = {o.name: o.direction for o in self.axes}
+        return {"kind": "frontier", **plain}
+
+
+def check(request: FrontierRequest) -> FrontierPlan:
+    """Raise ``UserError`` for all that can be known to be wrong before anything runs."""
+    counts = request.workers
+    if not counts or any(w < 1 for w in counts) or list(counts) != sorted(set(counts)):
+        raise UserError("worker counts must ascend from at least 1", counts, "for example --workers 1,2,4,8")
+    if not request.budget_s > 0:
+        raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
+    if not request.price_per_worker_hour > 0:
+        raise UserError("a price must be positive", request.price_per_worker_hour, "for example --price 2.5")
+    if request.seeds < 2:
+        raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
+    check_means(RunSpec(request.program, request.out, means=request.means))
+    program = load(request.program)
+    if program.space is None:
+        raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
+    config = merge(program.config, request.config)
+    for name in ("lr", "batch_size"):
+        value = config.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            rule = "the naive rule multiplies config lr and batch_size, so both must be positive numbers"
+            raise UserError(rule, f"{name} = {value!r}", "name the program's settings lr and batch_size")
+    objectives = [(n, d) for n, d in program.objectives.items() if n not in CLOCKED]
+    if not objectives:
+        raise UserError("a frontier needs a quality objective", "none", "objectives = {'accuracy': 'max'} in the file")
+    name = request.quality or objectives[0][0]
+    if name not in dict(objectives):
+        known = ", ".join(n for n, _ in objectives)
+        raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
+    (quality,) = parse_objectives({name: dict(objectives)[name]})
+    plan = FrontierPlan(request, config, quality, program.space, parse_constraints(request.constraints))
+    check_sampler(request.sampler, plan.searched)
+    check_feasible(plan.space, plan.constraints, {}, request.seed)
+    return plan

@@ -1,0 +1,1 @@
+"""Run one training: its workers supervised, its end handled."""

@@ -1,0 +1,171 @@
+"""Run one job to its end: start its workers, keep its journal, tell how it ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+
+from elastune.cluster.base import Cluster, ElasticHandle
+from elastune.cluster.devices import assign, devices
+from elastune.cluster.local import LocalCluster
+from elastune.cluster.notices import NoticeSource
+from elastune.core.errors import UserError
+from elastune.core.run import Place, RunSpec
+from elastune.job.fault_injection import Injector
+from elastune.job.machine import machine_context
+from elastune.job.output_dir import open_out
+from elastune.job.shutdown import Ending
+from elastune.job.signals import Interrupts
+from elastune.job.supervisor import Watch
+from elastune.job.validate_adapt import adapt_json, check_adapt
+from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
+from elastune.journal.writer import JournalWriter
+from elastune.train.checkpoints.checkpoint import complete, trail
+from elastune.train.data.sample_log import claims_of
+from elastune.train.program.load import load, merge
+from elastune.train.work import work
+
+SHORTEST_HEARTBEAT_S = 0.1
+Observe = Callable[[Record], None]
+
+
+class JobFailed(Exception):
+    """A job ended without a result; ``failure`` says why. ``noticed``: its machine is being taken away."""
+
+    def __init__(self, failure: RunFailed, noticed: bool = False) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+        self.noticed = noticed
+
+
+def run_job(
+    spec: RunSpec,
+    *,
+    cluster: Cluster | None = None,
+    observe: Observe | None = None,
+    notices: Sequence[NoticeSource] = (),
+    injector: Injector | None = None,
+) -> RunFinished:
+    """Run ``spec`` on ``cluster`` (default: worker processes here) and journal it in ``spec.out``.
+
+    The first Ctrl-C or SIGTERM asks for a checkpoint and an end at the next step; the second ends the workers. SIGUSR1
+    and what ``notices`` tell of ask for the same, and the result says so. ``injector``: faults to survive. Raises
+    ``JobFailed``; ``UserError`` for what can be known before a worker starts.
+    """
+    check_means(spec)
+    program = load(spec.program)
+    merge(program.config, spec.config)
+    check_adapt(spec.adapt, program)
+    with JournalWriter(open_out(spec.out, spec.resume)) as journal, Interrupts() as interrupts, ExitStack() as stack:
+
+        def keep(record: Record) -> None:
+            journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
+            if injector is not None:
+                injector.hear(record)
+            if observe is not None:
+                observe(record)
+
+        for record in _opening(spec):
+            keep(record)
+        place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
+        handle = place.start(spec)
+        # Whatever happens here: a cluster that is not ours lives on, its run must not.
+        stack.callback(handle.kill)
+        watch = Watch(handle)
+        ending = Ending(watch, interrupts, notices)
+        while watch.outcome is None:
+            place.wait(0.5 if injector is None else injector.wait_s())
+            for record in watch.pump():
+                keep(record)
+            if injector is not None and isinstance(handle, ElasticHandle) and not watch.finished:
+                for fault in injector.act(handle):
+                    keep(fault)
+            ending.look()
+        keep(watch.outcome)
+    if isinstance(watch.outcome, RunFailed):
+        raise JobFailed(watch.outcome, noticed=ending.notice is not None)
+    return watch.outcome
+
+
+def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int:
+    """Be one worker of a run that somebody else launched (torchrun, srun). Returns an exit code.
+
+    Rank 0 keeps the journal and tells ``observe``; any other prints why it failed.
+    """
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    check_means(spec)
+    check_adapt(spec.adapt, load(spec.program))
+    if place.rank != 0:
+        return work(spec, place, print_failure, stop.is_set)
+    with JournalWriter(open_out(spec.out, spec.resume)) as journal:
+
+        def keep(record: Record) -> None:
+            journal.write(record)
+            if observe is not None:
+                observe(record)
+
+        for record in _opening(spec):
+            keep(record)
+        return work(spec, place, keep, stop.is_set)
+
+
+def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
+    """``place`` on its device among those of its node. ``env`` tells how many workers share the node."""
+    available = devices() if device != "cpu" else ("cpu",)
+    here = assign(device, place.local_rank, available)
+    told = env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or ""
+    neighbours = int(told) if told.isdigit() else place.world
+    return replace(place, device=here, own_device=here == "cpu" or neighbours <= len(available))
+
+
+def print_failure(record: Record) -> None:
+    """Say on stderr why a worker failed that no controller listens to."""
+    if isinstance(record, RunFailed):
+        print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
+
+
+def check_means(spec: RunSpec) -> None:
+    """Refuse system parameters that contradict each other."""
+    means = spec.means
+    if means.workers < 1:
+        raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
+    low, most = spec.elastic.low, means.workers if spec.elastic.high is None else spec.elastic.high
+    if not 1 <= low <= means.workers <= most:
+        rule = "a run must begin with workers within its bounds"
+        raise UserError(rule, f"{means.workers}, from {low} to {most}", "use --workers LOW:HIGH")
+    if spec.elastic.heartbeat_s < SHORTEST_HEARTBEAT_S:
+        rule = f"a heartbeat must be at least {SHORTEST_HEARTBEAT_S:g} s, or busy workers count as lost"
+        raise UserError(rule, f"{spec.elastic.heartbeat_s:g} s", "use --heartbeat 5s")
+    if means.num_slots < most:
+        rule = "there must be a slot for every worker"
+        raise UserError(rule, f"{means.num_slots} slots, {most} workers", "use more --slots or fewer --workers")
+    if means.mode not in ("exact", "fast"):
+        raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
+    if means.precision not in ("fp32", "bf16"):
+        raise UserError("precision must be fp32 or bf16", means.precision, "use --precision fp32 or bf16")
+    if means.micro_batch is not None and means.micro_batch < 1:
+        raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
+    if means.threads < 1:
+        raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
+
+
+def _opening(spec: RunSpec) -> list[Record]:
+    """What a journal begins with: where the run goes on, and what had been done up to there."""
+    found = complete(spec.out / "checkpoints") if spec.resume else []
+    started = RunStarted(
+        program=str(spec.program.path),
+        config=dict(spec.config),
+        seed=spec.seed,
+        means=asdict(spec.means),
+        context=machine_context(),
+        epochs=spec.epochs,
+        resumed_step=int(found[-1].name.split("-")[1]) if found else None,
+        adapt=adapt_json(spec.adapt),
+    )
+    # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
+    return [started, *(claims_of(trail(found[-1])) if found else [])]

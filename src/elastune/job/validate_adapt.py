@@ -1,0 +1,40 @@
+"""What adapts a run, checked before it starts: the policies and monitors that a command line or a space names."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.run import Adapt
+from elastune.monitors.registry import choose
+from elastune.policies.library.registry import build, monitors_for
+from elastune.train.program.load import LoadedProgram
+
+NO_POLICY = "none"
+
+
+def check_adapt(adapt: Adapt, program: LoadedProgram) -> None:
+    """Raise ``UserError`` for policies and monitors that cannot be made from their texts, or not together.
+
+    ``program``: its own policies can be named too.
+    """
+    policies = [build(text, program.policies) for text in adapt.policies]
+    choose([*adapt.monitors, *monitors_for(policies)])
+
+
+def policies_of(value: object) -> tuple[str, ...]:
+    """The policies that a space names as ``policy``: "none", the text of one, or a list of texts."""
+    texts = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        fix = "such as 'gns:max_batch=2048', ['warmup', 'gns'] or 'none'"
+        raise UserError("a policy must be text, or a list of texts", repr(value), fix)
+    named = tuple(str(text).strip() for text in texts)
+    if NO_POLICY in named and len(named) > 1:
+        raise UserError(f"{NO_POLICY!r} goes with no other policy", repr(value), "leave it out of the list")
+    return () if named == (NO_POLICY,) else named
+
+
+def adapt_json(adapt: Adapt) -> dict[str, Any]:
+    """``adapt`` as the journal holds it: empty without policies and monitors."""
+    return {name: list(texts) for name, texts in asdict(adapt).items()} if adapt != Adapt() else {}

@@ -1,0 +1,1 @@
+"""How hooks are called, and what they may ask of other workers."""

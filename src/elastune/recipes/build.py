@@ -1,0 +1,254 @@
+"""From plain configuration to torch: the optimizer, scheduler and network that its values name.
+
+A value reaches what is made, or is refused: one that the chosen optimizer or scheduler has no use for must be None, so
+that no setting is ever tuned in vain. What is made keeps plain data only, so it is saved and goes on exactly.
+Schedulers count calls of their ``step``; a program that makes one call an epoch counts epochs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from elastune.core.errors import UserError
+from elastune.plan.scaling import scaled_lr
+from elastune.recipes.families import Cosine, Geometric, InverseTime, InverseTimeRatio, Polynomial, StepDecay, StepDrop
+from elastune.recipes.settings import (
+    ACTIVATIONS,
+    FAMILIES,
+    LR_FACTOR,
+    OPTIMIZERS,
+    SCHEDULERS,
+    USUAL,
+    USUAL_START,
+    Range,
+    choice,
+    number,
+    scheduler_defaults,
+)
+
+_ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
+    {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh, "silu": nn.SiLU, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU}
+)
+
+
+# -- optimizer ---------------------------------------------------------------------------------------------------------
+
+
+def make_optimizer(
+    config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, str] = MappingProxyType({})
+) -> torch.optim.Optimizer:
+    """The optimizer of ``config``: "sgd", "adam" or "adamw".
+
+    ``groups``: name -> regular expression over names of ``model``'s parameters (``re.search``; the first that fits
+    counts). Such a group's learning rate is ``lr`` times the setting ``lr_factor_<name>``. Where ``lr_rule`` is
+    "linear" or "sqrt", ``lr`` belongs to a global batch of ``base_batch`` and follows ``batch_size``. Raises
+    ``UserError`` for values out of range or without effect, and for a group without parameters.
+    """
+    kind = choice("optimizer", config.get("optimizer"), OPTIMIZERS)
+    own = OPTIMIZERS[kind]
+    _refuse_idle(config, kind, {"momentum", "betas"} - set(own))
+    options: dict[str, Any] = {"lr": _rate(config)}
+    if config.get("weight_decay") is not None:
+        options["weight_decay"] = number("weight_decay", config["weight_decay"])
+    if "momentum" in own and config.get("momentum") is not None:
+        options["momentum"] = number("momentum", config["momentum"])
+    if "betas" in own and config.get("betas") is not None:
+        options["betas"] = _betas(config["betas"])
+    parts = _groups(config, model, groups, options["lr"])
+    made: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    optimizer: torch.optim.Optimizer = made[kind](parts, **options)
+    return optimizer
+
+
+def _rate(config: Mapping[str, Any]) -> float:
+    """The learning rate at this batch."""
+    lr = float(number("lr", config.get("lr")))
+    rule = config.get("lr_rule") or "none"
+    if rule == "none":
+        _refuse_idle(config, "the learning-rate rule none", {"base_batch"})
+        return lr
+    batch, base = (int(number(name, config.get(name))) for name in ("batch_size", "base_batch"))
+    return scaled_lr(lr, batch, base, rule)
+
+
+def _betas(value: Any) -> tuple[float, float]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise UserError("betas must be a pair of numbers", repr(value), "such as [0.9, 0.999]")
+    return float(number("beta1", value[0])), float(number("beta2", value[1]))
+
+
+def _groups(config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, str], lr: float) -> list[dict[str, Any]]:
+    """Parameter groups by name, those that no pattern names first."""
+    known = {f"{LR_FACTOR}{name}" for name in groups}
+    stray = {name for name in config if name.startswith(LR_FACTOR)} - known
+    if stray:
+        fix = "give make_optimizer groups={'head': 'a pattern of names'}"
+        raise UserError("a group's learning-rate factor needs its group", ", ".join(sorted(stray)), fix)
+    members: dict[str, list[nn.Parameter]] = {"": [], **{name: [] for name in groups}}
+    for path, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            fitting = (name for name, pattern in groups.items() if _fits(pattern, path))
+            members[next(fitting, "")].append(parameter)
+    for name in groups:
+        if not members[name]:
+            fix = f"its names: {', '.join(path for path, _ in model.named_parameters())}"
+            raise UserError("a group must name parameters of the model", f"{name}={groups[name]}", fix)
+    found = []
+    for name, parameters in members.items():
+        factor = config.get(f"{LR_FACTOR}{name}") if name else None
+        rate = lr if factor is None else lr * number("lr_factor", factor)
+        if parameters:
+            found.append({"params": parameters, "lr": rate, "name": name})
+    return found
+
+
+def _fits(pattern: str, path: str) -> bool:
+    try:
+        return re.search(pattern, path) is not None
+    except re.error as error:
+        raise UserError("a group must be a regular expression", f"{pattern}: {error}", "such as ^head") from None
+
+
+# -- scheduler ---------------------------------------------------------------------------------------------------------
+
+
+class _Multiplicative(lr_scheduler.MultiplicativeLR):
+    """At its beginning the rate is the group's own: torch's would multiply what a warm-up before it had left."""
+
+    def get_lr(self) -> Any:
+        return list(self.base_lrs) if self.last_epoch == 0 else super().get_lr()
+
+
+def make_scheduler(
+    config: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, epochs: int, mode: str = "min"
+) -> Any:
+    """The scheduler of ``config``, behind a linear warm-up if it asks for one; counts begin after the warm-up.
+
+    ``epochs``: how many times its ``step`` will be called. ``mode``: "min" or "max", what plateau waits for in the
+    metric that ``step_scheduler`` gives it. Raises ``UserError`` for values out of range or without effect.
+    """
+    if epochs not in Range(1, whole=True):
+        raise UserError("a schedule lasts a whole number of epochs, at least 1", epochs, "make_scheduler(epochs=10)")
+    kind = choice("scheduler", config.get("scheduler"), SCHEDULERS)
+    settings = _settings(config, kind)
+    warmup = int(number("warmup", config.get("warmup") or 0))
+    start = number("warmup_start", _or(config.get("warmup_start"), USUAL_START))
+    if not warmup:
+        _refuse_idle(config, "no warm-up", {"warmup_start"})
+    elif kind == "plateau":
+        raise UserError("plateau takes no warm-up", warmup, "leave warmup out, use --policy warmup:epochs=1")
+    if warmup >= epochs:
+        raise UserError(f"a warm-up must be shorter than the {epochs} epochs", warmup, "shorten it")
+    if not warmup:
+        return _scheduler(kind, settings, optimizer, epochs, mode)
+    ramp = lr_scheduler.LinearLR(optimizer, float(start), total_iters=warmup)
+    main = _scheduler(kind, settings, optimizer, epochs - warmup, mode)
+    return lr_scheduler.SequentialLR(optimizer, [ramp, main], [warmup])
+
+
+def step_scheduler(scheduler: Any, metric: float | torch.Tensor) -> None:
+    """``scheduler.step()``, of whatever kind it is: with ``metric`` where it watches one."""
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        scheduler.step(metric)
+    else:
+        scheduler.step()
+
+
+def _settings(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The checked settings of scheduler ``kind``; all others must be None."""
+    names = set(SCHEDULERS[kind])
+    settings: dict[str, Any] = {}
+    if "lr_family" in names:
+        settings["lr_family"] = choice(f"lr_family of {kind}", config.get("lr_family"), FAMILIES[kind])
+        names |= set(FAMILIES[kind][settings["lr_family"]])
+    of_all = set(scheduler_defaults()) - {"scheduler", "warmup", "warmup_start"}
+    what = " ".join([kind, *settings.values()])
+    _refuse_idle(config, what, of_all - names)
+    for name in sorted(names - {"lr_family"}):
+        value = _or(config.get(name), USUAL.get(name))
+        if value is None:
+            raise UserError(f"{what} needs {name}", "nothing", f"set {name}")
+        settings[name] = value if name == "milestones" else number(name, value)
+    return settings
+
+
+def _scheduler(kind: str, s: Mapping[str, Any], optimizer: torch.optim.Optimizer, epochs: int, mode: str) -> Any:
+    match kind, s.get("lr_family"):
+        case "constant", _:
+            return lr_scheduler.ConstantLR(optimizer, 1.0, 0)
+        case "lambda", "inverse_time":
+            return lr_scheduler.LambdaLR(optimizer, InverseTime(s["decay"]))
+        case "lambda", "polynomial":
+            return lr_scheduler.LambdaLR(optimizer, Polynomial(s["power"], epochs))
+        case "lambda", "step_decay":
+            return lr_scheduler.LambdaLR(optimizer, StepDecay(s["gamma"], s["step_size"]))
+        case "multiplicative", "geometric":
+            return _Multiplicative(optimizer, Geometric(s["gamma"]))
+        case "multiplicative", "inverse_time":
+            return _Multiplicative(optimizer, InverseTimeRatio(s["decay"]))
+        case "multiplicative", "step_decay":
+            return _Multiplicative(optimizer, StepDrop(s["gamma"], s["step_size"]))
+        case "step", _:
+            return lr_scheduler.StepLR(optimizer, s["step_size"], s["gamma"])
+        case "multistep", _:
+            return lr_scheduler.MultiStepLR(optimizer, _milestones(s["milestones"], epochs), s["gamma"])
+        case "exponential", _:
+            return lr_scheduler.ExponentialLR(optimizer, s["gamma"])
+        case "cosine", _:
+            return lr_scheduler.LambdaLR(optimizer, Cosine(s["final_factor"], epochs))
+    way: Any = choice("mode of plateau", mode, ("min", "max"))
+    return lr_scheduler.ReduceLROnPlateau(optimizer, way, factor=s["plateau_factor"], patience=s["plateau_patience"])
+
+
+def _milestones(value: Any, epochs: int) -> list[int]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise UserError("milestones must be a list of epochs", repr(value), "such as [3, 6]")
+    found = [int(number("milestone", at)) for at in value]
+    if found != sorted(set(found)):
+        raise UserError("milestones must ascend", value, "sort them, each once")
+    if found[-1] >= epochs:
+        raise UserError(f"milestones must be below the {epochs} epochs of the schedule", value, "leave it out")
+    return found
+
+
+# -- network -----------------------------------------------------------------------------------------------------------
+
+
+def make_network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Sequential:
+    """Fully connected layers of ``widths``, each behind ``activation`` and ``dropout``: (n, ...) to (n, outputs).
+
+    ``inputs``: numbers per sample, of whatever shape. The layers are called ``hidden_0`` ... and ``head``: what
+    patterns of parameter groups can go by.
+    """
+    widths = config.get("widths")
+    if not isinstance(widths, (list, tuple)):
+        raise UserError("widths must be a list of whole numbers", repr(widths), "such as [64, 32]")
+    activation = _ACTIVATIONS[choice("activation", config.get("activation"), ACTIVATIONS)]
+    dropout = number("dropout", _or(config.get("dropout"), 0.0))
+    layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
+    for i, width in enumerate(widths):
+        layers[f"hidden_{i}"] = nn.Linear(inputs, int(number("width", width)))
+        layers[f"activation_{i}"] = activation()
+        if dropout:
+            layers[f"dropout_{i}"] = nn.Dropout(dropout)
+        inputs = width
+    layers["head"] = nn.Linear(inputs, outputs)
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _refuse_idle(config: Mapping[str, Any], what: str, names: Iterable[str]) -> None:
+    idle = sorted(name for name in names if config.get(name) is not None)
+    if idle:
+        raise UserError(f"{what} has no use for {idle[0]}", config[idle[0]], f"set {idle[0]} to None")
+
+
+def _or(value: Any, usual: Any) -> Any:
+    return usual if value is None else value

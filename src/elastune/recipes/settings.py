@@ -1,0 +1,140 @@
+"""Settings that ``recipes.build`` reads: their names, what each may be, and what a program's ``config`` says of them.
+
+All are plain values. None stands for "not set": the chosen optimizer or scheduler has no use for it, or it is left to
+its usual value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.run import Config
+
+LR_FACTOR = "lr_factor_"  # and the name of a group of parameters
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which numbers a setting may be: from ``low`` to ``high``, without an end that is ``open_``."""
+
+    low: float = 0.0
+    high: float = math.inf
+    whole: bool = False
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
+            return False
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below and value < math.inf
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        if math.isinf(self.high):
+            return f"{kind} {'above' if self.open_low else 'of at least'} {self.low:g}"
+        ends = "(" if self.open_low else "[", ")" if self.open_high else "]"
+        return f"{kind} in {ends[0]}{self.low:g}, {self.high:g}{ends[1]}"
+
+
+_RATIO, _SHARE = Range(0, 1, open_low=True), Range(0, 1, open_high=True)
+RANGES: Mapping[str, Range] = MappingProxyType(
+    {
+        "lr": Range(open_low=True),
+        "lr_factor": Range(),
+        "momentum": _SHARE,
+        "beta1": _SHARE,
+        "beta2": _SHARE,
+        "weight_decay": Range(),
+        "batch_size": Range(1, whole=True),
+        "base_batch": Range(1, whole=True),
+        "gamma": _RATIO,
+        "step_size": Range(1, whole=True),
+        "milestone": Range(1, whole=True),
+        "decay": Range(),
+        "power": Range(open_low=True),
+        "plateau_factor": Range(0, 1, open_low=True, open_high=True),
+        "plateau_patience": Range(0, whole=True),
+        "final_factor": Range(0, 1),
+        "warmup": Range(0, whole=True),
+        "warmup_start": _RATIO,
+        "layers": Range(0, whole=True),
+        "width": Range(1, whole=True),
+        "dropout": _SHARE,
+        "workers": Range(1, whole=True),
+    }
+)
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"sgd": ("momentum",), "adam": ("betas",), "adamw": ("betas",)}
+)
+"""Optimizer -> the settings that it has beside learning rate and weight decay."""
+
+LAMBDA_FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"inverse_time": ("decay",), "polynomial": ("power",), "step_decay": ("gamma", "step_size")}
+)
+MULTIPLICATIVE_FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"geometric": ("gamma",), "inverse_time": ("decay",), "step_decay": ("gamma", "step_size")}
+)
+FAMILIES = MappingProxyType({"lambda": LAMBDA_FAMILIES, "multiplicative": MULTIPLICATIVE_FAMILIES})
+SCHEDULERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "constant": (),
+        "lambda": ("lr_family",),
+        "multiplicative": ("lr_family",),
+        "step": ("gamma", "step_size"),
+        "multistep": ("gamma", "milestones"),
+        "exponential": ("gamma",),
+        "plateau": ("plateau_factor", "plateau_patience"),
+        "cosine": ("final_factor",),
+    }
+)
+"""Scheduler -> its settings; those of a family come on top. All but plateau take a warm-up too."""
+
+USUAL = {"power": 1.0, "gamma": 0.1, "final_factor": 0.0, "plateau_factor": 0.1, "plateau_patience": 10}
+USUAL_START = 0.1  # of a warm-up, as a part of the learning rate
+ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "elu", "leaky_relu")
+
+
+def optimizer_defaults(groups: Iterable[str] = ()) -> Config:
+    """The settings that ``make_optimizer`` reads; None leaves a value to torch, a group's learning rate as it is."""
+    plain: Config = {"optimizer": "sgd", "lr": 0.1, "momentum": None, "betas": None, "weight_decay": None}
+    return plain | {f"{LR_FACTOR}{group}": None for group in groups}
+
+
+def scheduler_defaults() -> Config:
+    """The settings that ``make_scheduler`` reads."""
+    names = ("lr_family", "gamma", "step_size", "milestones", "decay", "power", "plateau_factor", "plateau_patience")
+    return {"scheduler": "constant", **dict.fromkeys((*names, "final_factor", "warmup", "warmup_start"))}
+
+
+def network_defaults() -> Config:
+    """The settings that ``make_network`` reads."""
+    return {"widths": [64], "activation": "relu", "dropout": 0.0}
+
+
+def batch_defaults() -> Config:
+    """The global batch, and how the optimizer's learning rate follows it: see ``make_optimizer``."""
+    return {"batch_size": 64, "base_batch": None, "lr_rule": "none"}
+
+
+def number(name: str, value: Any) -> float | int:
+    """``value``, if setting ``name`` may have it."""
+    allowed = RANGES[name]
+    if value not in allowed:
+        raise UserError(f"{name} must be {allowed}", repr(value), "give another")
+    found: float | int = value
+    return found
+
+
+def choice(name: str, value: Any, known: Iterable[str]) -> str:
+    """``value``, if it is one of ``known``."""
+    names = tuple(known)
+    if not isinstance(value, str) or value not in names:
+        raise UserError(f"{name} must be known", repr(value), f"use one of {', '.join(names)}")
+    return value

@@ -1,0 +1,167 @@
+"""Figures of a search as a whole: who had the workers when, what decided it, and how its front grew with time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from elastune.report.figures import palette
+from elastune.report.figures.figures import Axis, Bars, Figure, Panel, Series
+from elastune.report.figures.study import front_growth
+from elastune.report.tables.text import count, duration, number, plain
+from elastune.search.analysis.importance import Importance
+from elastune.search.space.objective import oriented
+from elastune.study.results.study import Study
+from elastune.study.results.timeline import Spell
+
+FATES = {
+    "complete": ("completed", palette.AFTER),
+    "paused": ("paused, not gone on with", palette.PICK),
+    "infeasible": ("without a result", palette.BEFORE),
+    "unfinished": ("not ended", palette.QUIET),
+}
+MOST_SPELLS = 3000
+MOST_BARS = 12  # parameters, or pairs of them, of an objective
+MOST_OBJECTIVES = 3
+LEAST_PAIR = 0.01  # of the variance
+NAME_WIDTH = 26
+MICRO_S = 1e-6  # shorter than any spell that matters
+
+
+def workers_by_trial(study: Study) -> Figure | None:
+    """Which trial had which part of the workers when: white is waiting. Bars are as thick as their workers are many."""
+    shown = [spell for spell in study.spells if spell.end_s - spell.begin_s > MICRO_S]
+    if not shown:
+        return None
+    left_out = len(shown) - MOST_SPELLS
+    lanes = _lanes(shown)
+    fates = {trial.number: trial.state for trial in study.trials}
+    bars = []
+    for fate, (words, color) in FATES.items():
+        own = [
+            (spell, low, high)
+            for spell, runs in zip(shown[-MOST_SPELLS:], lanes[-MOST_SPELLS:], strict=True)
+            if fates.get(spell.trial, "unfinished") == fate
+            for low, high in runs
+        ]
+        if own:
+            bars.append(
+                Bars(
+                    words,
+                    color,
+                    y=tuple((low + high) / 2 for _, low, high in own),
+                    begin=tuple(spell.begin_s for spell, _, _ in own),
+                    end=tuple(spell.end_s for spell, _, _ in own),
+                    thickness=tuple(float(high - low) for _, low, high in own),
+                    labels=tuple(_told(spell) for spell, _, _ in own),
+                )
+            )
+    if not bars:
+        return None
+    pauses = sum(spell.ended == "paused" for spell in study.spells)
+    resumes = sum(spell.begun == "resumed" for spell in study.spells)
+    moves = sum(spell.ended == "regrouped" for spell in study.spells)
+    caption = (
+        "A bar is a stretch of a trial with unchanged workers, as thick as they are many; its colour says what became "
+        f"of the trial. {count(pauses, 'pause')}, {count(resumes, 'resumption')}, "
+        f"{count(moves, 'change')} of workers while a trial ran."
+    )
+    if left_out > 0:
+        caption += f" The first {left_out} stretches are not drawn."
+    panel = Panel("", Axis("time of the study (s)"), Axis("workers"), (), bars=tuple(bars))
+    return Figure("timeline", "Who had the workers when", (panel,), caption)
+
+
+def importance(found: Sequence[Importance]) -> Figure | None:
+    """What decides each objective: its parameters and, marked ×, pairs of them."""
+    panels = tuple(_importance(each) for each in found if each.parameters)[:MOST_OBJECTIVES]
+    if not panels:
+        return None
+    caption = "Shares of the variance over the space; × is what two parameters do only together. ± is in the tables."
+    return Figure("importance", "What decides the objectives", panels, caption)
+
+
+def front_over_time(study: Study) -> Figure | None:
+    """What the front covers as the study's time goes by; with one objective, its best value."""
+    done = sorted((t for t in study.complete if t.phase == "search"), key=lambda trial: trial.ended_s)
+    if not done:
+        return None
+    points = oriented([trial.values for trial in done], study.objectives)
+    first = study.objectives[0]
+    if len(study.objectives) == 1:
+        best = np.minimum.accumulate(points[:, 0]) * (-1.0 if first.direction == "max" else 1.0)
+        heights, label = best.tolist(), f"best {plain(first.name, 40)} so far"
+    else:
+        heights, label = front_growth(points), "hypervolume / final hypervolume"
+    times = [trial.ended_s for trial in done]
+    labels = [
+        f"trial {trial.number}; after {duration(trial.ended_s)}; {number(h)}"
+        for trial, h in zip(done, heights, strict=True)
+    ]
+    if study.seconds > times[-1]:
+        times, heights, labels = [*times, study.seconds], [*heights, heights[-1]], [*labels, "end of the journal"]
+    series = Series(label, tuple(times), tuple(heights), palette.BEST, marker=None, line="steps", labels=tuple(labels))
+    panel = Panel("", Axis("time of the study (s)"), Axis(label), (series,))
+    return Figure("front_over_time", "What was found by when", (panel,), "Failed and paused trials take time as well.")
+
+
+def _importance(found: Importance) -> Panel:
+    rows = [(plain(p.name, NAME_WIDTH), p.alone, p.total, p.spread) for p in found.parameters[:MOST_BARS]]
+    pairs = [pair for pair in found.pairs if pair.share >= LEAST_PAIR][: max(2, MOST_BARS - len(rows))]
+    rows += [(plain(f"{p.first} × {p.second}", NAME_WIDTH), p.share, p.share, p.spread) for p in pairs]
+    places = tuple(float(len(rows) - i) for i in range(len(rows)))  # the most important on top
+
+    def bars(name: str, color: str, ends: Sequence[float], thickness: float) -> Bars:
+        labels = tuple(f"{row[0]}; {name} {row[1 + (name != 'alone')]:.1%} ± {row[3]:.1%}" for row in rows)
+        return Bars(name, color, places, (0.0,) * len(rows), tuple(ends), (thickness,) * len(rows), labels)
+
+    drawn = (
+        bars("with others", palette.SEQUENCE[5], [row[2] for row in rows], 0.75),
+        bars("alone", palette.AFTER, [row[1] for row in rows], 0.4),
+    )
+    axis = Axis("", ticks=places, names=tuple(row[0] for row in rows))
+    return Panel(plain(found.objective, 40), Axis("share of the variance"), axis, (), bars=drawn)
+
+
+def _lanes(spells: Sequence[Spell]) -> list[list[tuple[int, int]]]:
+    """Of each spell, the runs [low, high) of worker lanes that it is drawn on: free ones, the lowest first.
+
+    A trial whose workers change keeps what it had, as far as it may.
+    """
+    events = sorted(
+        [(spell.begin_s, True, spell.trial, i) for i, spell in enumerate(spells)]
+        + [(spell.end_s, False, spell.trial, i) for i, spell in enumerate(spells)]
+    )
+    taken: dict[int, list[int]] = {}  # by spell
+    used: set[int] = set()
+    last: dict[int, list[int]] = {}  # by trial, where it was
+    runs: list[list[tuple[int, int]]] = [[] for _ in spells]
+    for _, begins, _, i in events:
+        spell = spells[i]
+        if not begins:
+            last[spell.trial] = taken.pop(i)
+            used.difference_update(last[spell.trial])
+            continue
+        own = set([lane for lane in last.get(spell.trial, []) if lane not in used][: spell.workers])
+        lane = 0
+        while len(own) < spell.workers:
+            own |= {lane} - used
+            lane += 1
+        taken[i] = sorted(own)
+        used.update(own)
+        runs[i] = [(run[0], run[-1] + 1) for run in _consecutive(taken[i])]
+    return runs
+
+
+def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
+    return [[n for _, n in group] for _, group in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+
+
+def _told(spell: Spell) -> str:
+    ended = f"{spell.ended}: {plain(spell.reason, 100)}" if spell.reason else spell.ended
+    return (
+        f"trial {spell.trial}; {count(spell.workers, 'worker')}; {spell.begun} after {duration(spell.begin_s)}; "
+        f"{duration(spell.end_s - spell.begin_s)}; {ended}"
+    )

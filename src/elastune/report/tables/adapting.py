@@ -1,0 +1,138 @@
+"""How a run adapted itself: what its monitors measured and what its policies decided, gathered from its journal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastune.journal.entry import Entry
+from elastune.journal.records import Decided, Measured, PolicyFailed, Restarted, RunFinished, RunStarted
+from elastune.report.tables.decision_text import NOISE_SCALE, OUTCOMES, Told, cause_text, change_text, signal_text
+from elastune.report.tables.tables import Table
+from elastune.report.tables.text import count, number, plain
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Of the run's last attempt and what it went on from: the policies and monitors asked for, and all they told."""
+
+    policies: tuple[str, ...] = ()
+    monitors: tuple[str, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    decided: tuple[Decided, ...] = ()
+    failed: tuple[PolicyFailed, ...] = ()
+    last_signals: Mapping[str, Told] | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.policies or self.monitors or self.measured or self.decided or self.failed)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many decisions were applied, disagreed on, refused."""
+        return Counter(each.outcome for each in self.decided)
+
+    def signal(self, name: str) -> Told | None:
+        """The last that was said of signal ``name``."""
+        told = [self.last_signals or {}, *(m.signals for m in reversed(self.measured))]
+        return next((signals[name] for signals in told if name in signals), None)
+
+
+def gather_adaptation(entries: Iterable[Entry]) -> Adaptation:
+    """What the journal of a run tells. What lay beyond the step that a run went on from is taken back."""
+    policies: list[str] = []
+    monitors: list[str] = []
+    told: list[Measured | Decided | PolicyFailed] = []
+    last_signals: Mapping[str, Told] | None = None
+    for record in (entry.record for entry in entries):
+        match record:
+            case RunStarted(adapt=adapt, resumed_step=step):
+                policies, monitors = adapt.get("policies", []), adapt.get("monitors", [])
+                told = [each for each in told if step is not None and each.step <= step]
+                last_signals = None
+            case Restarted(step=step):
+                told = [each for each in told if each.step <= step]
+            case Measured() | Decided() | PolicyFailed():
+                told.append(record)
+            case RunFinished(signals=signals):
+                last_signals = signals
+            case _:
+                pass
+    return Adaptation(
+        policies=tuple(policies),
+        monitors=tuple(monitors),
+        measured=tuple(each for each in told if isinstance(each, Measured)),
+        decided=tuple(each for each in told if isinstance(each, Decided)),
+        failed=tuple(each for each in told if isinstance(each, PolicyFailed)),
+        last_signals=last_signals,
+    )
+
+
+def adaptation_json(adaptation: Adaptation) -> dict[str, Any]:
+    """The object ``adapt`` of a run's result; {} where nothing was measured and nothing asked for."""
+    if not adaptation.any:
+        return {}
+    last = adaptation.measured[-1] if adaptation.measured else None
+    noise_scale, error = adaptation.signal(NOISE_SCALE) or (None, None)
+    return {
+        "adapt": {
+            "policies": list(adaptation.policies),
+            "decisions": adaptation.outcomes["applied"],
+            "disagreed": adaptation.outcomes["disagreed"],
+            "refused": adaptation.outcomes["refused"],
+            "failed": len(adaptation.failed),
+            "noise_scale": noise_scale,
+            "noise_scale_error": error,
+            "batch_size": last.batch_size if last else None,
+            "lr": last.lr if last else None,
+        }
+    }
+
+
+def adaptation_line(adaptation: Adaptation) -> str:
+    """``3 decisions applied, 1 refused, noise scale 412 ± 30, batch 128, lr 0.0707``; empty without any."""
+    outcomes = adaptation.outcomes
+    parts = [f"{count(outcomes['applied'], 'decision')} applied"] if adaptation.policies or adaptation.decided else []
+    parts += [f"{outcomes['disagreed']} that workers disagreed on"] if outcomes["disagreed"] else []
+    parts += [f"{outcomes['refused']} refused"] if outcomes["refused"] else []
+    parts += [f"{count(len(adaptation.failed), 'call')} of a policy failed"] if adaptation.failed else []
+    if adaptation.measured:
+        last = adaptation.measured[-1]
+        parts += [signal_text(name, told) for name in (NOISE_SCALE,) if (told := adaptation.signal(name))]
+        parts += [f"batch {last.batch_size}", f"lr {number(last.lr, 3)}"]
+    return ", ".join(parts)
+
+
+def decisions_table(adaptation: Adaptation) -> Table:
+    """One line a decision: when, whose, what, why, and what became of it."""
+    rows = tuple(
+        (
+            str(each.step),
+            plain(each.policy, 60),
+            change_text(each),
+            cause_text(each.cause),
+            plain(f"{OUTCOMES[each.outcome]}{f': {each.detail}' if each.detail else ''}", 300),
+        )
+        for each in adaptation.decided
+    )
+    return Table(f"Decisions ({len(rows)})", ("step", "policy", "what", "why", "outcome"), rows, frozenset({0}))
+
+
+def failures_table(adaptation: Adaptation) -> Table:
+    """One line a call of a policy that raised."""
+    rows = tuple(
+        (
+            str(each.step),
+            plain(each.policy, 60),
+            plain(each.hook),
+            str(each.worker),
+            plain(each.detail, 300),
+            "switched off" if each.off else "",
+        )
+        for each in adaptation.failed
+    )
+    header = ("step", "policy", "hook", "worker", "error", "since then")
+    return Table(f"Calls of policies that failed ({len(rows)})", header, rows, frozenset({0, 3}))

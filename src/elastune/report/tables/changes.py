@@ -1,0 +1,94 @@
+"""How a run's workers changed, what was done to it, and what that cost: gathered from its journal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from elastune.journal.entry import Entry
+from elastune.journal.records import FaultInjected, Record, Regrouped, Straggling, WorkerGone
+from elastune.report.tables.tables import Table
+from elastune.report.tables.text import count, number, plain
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The regroupings of a run (the last attempt's last), the workers that went, the faults that were injected."""
+
+    regroupings: tuple[Regrouped, ...] = ()
+    gone: tuple[WorkerGone, ...] = ()
+    faults: tuple[tuple[str, int], ...] = ()
+    stragglers: tuple[str, ...] = ()
+
+    @property
+    def median_pause_s(self) -> float | None:
+        """Half of the regroupings cost at most this."""
+        return median(r.pause_s for r in self.regroupings) if self.regroupings else None
+
+    @property
+    def longest_pause_s(self) -> float | None:
+        """The longest that training stood still for a regrouping."""
+        return max((r.pause_s for r in self.regroupings), default=None)
+
+    @property
+    def discarded(self) -> int:
+        """Steps that had been begun and were done again."""
+        return sum(r.discarded for r in self.regroupings)
+
+
+def gather_changes(entries: Iterable[Entry]) -> Changes:
+    """What the journal of a run tells of its workers."""
+    records: list[Record] = [entry.record for entry in entries]
+    faults = Counter(record.fault for record in records if isinstance(record, FaultInjected))
+    return Changes(
+        regroupings=tuple(record for record in records if isinstance(record, Regrouped)),
+        gone=tuple(record for record in records if isinstance(record, WorkerGone)),
+        faults=tuple(faults.items()),
+        stragglers=tuple(record.line for record in records if isinstance(record, Straggling)),
+    )
+
+
+def changes_line(changes: Changes) -> str:
+    """``4 changes of workers, pauses 12 ms median, 71 ms at most, 1 step done again``; empty without any."""
+    if not changes.regroupings:
+        return ""
+    pauses = f"pauses {_ms(changes.median_pause_s)} median, {_ms(changes.longest_pause_s)} at most"
+    changed = count(len(changes.regroupings), "change")
+    return f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
+
+
+def changes_table(changes: Changes) -> Table:
+    """One line a regrouping."""
+    rows = tuple(
+        (
+            str(r.version),
+            str(r.step),
+            str(len(r.members)),
+            ", ".join(map(str, r.members)),
+            "planned" if r.planned else "after a loss",
+            number(r.pause_s * 1e3, 3),
+            str(r.discarded),
+        )
+        for r in changes.regroupings
+    )
+    header = ("version", "first step", "workers", "their numbers", "how", "pause (ms)", "steps done again")
+    return Table(f"Changes of workers ({len(rows)})", header, rows, frozenset({0, 1, 2, 5, 6}))
+
+
+def gone_table(changes: Changes) -> Table:
+    """One line a worker that went while the run went on."""
+    rows = tuple((str(gone.worker), gone.how, plain(gone.why, 200)) for gone in changes.gone)
+    return Table(f"Workers that went ({len(rows)})", ("worker", "how", "why"), rows, frozenset({0}))
+
+
+def worker_steps(workers: int, changes: Changes, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How many workers there were from which step on, ``steps`` last: x and y of a figure of steps."""
+    points = [(0.0, float(workers)), *((float(r.step), float(len(r.members))) for r in changes.regroupings)]
+    points.append((float(max(steps, points[-1][0])), points[-1][1]))
+    return tuple(x for x, _ in points), tuple(y for _, y in points)
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{number(seconds * 1e3, 3)} ms"

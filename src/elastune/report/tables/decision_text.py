@@ -1,0 +1,96 @@
+"""What monitors measured and policies decided, in words for one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastune.journal.records import Decided, Measured, PolicyFailed
+from elastune.report.tables.text import count, number, plain
+
+NOISE_SCALE, LOSS = "noise_scale", "loss"
+Told = tuple[float, float | None]  # a signal's value and its standard error, where one is known
+
+MAIN_SIGNALS = (NOISE_SCALE, LOSS, "throughput", "step_s")
+"""What most policies look at, the foremost first."""
+MOST_SIGNALS = 2  # in one line
+
+OUTCOMES = {"applied": "applied", "disagreed": "not applied, workers disagreed", "refused": "refused"}
+
+WORDS: Mapping[str, Callable[[Any], str]] = {
+    "micro_batch": lambda value: f"micro-batch {plain(value, 20)}",
+    "replace_rank": lambda value: f"another worker for rank {plain(value, 20)}",
+    "correct_momentum": lambda _: "momentum corrected",
+    "remember": lambda _: "state kept",
+    "restore": lambda _: "back to the state kept",
+    "stop": lambda _: "stop",
+}
+KNOWN = frozenset({"batch_size", "workers", "lr", "lr_factor", "ramp_steps", *WORDS})
+
+
+def decided_line(decided: Decided) -> str:
+    """``step 320: gns: batch 64 -> 128, lr 0.05 -> 0.0707 (noise scale 412 ± 30)``."""
+    outcome = "" if decided.outcome == "applied" else f": {OUTCOMES[decided.outcome]}"
+    detail = f", {plain(decided.detail, 200)}" if decided.detail else ""
+    why = cause_text(decided.cause)
+    told = f"{change_text(decided)}{f' ({why})' if why else ''}"
+    return f"step {decided.step}: {plain(decided.policy, 60)}: {told}{outcome}{detail}"
+
+
+def failed_line(failed: PolicyFailed) -> str:
+    """``step 320: gns: after_step failed on worker 1: ZeroDivisionError: ...; it is not called any more``."""
+    off = "; it is not called any more" if failed.off else ""
+    what = f"{plain(failed.policy, 60)}: {plain(failed.hook, 40)} failed on worker {failed.worker}"
+    return f"step {failed.step}: {what}: {plain(failed.detail, 300)}{off}"
+
+
+def change_text(decided: Decided) -> str:
+    """``batch 64 -> 128, lr 0.05 -> 0.0707 over 50 steps``: what a decision changes, from what and to what."""
+    asked, cause = decided.decision, decided.cause
+    parts = [
+        f"{words} {getattr(cause, name)} -> {plain(asked[name], 20)}"
+        for name, words in (("batch_size", "batch"), ("workers", "workers"))
+        if asked.get(name) is not None
+    ]
+    lr = _new_lr(asked, cause.lr)
+    if lr is not None:
+        ramp = f" over {plain(asked['ramp_steps'], 20)} steps" if asked.get("ramp_steps") else ""
+        parts.append(f"lr {number(cause.lr, 3)} -> {number(lr, 3)}{ramp}")
+    said = {name: value for name in WORDS if (value := asked.get(name)) is not None and value is not False}
+    parts += [WORDS[name](value) for name, value in said.items()]
+    parts += [f"{plain(name, 40)} {plain(value, 40)}" for name, value in asked.items() if name not in KNOWN]
+    return ", ".join(parts) or "nothing"
+
+
+def cause_text(cause: Measured) -> str:
+    """``noise scale 412 ± 30, loss 0.31``: the foremost signals that a policy saw."""
+    names = [name for name in MAIN_SIGNALS if name in cause.signals]
+    names += [name for name in cause.signals if name not in names]
+    return ", ".join(signal_text(name, cause.signals[name]) for name in names[:MOST_SIGNALS])
+
+
+def measured_text(measured: Measured) -> str:
+    """``loss 0.312, noise scale 412 ± 30, batch 64, lr 0.05, 2 workers``."""
+    parts = [signal_text(name, measured.signals[name]) for name in (LOSS, NOISE_SCALE) if name in measured.signals]
+    parts += [f"batch {measured.batch_size}", f"lr {number(measured.lr, 3)}", count(measured.workers, "worker")]
+    return ", ".join(parts)
+
+
+def signal_text(name: str, told: Told) -> str:
+    """``noise scale 412 ± 30``: three digits of the value, two of its error."""
+    value, error = told
+    known = f" ± {number(error, 2)}" if error is not None and math.isfinite(error) else ""
+    return f"{plain(name, 40).replace('_', ' ')} {number(value, 3)}{known}"
+
+
+def _new_lr(asked: Mapping[str, Any], old: float) -> float | None:
+    """The learning rate that ``asked`` leads to: ``lr`` sets it, ``lr_factor`` multiplies it after that."""
+    lr, factor = asked.get("lr"), asked.get("lr_factor")
+    if not _is_number(lr) and not _is_number(factor):
+        return None
+    return float(old if lr is None else lr) * float(1.0 if factor is None else factor)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,125 @@
+"""Tables of a study: its trials, its front, what decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastune.report.gather import StudyStory, TrialStory
+from elastune.report.tables.tables import Table
+from elastune.report.tables.text import number, plain, settings_text, value_text
+from elastune.search.analysis.importance import Importance
+from elastune.study.results.study import Study
+from elastune.study.results.trials import Trial
+
+
+def trials_table(study: StudyStory) -> Table:
+    """Every trial in the order they started; of paused ones what their last report told."""
+    names = list(study.objectives)
+    header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time (s)", "workers", "seed")
+    header = (*header, "settings", "why")
+    rows = tuple(_trial_cells(trial, names) for trial in study.trials)
+    return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 6 + len(names))}))
+
+
+def front_table(study: StudyStory, best: Sequence[int]) -> Table:
+    """The non-dominated trials ``best``, best first objective first."""
+    names = list(study.objectives)
+    chosen = [trial for trial in study.trials if trial.trial in set(best)]
+    if names:
+        sign = -1.0 if study.objectives[names[0]] == "max" else 1.0
+        chosen.sort(key=lambda trial: sign * (trial.value(names[0]) or 0.0))
+    header = ("trial", *(f"{plain(name, 30)} ({study.objectives[name]})" for name in names), "workers", "settings")
+    rows = tuple(
+        (
+            str(trial.trial),
+            *(number(trial.value(name)) for name in names),
+            trial.workers or "–",
+            _settings_of(trial),
+        )
+        for trial in chosen
+    )
+    title = "The front" if len(names) > 1 else "Best trial"
+    return Table(title, header, rows, frozenset(range(2 + len(names))))
+
+
+def failures_table(study: StudyStory) -> Table:
+    """Trials that were rejected, crashed, diverged or broke a constraint, each with its reason."""
+    rows = tuple(
+        (
+            str(trial.trial),
+            trial.phase,
+            trial.finished.state,
+            trial.workers or "–",
+            _settings_of(trial),
+            _reason(trial),
+        )
+        for trial in study.trials
+        if trial.finished and trial.finished.state != "complete"
+    )
+    header = ("trial", "phase", "state", "workers", "settings", "why")
+    return Table(f"Trials without a result ({len(rows)})", header, rows, frozenset({0, 3}))
+
+
+def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
+    """Trials that stand for the front, the most important first, and why each."""
+    names = [objective.name for objective in study.objectives]
+    header = ("trial", *(plain(name, 30) for name in names), "workers", "settings", "why")
+    rows = tuple(
+        (
+            str(trial.number),
+            *(number(trial.values.get(name)) for name in names),
+            value_text(trial.means.get("workers", "–")),
+            settings_text(trial.config),
+            reason,
+        )
+        for trial, reason in chosen
+    )
+    return Table("A subset that stands for the front", header, rows, frozenset(range(2 + len(names))))
+
+
+def importance_table(found: Importance) -> Table:
+    """What each parameter causes of an objective's variance over the space, and each two of them only together."""
+    rows = [(plain(p.name, 60), _share(p.alone), _share(p.total), _share(p.spread)) for p in found.parameters]
+    rows += [
+        (f"{plain(p.first, 40)} × {plain(p.second, 40)}", "–", _share(p.share), _share(p.spread)) for p in found.pairs
+    ]
+    note = (
+        f"Shares of the variance over the space, by a forest fitted to {found.trials} trials that predicts "
+        f"{found.explained:.0%} of the variance of those that it was not fitted to; × is what two do only together."
+    )
+    header = ("parameter", "alone (%)", "with others (%)", "± (%)")
+    title = f"What decides {plain(found.objective, 40)}"
+    return Table(title, header, tuple(rows), frozenset({1, 2, 3}), note=note)
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
+    end, rest = trial.finished, trial.paused
+    state = f"paused after epoch {rest.epochs}" if rest else end.state if end else "unfinished"
+    values = (rest.values.get(name) if rest else trial.value(name) for name in names)
+    return (
+        str(trial.trial),
+        trial.phase,
+        state,
+        *(number(value) for value in values),
+        number(end.seconds if end else rest.seconds if rest else None),
+        trial.workers or "–",
+        str(trial.started.seed) if trial.started else "–",
+        _settings_of(trial),
+        _reason(trial),
+    )
+
+
+def _settings_of(trial: TrialStory) -> str:
+    return settings_text(trial.settings) if trial.started else "–"
+
+
+def _reason(trial: TrialStory) -> str:
+    """The reason told, else the constraints that were broken."""
+    if trial.finished is None:
+        return plain(trial.paused.reason, 300) if trial.paused else ""
+    broken = [f"{plain(name)} by {number(by)}" for name, by in trial.finished.violations.items() if by > 0]
+    return plain(trial.finished.reason, 300) or "; ".join(f"breaks {what}" for what in broken)

@@ -1,0 +1,213 @@
+"""Tables as plain data, units in their headers, and the two ways they are shown: on a terminal and in a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from elastune.journal.records import FrontierFound, FrontierRow, TimesFitted
+from elastune.report.gather import RunStory
+from elastune.report.tables.text import duration, flat, number, plain, plus_minus, settings_text
+
+GAP = 2  # between columns on a terminal
+
+ENDINGS = {
+    "complete": "complete",
+    "max_steps": "at its step limit",
+    "policy": "by a policy",
+    "notice": "because its machine was taken away",
+}
+
+AXES_OF_ROW = ("lr", "batch_size")
+"""Configuration that has columns of its own in a frontier's table."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """``rows`` of strings, each as long as ``header``; ``numeric`` columns are set to the right."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: frozenset[int] = frozenset()
+    note: str = ""
+    strong: frozenset[int] = frozenset()
+    """Rows to stand out."""
+    spare: tuple[int, ...] = ()
+    """Columns that a narrow terminal can do without, the least needed first."""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"table {self.title!r} has {len(self.header)} columns but a row of {len(row)}")
+
+
+def frontier_table(found: FrontierFound) -> Table:
+    """One line a row of the frontier, in its order; the pick stands out."""
+    price = found.price_per_worker_hour
+    unit = "worker-hours" if price == 1.0 else f"at {number(price)} a worker-hour"
+    header: tuple[str, ...] = (
+        "rule",
+        "workers",
+        "batch size",
+        "lr (rule)",
+        f"{plain(found.quality, 30)} ± 95 % CI",
+        "seeds",
+        "training (s)",
+        "time to target (s)",
+        f"cost ({unit})",
+        "mechanism, mode",
+        "other settings",
+    )
+    rows: tuple[tuple[str, ...], ...] = tuple(_frontier_cells(row, i == found.pick) for i, row in enumerate(found.rows))
+    strong = frozenset({found.pick}) if found.pick is not None else frozenset()
+    numeric = frozenset(range(1, 9))
+    if any(row.noise_scale is not None for row in found.rows):
+        header, numeric = (*header, "noise scale (samples)"), numeric | {len(header)}
+        scales = (plus_minus(row.noise_scale, row.noise_scale_error) for row in found.rows)
+        rows = tuple((*cells, scale) for cells, scale in zip(rows, scales, strict=True))
+    return Table("The frontier", header, rows, numeric, strong=strong, spare=(10, 9, 8, 5, 7))
+
+
+def times_table(times: TimesFitted) -> Table:
+    """The fitted step-time model and how well it predicts steps that it was not fitted to."""
+    rows = [
+        ("fixed part of a step", f"{number(times.base_s * 1e3)} ms"),
+        ("gradient of one sample", f"{number(times.per_sample_s * 1e6)} µs"),
+        ("latency of one message", f"{number(times.latency_s * 1e6)} µs"),
+        ("link", _bandwidth(times.seconds_per_byte)),
+        ("gradients", f"{number(times.grad_bytes / 1e6)} MB"),
+        ("worker counts measured", ", ".join(map(str, times.measured_workers))),
+    ]
+    rows += [(f"predicted / measured, {plain(what, 60)}", number(ratio, 3)) for what, ratio in times.errors.items()]
+    return Table("Step-time model", ("what", "value"), tuple(rows))
+
+
+def run_table(run: RunStory) -> Table:
+    """What a run was, and what came of it."""
+    means = run.started.means
+    rows = [
+        ("program", plain(run.started.program)),
+        ("settings", settings_text(run.started.config) or "–"),
+        ("seed", str(run.started.seed)),
+        ("workers", plain(means.get("workers", "–"))),
+        ("mode, mechanism", f"{plain(means.get('mode', '–'))}, {plain(means.get('mechanism', '–'))}"),
+        ("slots", plain(means.get("num_slots", "–"))),
+    ]
+    end = run.finished
+    if end:
+        rows += [(f"final {plain(name, 40)}", number(value)) for name, value in end.metrics.items()]
+        rows += [
+            ("ended", ENDINGS.get(end.stopped, "on request")),
+            ("training time", duration(end.seconds)),
+            ("steps", str(end.steps)),
+            ("samples", str(end.samples)),
+            ("samples per second", number(end.samples / end.seconds) if end.seconds > 0 else "–"),
+            ("median step (ms)", number(end.step_s * 1e3) if end.step_s is not None else "–"),
+            ("of it waiting (ms)", number(end.wait_s * 1e3) if end.wait_s is not None else "–"),
+            ("SHA-256 of the final state", plain(end.sha256)),
+        ]
+    if run.failed and not end:
+        rows += [("failed", f"{run.failed.reason.replace('_', ' ')}: {plain(run.failed.detail, 300)}")]
+        rows += [("worker", str(run.failed.rank)), ("exit code", plain(run.failed.exit_code))]
+    return Table("The run", ("what", "value"), tuple(rows))
+
+
+def reports_table(run: RunStory) -> Table:
+    """Everything that the run reported."""
+    names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
+    header = ("epoch", "step", "samples", "training (s)", *(plain(name, 30) for name in names))
+    rows = tuple(
+        (
+            str(report.epoch),
+            str(report.step),
+            str(report.samples),
+            number(report.seconds),
+            *(number(report.metrics.get(name)) for name in names),
+        )
+        for report in run.reports
+    )
+    return Table(f"Reports ({len(rows)})", header, rows, frozenset(range(len(header))))
+
+
+def context_table(context: Mapping[str, Any]) -> Table:
+    """The machine and versions, as the journal holds them."""
+    return Table("Machine", ("what", "value"), tuple(flat(context).items()))
+
+
+def to_rich(table: Table, width: int | None = None) -> RichTable:
+    """``table`` for a terminal of ``width`` columns. Cells are text, never markup.
+
+    Where it is too wide its spare columns are left out, and the caption names them.
+    """
+    needed = [_width(table, i) for i in range(len(table.header))]
+    left_out: list[int] = []
+    for i in table.spare:
+        if width is not None and sum(needed) - sum(needed[j] for j in left_out) > width - 2:
+            left_out.append(i)
+    notes = [table.note] if table.note else []
+    if left_out:
+        notes.append(f"no room for: {', '.join(table.header[i] for i in sorted(left_out))}")
+    caption = Text("; ".join(notes), style="dim") if notes else None
+    title = Text(table.title, style="bold")
+    shown = RichTable(title=title, caption=caption, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    kept = [i for i in range(len(table.header)) if i not in left_out]
+    for i in kept:
+        side: Literal["left", "right"] = "right" if i in table.numeric else "left"
+        exact = needed[i] - GAP if left_out else None
+        shown.add_column(Text(table.header[i]), justify=side, width=exact, min_width=needed[i] - GAP)
+    for k, row in enumerate(table.rows):
+        shown.add_row(*(Text(row[i]) for i in kept), style="bold" if k in table.strong else None)
+    return shown
+
+
+def to_html(table: Table) -> str:
+    """``table`` as an HTML table, every cell escaped."""
+
+    def cell(tag: str, column: int, text: str) -> str:
+        return f"<{tag}{' class=n' if column in table.numeric else ''}>{html.escape(text)}</{tag}>"
+
+    head = "".join(cell("th", i, name) for i, name in enumerate(table.header))
+    body = "\n".join(
+        f"<tr{' class=strong' if i in table.strong else ''}>"
+        + "".join(cell("td", j, text) for j, text in enumerate(row))
+        + "</tr>"
+        for i, row in enumerate(table.rows)
+    )
+    note = f"<p class=note>{html.escape(table.note)}</p>" if table.note else ""
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{note}"
+
+
+def _width(table: Table, column: int) -> int:
+    """What a column needs on a terminal, the gap beside it included. Headers and long text wrap, numbers do not."""
+    words = max(map(len, table.header[column].split()), default=0)
+    cells = max((len(row[column]) for row in table.rows), default=0)
+    return GAP + max(words, cells if column in table.numeric else min(cells, 20))
+
+
+def _frontier_cells(row: FrontierRow, picked: bool) -> tuple[str, ...]:
+    data = "" if row.held_out else " (validation)"
+    quality = plus_minus(row.quality, row.ci)
+    return (
+        f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
+        str(row.workers),
+        str(row.batch_size),
+        f"{number(row.lr)} ({plain(row.lr_rule, 20)})",
+        f"{quality}{data}",
+        f"{row.seeds}, {row.diverged} diverged" if row.diverged else str(row.seeds),
+        f"{number(row.seconds)} {row.seconds_label}",
+        number(row.time_to_target_s) if row.time_to_target_s is not None else "not reached",
+        number(row.cost),
+        f"{plain(row.mechanism, 20)}, {plain(row.mode, 20)}",
+        settings_text(row.config, without=AXES_OF_ROW),
+    )
+
+
+def _bandwidth(seconds_per_byte: float) -> str:
+    return f"{number(1 / seconds_per_byte / 1e6)} MB/s" if seconds_per_byte > 0 else "free"

@@ -1,0 +1,209 @@
+"""The Pareto front: who is on it, how much it covers, and which of its points to take.
+
+Arrays of points have shape (n, k): n points, k objectives, smaller is better (see ``objective.oriented``). A row with
+a value that is not finite stands for a trial without a valid result: it is never on a front and covers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastune.core.errors import UserError
+from elastune.search.space.objective import Floats, Objective, oriented
+
+
+def nondominated(points: Floats) -> NDArray[np.bool_]:
+    """Which rows no other row dominates (at least as good everywhere and better somewhere). Equal rows all stay."""
+    points = _checked(points)
+    keep: NDArray[np.bool_] = np.all(np.isfinite(points), axis=1)
+    order = np.flatnonzero(keep)
+    order = order[np.lexsort(points[order].T[::-1])]  # a row is never dominated by a later one of this order
+    if points.shape[1] == 2:
+        keep[order] = _staircase(*points[order].T)
+        return keep
+    while len(order):
+        first, order = points[order[0]], order[1:]
+        rest = points[order]
+        dominated = np.all(first <= rest, axis=1) & np.any(first < rest, axis=1)
+        keep[order[dominated]] = False
+        order = order[~dominated]
+    return keep
+
+
+def _staircase(x: Floats, y: Floats) -> NDArray[np.bool_]:
+    """Of points sorted by x, then y: those below all before them, and their equals."""
+    before = np.minimum.accumulate(np.concatenate([[np.inf], y]))[:-1]
+    new = y < before
+    owner = np.maximum.accumulate(np.where(new, np.arange(len(x)), 0))
+    return new | ((x == x[owner]) & (y == y[owner])) if len(x) else new
+
+
+def hypervolume(points: Floats, reference: Floats) -> float:
+    """The volume that ``points`` dominate, bounded by ``reference`` (shape (k,)); exact for any k.
+
+    Slices the last objective and sums (Zitzler's HSO): n log n for k = 2, n^2 for k = 3, n^(k-1) beyond.
+    """
+    points, reference = _checked(points), np.asarray(reference, dtype=float)
+    if reference.shape != points.shape[1:]:
+        raise ValueError(f"a reference point of {points.shape[1:]} values is needed, not {reference.shape}")
+    inside = points[np.isfinite(points).all(axis=1) & (points < reference).all(axis=1)]
+    return _volume(inside[nondominated(inside)], reference)
+
+
+def _volume(points: Floats, reference: Floats) -> float:
+    if len(points) == 0:
+        return 0.0
+    if len(reference) == 1:
+        return float(reference[0] - points.min())
+    if len(reference) == 2:
+        x, y = points[np.lexsort((points[:, 1], points[:, 0]))].T
+        lowest = np.minimum.accumulate(np.concatenate([reference[1:], y]))
+        return float(np.sum((reference[0] - x) * (lowest[:-1] - lowest[1:])))
+    points = points[np.argsort(points[:, -1], kind="stable")]
+    heights = np.diff(points[:, -1], append=reference[-1])
+    total, slab = 0.0, points[:0, :-1]
+    for point, height in zip(points[:, :-1], heights, strict=True):
+        slab = np.vstack([slab[~np.all(slab >= point, axis=1)], point])  # what the new point covers adds nothing
+        if height > 0:
+            total += float(height) * _volume(slab, reference[:-1])
+    return total
+
+
+def default_reference(points: Floats) -> Floats:
+    """The worst of the front in each objective, a tenth of the front's range further out. Shape (k,)."""
+    ideal, nadir = bounds(points)
+    return nadir + 0.1 * np.where(nadir > ideal, nadir - ideal, np.maximum(np.abs(nadir), 1.0))
+
+
+def bounds(points: Floats) -> tuple[Floats, Floats]:
+    """Ideal and nadir of the front of ``points``: its best and its worst value in each objective. Shapes (k,)."""
+    front = points[_front(points)]
+    return front.min(axis=0), front.max(axis=0)
+
+
+def representative(points: Floats, k: int, reference: Floats | None = None) -> list[int]:
+    """Indices of at most ``k`` front points that together cover the most, the most important first.
+
+    Greedy in the hypervolume gained, which reaches at least 1 - 1/e of the best subset's (Nemhauser et al. 1978).
+    """
+    if k < 1:
+        raise UserError("a subset needs at least one point", k, "ask for 1 or more")
+    points = _checked(points)
+    front = _front(points)
+    _, first = np.unique(points[front], axis=0, return_index=True)
+    left = [int(front[i]) for i in np.sort(first)]
+    limit = default_reference(points) if reference is None else np.asarray(reference, dtype=float)
+    chosen: list[int] = []
+    while left and len(chosen) < k:
+        best = max(left, key=lambda i: hypervolume(points[[*chosen, i]], limit))
+        chosen.append(best)
+        left.remove(best)
+    return chosen
+
+
+def knee(points: Floats) -> int:
+    """The front point furthest from the plane through the front's extremes, towards the ideal (Das 1999).
+
+    On scales where the front's best is 0 and its worst 1 in each objective: the smallest sum.
+    """
+    front = _front(points)
+    return int(front[np.argmin(_scaled(points, front).sum(axis=1))])
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The index of the chosen point, and why it."""
+
+    index: int
+    reason: str
+
+
+def pick(
+    values: Sequence[Mapping[str, float]],
+    objectives: Sequence[Objective],
+    *,
+    targets: Mapping[str, float] | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Pick:
+    """Choose a front point of ``values`` (one mapping of objective values a trial; leave out infeasible trials).
+
+    ``targets`` (``{"accuracy": 0.98}``) first keep the points that reach them all; of these, ``weights`` choose the
+    smallest weighted sum on scales of the front's ideal 0 and nadir 1, or else the best in the first objective without
+    a target. With neither: the knee. Raises ``UserError`` where there is no point, or none reaches a target.
+    """
+    names = [o.name for o in objectives]
+    for name in {**(targets or {}), **(weights or {})}:
+        if name not in names:
+            raise UserError("a pick may name objectives only", name, f"known: {', '.join(names)}")
+    points = oriented(values, objectives)
+    front = _front(points)
+    told = ""
+    if targets:
+        front = _reaching(values, objectives, points, front, targets)
+        told = "reaches " + " and ".join(f"{name} {goal:g}" for name, goal in targets.items()) + " with "
+    if weights:
+        return _by_weights(objectives, points, front, weights, told)
+    if targets:
+        order = [i for i, o in enumerate(objectives) if o.name not in targets] or list(range(len(objectives)))
+        order += [i for i in range(len(objectives)) if i not in order]
+        best = min(front, key=lambda row: tuple(points[row, order]))
+        chosen = objectives[order[0]]
+        return Pick(
+            int(best), f"{told}the best {chosen.name} ({values[best][chosen.name]:.6g} {chosen.unit}".rstrip() + ")"
+        )
+    return Pick(knee(points), "the knee of the front: past it, a gain in one objective costs more in the others")
+
+
+def _by_weights(
+    objectives: Sequence[Objective], points: Floats, front: NDArray[np.intp], weights: Mapping[str, float], told: str
+) -> Pick:
+    vector = np.array([float(weights.get(o.name, 0.0)) for o in objectives])
+    if not np.isfinite(vector).all() or (vector < 0).any() or vector.sum() == 0:
+        raise UserError("weights must be >= 0, and one of them > 0", dict(weights), "for example accuracy=2, seconds=1")
+    best = front[np.argmin(_scaled(points, front) @ vector)]
+    shown = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    return Pick(int(best), f"{told}the smallest weighted sum ({shown}; scaled by the front's best and worst)")
+
+
+def _reaching(
+    values: Sequence[Mapping[str, float]],
+    objectives: Sequence[Objective],
+    points: Floats,
+    front: NDArray[np.intp],
+    targets: Mapping[str, float],
+) -> NDArray[np.intp]:
+    for name, goal in targets.items():
+        column = next(i for i, o in enumerate(objectives) if o.name == name)
+        limit = oriented({name: goal}, [objectives[column]])[0]
+        reached = front[points[front, column] <= limit]
+        if len(reached) == 0:
+            best = values[front[np.argmin(points[front, column])]][name]
+            also = " together with the other targets" if len(targets) > 1 else ""
+            raise UserError(f"a point must reach {name} {goal:g}{also}", f"at best {best:g}", "lower it, or search on")
+        front = reached
+    return front
+
+
+def _scaled(points: Floats, rows: NDArray[np.intp]) -> Floats:
+    ideal, nadir = bounds(points)
+    return (points[rows] - ideal) / np.where(nadir > ideal, nadir - ideal, 1.0)
+
+
+def _front(points: Floats) -> NDArray[np.intp]:
+    front = np.flatnonzero(nondominated(points))
+    if len(front) == 0:
+        raise UserError(
+            "a front needs a trial that finished", "none", "search longer, or look at the failures' reasons"
+        )
+    return front
+
+
+def _checked(points: Floats) -> Floats:
+    points = np.asarray(points, dtype=float)
+    if points.ndim != 2:
+        raise ValueError(f"points must have shape (n, k), not {points.shape}")
+    return points

@@ -1,0 +1,1 @@
+"""History in, suggestion out (Optuna beneath)."""

@@ -1,0 +1,248 @@
+"""A genetic search: demes that breed apart and send each other their best, synchronously or as trials finish.
+
+A plain ``BaseSampler``, not Optuna's ``BaseGASampler``: that class is private (``optuna.samplers._ga``), knows one
+population, writes the generation and the chosen parents into the study through private calls, and lets a generation
+overflow while its last trials run. Nothing needs to be written: where a trial belongs follows from how many were asked
+for before it, and who may be a parent from what has finished. So a proposal is a function of the trials and a seed, a
+straggler counts as soon as it ends, and a replayed study goes on alike. (Trials that a crash took away are not in the
+replayed study: the few that were asked for after them, and had finished before, then change deme.)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from elastune.core.errors import UserError
+from elastune.core.seeds import derive
+from elastune.search.analysis.front import nondominated
+from elastune.search.samplers.genetic_operators import best_first, cross, is_copy, mutate, mutation, tournament
+from elastune.search.samplers.history import ALLOWED, TRAINED
+from elastune.search.space.objective import Floats
+from elastune.search.space.space import Sample, draw
+
+_RENEWALS = 20  # genes mutated beyond the rate, at most, so that a child is not a copy
+
+
+@dataclass(frozen=True)
+class Genetics:
+    """How a genetic search breeds. The rates and the migration are the Cray tool's defaults; its demes are 2 x 32.
+
+    ``demes`` of ``population`` each; a parent wins a tournament of ``tournament``; each gene comes from the second
+    parent with probability ``crossover``, and is mutated with probability ``mutation``, anew or, with ``step`` > 0, by
+    a normal step of that share of its range. Every ``migration`` generations (0: never) the best of a deme joins the
+    next. ``steady`` 1: all that finished may be parents; 0: only earlier generations.
+    """
+
+    demes: int = 2
+    population: int = 10
+    mutation: float = 0.05
+    crossover: float = 0.33
+    tournament: int = 2
+    migration: int = 5
+    steady: int = 1
+    step: float = 0.0
+
+
+_BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
+    "demes": (int, 1, 1024),
+    "population": (int, 2, 65536),
+    "mutation": (float, 0, 1),
+    "crossover": (float, 0, 1),
+    "tournament": (int, 1, 65536),
+    "migration": (int, 0, 65536),
+    "steady": (int, 0, 1),
+    "step": (float, 0, 1),
+}
+
+
+def parse_genetics(text: str) -> Genetics:
+    """Settings out of ``demes=2,population=16``; those not named keep their defaults. Raises ``UserError``."""
+    given: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (side.strip() for side in part.partition("="))
+        if name not in _BOUNDS or name in given:
+            rule = "a genetic search's settings are named once each"
+            raise UserError(rule, repr(part), f"known: {', '.join(_BOUNDS)}; for example genetic:demes=2,population=16")
+        kind, low, high = _BOUNDS[name]
+        rule = f"{name} must be a {'whole ' if kind is int else ''}number from {low:g} to {high:g}"
+        try:
+            given[name] = kind(value)
+        except ValueError as error:
+            raise UserError(rule, repr(value), f"for example {name}={getattr(Genetics, name)}") from error
+        if not low <= given[name] <= high:
+            raise UserError(rule, repr(value), f"for example {name}={getattr(Genetics, name)}")
+    return Genetics(**given)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trial belongs: its deme, and its generation there. The first generation is 0, drawn at random."""
+
+    deme: int
+    generation: int
+
+
+def place(index: int, genetics: Genetics) -> Place:
+    """Of the trial asked for after ``index`` others: the demes take turns."""
+    return Place(index % genetics.demes, index // genetics.demes // genetics.population)
+
+
+def members(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials that have a place, in the order they were asked for: not those given up or forbidden to start."""
+    alive = (TrialState.COMPLETE, TrialState.RUNNING)
+    return [trial for trial in trials if trial.state in alive and trial.constraints.get(ALLOWED, 0.0) <= 0]
+
+
+def unfinished(trials: Sequence[FrozenTrial], genetics: Genetics) -> int:
+    """How many trials of generations before the next trial's still run.
+
+    Whoever waits for 0 before asking runs generation after generation; with ``steady`` 0 exactly as the textbook does.
+    """
+    known = members(trials)
+    now = place(len(known), genetics).generation
+    before = known[: now * genetics.demes * genetics.population]
+    return sum(trial.state == TrialState.RUNNING for trial in before)
+
+
+def parents(
+    trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection], genetics: Genetics
+) -> list[FrozenTrial]:
+    """Who may breed the trial asked for after ``trials``, fittest first; empty where it should be drawn at random.
+
+    The ``population`` fittest of its deme and of those who migrated there. Trials that break a constraint breed only
+    while none of any deme breaks none, those that break least; trials without valid values never do.
+    """
+    known = members(trials)
+    here = place(len(known), genetics)
+    if here.generation == 0:
+        return []
+    demes: list[list[tuple[int, FrozenTrial]]] = [[] for _ in range(genetics.demes)]  # (generation, trial)
+    for index, trial in enumerate(known):
+        home = place(index, genetics)
+        old_enough = genetics.steady or home.generation < here.generation
+        if trial.state == TrialState.COMPLETE and trial.constraints.get(TRAINED, 0.0) <= 0 and old_enough:
+            demes[home.deme].append((home.generation, trial))
+    signs = np.array([-1.0 if direction == StudyDirection.MAXIMIZE else 1.0 for direction in directions])
+    native = [trial for _, trial in demes[here.deme]]
+    pool = _joined(native, _immigrants(demes, here.generation, signs, genetics)[here.deme])
+    everyone = [trial for deme in demes for _, trial in deme]
+    for group in (pool, everyone):
+        if feasible := [trial for trial in group if _violation(trial) <= 0]:
+            return _fittest(feasible, signs, genetics.population)
+    return sorted(pool, key=_violation)[: genetics.population]
+
+
+def _immigrants(
+    demes: Sequence[Sequence[tuple[int, FrozenTrial]]], generation: int, signs: Floats, genetics: Genetics
+) -> list[list[FrozenTrial]]:
+    """Who has come to each deme by ``generation``: in a ring, the best feasible of the deme before it.
+
+    Only each deme's front so far is carried from one migration to the next: the best of all is the best of it.
+    """
+    arrived: list[list[FrozenTrial]] = [[] for _ in demes]
+    if not genetics.migration or len(demes) == 1:
+        return arrived
+    fronts: list[list[FrozenTrial]] = [[] for _ in demes]
+    born: list[dict[int, list[FrozenTrial]]] = [defaultdict(list) for _ in demes]  # by the migration that follows
+    for found, deme in zip(born, demes, strict=True):
+        for when, trial in deme:
+            if _violation(trial) <= 0:
+                found[when // genetics.migration + 1].append(trial)
+    for migration in range(1, generation // genetics.migration + 1):
+        fronts = [_front(_joined(front, found[migration]), signs) for front, found in zip(fronts, born, strict=True)]
+        leaving = [_fittest(front, signs, 1) for front in fronts]
+        arrived = [_joined(guests, leaving[i - 1]) for i, guests in enumerate(arrived)]
+        fronts = [_joined(front, leaving[i - 1]) for i, front in enumerate(fronts)]
+    return arrived
+
+
+def _front(trials: Sequence[FrozenTrial], signs: Floats) -> list[FrozenTrial]:
+    kept = nondominated(_points(trials, signs))
+    return [trial for trial, stays in zip(trials, kept, strict=True) if stays]
+
+
+def _joined(some: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Both, each trial once, in the order they were asked for."""
+    return sorted({trial.number: trial for trial in (*some, *others)}.values(), key=lambda trial: trial.number)
+
+
+def _fittest(trials: Sequence[FrozenTrial], signs: Floats, k: int) -> list[FrozenTrial]:
+    return [trials[i] for i in best_first(_points(trials, signs), k)]
+
+
+def _points(trials: Sequence[FrozenTrial], signs: Floats) -> Floats:
+    values: Floats = np.array([trial.values for trial in trials], dtype=float)
+    return values.reshape(len(trials), len(signs)) * signs
+
+
+def _violation(trial: FrozenTrial) -> float:
+    return sum(max(violation, 0.0) for violation in trial.constraints.values())
+
+
+class GeneticSampler(BaseSampler):
+    """Proposes by breeding. Holds nothing but the settings and the seed of one proposal: make one for each trial.
+
+    A child that would be a copy of a trial known already has further genes mutated, one by one: without this most
+    children of a few genes would be copies, and the copy of a training teaches nothing.
+    """
+
+    def __init__(self, seed: int, genetics: Genetics) -> None:
+        self._seed = seed
+        self._genetics = genetics
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All genes that any trial has had, each out of its latest distribution."""
+        found: dict[str, BaseDistribution] = {}
+        for other in _before(study, trial):
+            found |= other.distributions
+        return found
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """A child's genes, those too that its other genes may leave unused; none in the first generation."""
+        trials = _before(study, trial)
+        pool = parents(trials, study.directions, self._genetics)
+        if not pool:
+            return {}
+        rng = np.random.default_rng(self._seed)
+        tried = [other.params for other in members(trials)]
+        bred = breed([Sample(one.params, one.distributions, {}) for one in pool], tried, self._genetics, rng)
+        return bred.params
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """A gene that no parent could give, drawn at random."""
+        return draw(param_distribution, np.random.default_rng(derive(self._seed, "gene", param_name)))
+
+
+def breed(
+    pool: Sequence[Sample], tried: Sequence[dict[str, Any]], genetics: Genetics, rng: np.random.Generator
+) -> Sample:
+    """A child of two of ``pool`` (fittest first), and no copy of what was ``tried`` where mutation can help it."""
+    first = tournament(len(pool), genetics.tournament, rng)
+    others = [*pool[:first], *pool[first + 1 :]] or [pool[first]]
+    second = others[tournament(len(others), genetics.tournament, rng)]
+    child = cross(pool[first], second, genetics.crossover, rng)
+    genes = mutate(child.params, child.distributions, genetics.mutation, genetics.step, rng)
+    movable = [name for name in sorted(pool[first].params) if not child.distributions[name].single()]
+    for _ in range(_RENEWALS if movable else 0):
+        if not is_copy(genes, tried):
+            break
+        name = movable[int(rng.integers(len(movable)))]
+        genes[name] = mutation(child.distributions[name], genes[name], genetics.step, rng)
+    return Sample(genes, child.distributions, {})
+
+
+def _before(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
+    return [other for other in study.get_trials(deepcopy=False) if other.number < trial.number]

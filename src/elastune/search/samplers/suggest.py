@@ -1,0 +1,350 @@
+"""Ask for the next configuration, tell how it went: the search behind a study, one process, any number outstanding."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler
+
+from elastune.core.errors import UserError
+from elastune.core.seeds import derive
+from elastune.journal.entry import Entry
+from elastune.journal.records import TrialFinished, TrialStarted, WarmStarted
+from elastune.search.analysis.warm_start import fit
+from elastune.search.samplers.genetic import parse_genetics, unfinished
+from elastune.search.samplers.history import History, Outcome
+from elastune.search.samplers.mirror import Mirror, Past, Shown
+from elastune.search.samplers.registry import GENERATIONAL, check_sampler, generational, make_sampler, resolve
+from elastune.search.space import space as spaces
+from elastune.search.space.constraint import Constraint, violations
+from elastune.search.space.objective import Objective
+from elastune.search.space.space import Sample, Space
+
+GRID = 20_000  # configurations of a grid at most
+PROPOSALS = 2  # of a sampler for one trial, before one that breaks a constraint is mended
+MENDINGS = 2000
+_PROBES = 50
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A configuration to try as trial ``number``: ``values`` is what the space returned.
+
+    ``params`` and ``distributions`` (Optuna's JSON) belong into the trial's ``TrialStarted``, for ``replay``.
+    ``sampler`` proposed it.
+    """
+
+    number: int
+    params: dict[str, Any]
+    distributions: dict[str, str]
+    values: dict[str, Any]
+    sampler: str
+
+
+class Suggester:
+    """A search over ``space`` for ``objectives`` under ``constraints``.
+
+    ``known``: what is fixed beside the space's values and known before a trial starts; constraints over these names
+    are decided before anything is launched. What ``ask`` returns is a pure function of the seed and of what was asked
+    and told before. ``mirror``: a file that ``optuna-dashboard`` opens, rewritten by ``replay`` or the first ``ask``.
+
+    Raises ``UserError`` for an unknown sampler or one that cannot have these objectives or this space.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        objectives: Sequence[Objective],
+        constraints: Sequence[Constraint] = (),
+        *,
+        sampler: str = "auto",
+        seed: int = 0,
+        known: Mapping[str, object] | None = None,
+        mirror: Path | None = None,
+    ) -> None:
+        check_sampler(sampler, objectives)
+        self.space = space
+        self.objectives = tuple(objectives)
+        self.rejected = 0  # configurations dismissed so far because they broke a constraint
+        self._told_rejected = 0
+        self._sampler = sampler
+        self._seed = seed
+        self._known = dict(known or {})
+        self._next = 0
+        self._open: dict[int, tuple[int, Sample]] = {}
+        self._estimated: dict[int, tuple[tuple[float, ...], float]] = {}
+        self._seen: set[str] = set()
+        self._proposed: deque[dict[str, Any]] = deque()  # by earlier studies, to be tried first
+        names = {*self._known, *(n for s in spaces.probe(space, _PROBES, derive(seed, "names")) for n in s.values)}
+        self._static = tuple(c for c in constraints if c.decidable(names))
+        self._measured = tuple(c for c in constraints if not c.decidable(names))
+        self._grid = self._all() if sampler == "grid" else []
+        self._mirror_path = mirror
+        self._mirror: Mirror | None = None
+        self._history = History(
+            self.objectives,
+            [constraint.text for constraint in self._measured],
+            penalise=sampler == "cmaes",
+            reenact=sampler in GENERATIONAL,
+        )
+
+    def ask(self) -> Suggestion | None:
+        """The next configuration; None once a grid is exhausted.
+
+        Raises ``UserError`` where the user's space fails, or where no configuration that satisfies the constraints
+        is found.
+        """
+        self._open_mirror(())
+        while self._proposed:
+            proposed = fit(self.space, self._proposed.popleft())
+            if isinstance(proposed, Sample) and _key(proposed) not in self._seen and self._allowed(proposed):
+                return self.adopt(proposed.params)
+        number = self._next
+        found = self._from_grid() if self._sampler == "grid" else self._from_sampler(number)
+        if found is None:
+            return None
+        self._next = number + 1
+        index, sample, sampler = found
+        self._open[number] = index, sample
+        self._seen.add(_key(sample))
+        if self._mirror is not None:
+            self._mirror.start(number, sample)
+        return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, sampler)
+
+    def ready(self) -> bool:
+        """Whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation to end."""
+        if not generational(self._sampler):
+            return True
+        return unfinished(self._history.frozen(), parse_genetics(self._sampler.partition(":")[2])) == 0
+
+    def adopt(self, params: Mapping[str, Any]) -> Suggestion:
+        """The next configuration, from ``params`` that somebody else chose; what they lack is drawn at random.
+
+        Raises ``UserError`` as ``ask`` does, and for a value outside of its range.
+        """
+        self._open_mirror(())
+        number, self._next = self._next, self._next + 1
+        sample = spaces.fill_in(self.space, params, np.random.default_rng(derive(self._seed, "adopt", number)))
+        index = self._history.add(sample, functools.partial(self._make, "random", derive(self._seed, "adopt", number)))
+        self._open[number] = index, sample
+        self._seen.add(_key(sample))
+        if self._mirror is not None:
+            self._mirror.start(number, sample)
+        return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, "given")
+
+    def learn(self, earlier: WarmStarted) -> None:
+        """Take over what an earlier study found: its results for samplers, its proposals to be asked for first.
+
+        They are no trials of this search. What does not fit its space, by now, is left out.
+        """
+        for past in earlier.told:
+            sample = fit(self.space, past.params)
+            if isinstance(sample, Sample):
+                name = self._sampler if self._sampler in GENERATIONAL else "random"
+                seed = derive(self._seed, "earlier", len(self._history))
+                index = self._history.add(sample, functools.partial(self._make, name, seed))
+                values = {o.name: past.metrics[o.name] for o in self.objectives if o.name in past.metrics}
+                self._history.tell(index, self._outcome(sample, TrialFinished(-1, "complete", values, past.metrics)))
+        self._proposed.extend(earlier.proposed)
+
+    def reserve(self) -> int:
+        """A trial number that ``ask`` will not give out: for a trial that the search does not decide."""
+        self._next += 1
+        return self._next - 1
+
+    def estimate(self, number: int, values: Sequence[float], violation: float = 0.0) -> None:
+        """What open trial ``number`` is expected to reach, one value per objective: samplers take it for its result.
+
+        Until it is told, or estimated again. ``violation``: of the constraints on what is measured, the largest; where
+        there are several, each is taken to be violated so. Raises ``ValueError`` where the trial is not open.
+        """
+        if number not in self._open:
+            raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
+        if len(values) != len(self.objectives) or not all(map(math.isfinite, (*values, violation))):
+            raise ValueError(f"an estimate has {len(self.objectives)} finite values, not {values}")
+        index, sample = self._open[number]
+        if self._estimated.get(number) == (values, violation):
+            return
+        self._estimated[number] = tuple(values), violation
+        broken = {constraint.text: violation for constraint in self._measured}
+        self._history.estimate(index, Outcome(tuple(map(float, values)), broken, True, self._forbidden(sample)))
+        if self._mirror is not None:
+            self._mirror.estimate(number, dict(zip((o.name for o in self.objectives), map(float, values), strict=True)))
+
+    def tell(self, number: int, finished: TrialFinished) -> None:
+        """Trial ``number`` of ``ask`` ended. Raises ``ValueError`` where it was not asked, or told already."""
+        if number not in self._open:
+            raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
+        index, sample = self._open.pop(number)
+        self._estimated.pop(number, None)
+        outcome = self._outcome(sample, finished)
+        self._history.tell(index, outcome)
+        if self._mirror is not None:
+            self._mirror.finish(number, _shown(finished, outcome))
+
+    def replay(self, entries: Iterable[Entry], *, unfinished: Literal["open", "drop"] = "drop") -> None:
+        """Take up a study from its journal, before the first ``ask``.
+
+        ``unfinished``: whether trials that never finished stay open, to be told later, or are left out. Their numbers,
+        and those of trials that were not suggested, are not given out again.
+        """
+        if self._next:
+            raise ValueError("replay comes before the first ask")
+        entries = list(entries)
+        ended = {e.record.trial: e.at for e in entries if isinstance(e.record, TrialFinished)}
+        begun: dict[int, tuple[float, Sample]] = {}
+        past: list[Past] = []
+        for entry in entries:
+            record = entry.record
+            if isinstance(record, TrialStarted):
+                self._next = max(self._next, record.trial + 1)
+                if record.phase == "search" and (record.trial in ended or unfinished == "open"):
+                    sample = Sample(record.params, spaces.from_json(record.distributions), _values(record))
+                    begun[record.trial] = entry.at, sample
+                    self._reopen(record.trial, sample)
+            elif isinstance(record, WarmStarted):
+                self.learn(record)
+            elif isinstance(record, TrialFinished) and record.trial in self._open:
+                index, sample = self._open.pop(record.trial)
+                outcome = self._outcome(sample, record)
+                self._history.tell(index, outcome)
+                past.append(Past(record.trial, sample, _shown(record, outcome), begun[record.trial][0], entry.at))
+        for number in [n for n in self._open if n in ended or unfinished == "drop"]:  # started again after its end
+            self._history.drop(self._open.pop(number)[0])
+        self._open_mirror(past)
+        if self._mirror is not None:
+            for number, (_, sample) in self._open.items():
+                self._mirror.start(number, sample)
+
+    def close(self) -> None:
+        """Let go of the mirror; trials still open are shown there as failed."""
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def _reopen(self, number: int, sample: Sample) -> None:
+        if number in self._open:  # the same trial started twice: the later start counts
+            self._history.drop(self._open.pop(number)[0])
+        name = self._sampler if self._sampler in GENERATIONAL else "random"  # others keep no notes
+        sampler = functools.partial(self._make, name, derive(self._seed, "sampler", number))
+        self._open[number] = self._history.add(sample, sampler), sample
+        self._seen.add(_key(sample))
+
+    def _open_mirror(self, past: Iterable[Past]) -> None:
+        if self._mirror is None and self._mirror_path is not None:
+            self._mirror = Mirror(self._mirror_path, self.objectives, past)
+
+    def _resolved(self) -> str:
+        return resolve(self._sampler, self.objectives, self._history.frozen())
+
+    def _make(self, name: str, seed: int) -> BaseSampler:
+        return make_sampler(name, seed, self._history.frozen())
+
+    def _from_sampler(self, number: int) -> tuple[int, Sample, str]:
+        name = self._resolved()
+        # rejections must not drown what was measured
+        learn = self._told_rejected < 10 + len(self._history) // 2
+        for attempt in range(PROPOSALS if learn else 1):
+            seed = derive(self._seed, "sampler", number, *([attempt] if attempt else []))
+            index, sample = self._history.ask(functools.partial(self._make, name, seed), self._fill)
+            forbidden = self._forbidden(sample)
+            if forbidden is None or forbidden <= 0:
+                return index, sample, name
+            self.rejected += 1
+            if learn:
+                self._told_rejected += 1
+                self._history.tell(index, Outcome(None, {}, None, forbidden))
+            else:
+                self._history.drop(index)
+        mended = self._mend(sample, derive(self._seed, "mend", number))
+        return self._history.add(mended, functools.partial(self._make, name, seed)), mended, name
+
+    def _fill(self, trial: optuna.Trial) -> Sample:
+        values = spaces.call(self.space, trial)
+        return Sample(dict(trial.params), dict(trial.distributions), values)
+
+    def _mend(self, proposal: Sample, seed: int) -> Sample:
+        """A configuration near ``proposal`` that satisfies the constraints: redraw ever more of its parameters."""
+        rng = np.random.default_rng(seed)
+        closest: dict[str, float] = {}
+        for trial in range(MENDINGS):
+            keep = 0.9 * (1 - trial / (MENDINGS / 2))  # the second half is drawn afresh
+            sample = spaces.redraw(self.space, proposal, keep, rng)
+            broken = {text: v for text, v in self._decided(sample).items() if v > 0}
+            if not broken:
+                return sample
+            self.rejected += 1
+            if not closest or sum(broken.values()) < sum(closest.values()):
+                closest = broken
+        rule = "some configuration must satisfy the constraints"
+        shown = " and ".join(f"'{text}' by {v:g}" for text, v in closest.items())
+        raise UserError(rule, f"none of {MENDINGS} does, the closest breaks {shown}", "loosen them, or widen the space")
+
+    def _decided(self, sample: Sample) -> dict[str, float]:
+        """Violations of the constraints that the configuration alone decides."""
+        return violations(self._static, {**self._known, **sample.values})
+
+    def _allowed(self, sample: Sample) -> bool:
+        return (self._forbidden(sample) or 0.0) <= 0
+
+    def _forbidden(self, sample: Sample) -> float | None:
+        return max(self._decided(sample).values(), default=None)
+
+    def _outcome(self, sample: Sample, finished: TrialFinished) -> Outcome:
+        """What counts of a trial's end. A violation that its record lacks is computed from what it measured."""
+        names = {**self._known, **sample.values, **finished.metrics, **finished.values}
+        broken = violations(self._measured, names)
+        broken |= {c.text: finished.violations[c.text] for c in self._measured if c.text in finished.violations}
+        forbidden = self._forbidden(sample)
+        values = tuple(float(finished.values.get(o.name, math.nan)) for o in self.objectives)
+        valid = finished.state != "rejected" and all(map(math.isfinite, values))
+        breaks = any(violation > 0 for violation in [*broken.values(), forbidden or 0.0])
+        if valid and (finished.state == "complete" or breaks):
+            return Outcome(values, broken, True, forbidden)
+        return Outcome(None, broken, None if finished.state == "rejected" and breaks else False, forbidden)
+
+    def _all(self) -> list[Sample]:
+        """Every configuration that satisfies the constraints, in an order that the seed decides."""
+        for sample in spaces.probe(self.space, _PROBES, derive(self._seed, "grid")):
+            for name, distribution in sample.distributions.items():
+                if math.isinf(spaces.size(distribution)):
+                    rule = "a grid needs finitely many values of each parameter"
+                    raise UserError(rule, name, f"give {name} a step, or use another sampler")
+        every = spaces.enumerate_all(self.space, GRID)
+        if every is None:
+            raise UserError(f"a grid has at most {GRID} configurations", "more", "widen the steps, or use auto")
+        kept = [sample for sample in every if self._allowed(sample)]
+        self.rejected += len(every) - len(kept)
+        order = np.random.default_rng(derive(self._seed, "grid")).permutation(len(kept))
+        return [kept[i] for i in order[::-1]]
+
+    def _from_grid(self) -> tuple[int, Sample, str] | None:
+        while self._grid:
+            sample = self._grid.pop()
+            if _key(sample) not in self._seen:
+                return self._history.add(sample, functools.partial(self._make, "random", 0)), sample, "grid"
+        return None
+
+
+def _key(sample: Sample) -> str:
+    return repr(sorted(sample.params.items()))
+
+
+def _values(record: TrialStarted) -> dict[str, Any]:
+    return {**record.means, **record.config}
+
+
+def _shown(finished: TrialFinished, outcome: Outcome) -> Shown:
+    notes: dict[str, Any] = {"state": finished.state, "seconds": finished.seconds}
+    notes |= {name: value for name, value in finished.metrics.items() if math.isfinite(value)}
+    if finished.reason:
+        notes["reason"] = finished.reason
+    constraints = {text: violation for text, violation in outcome.violations.items() if math.isfinite(violation)}
+    return Shown(outcome.values, constraints, notes)

@@ -1,0 +1,1 @@
+"""What is searched: parameters, objectives, constraints."""

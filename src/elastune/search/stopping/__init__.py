@@ -1,0 +1,1 @@
+"""Which trials pause, go on, or begin from another's checkpoint."""

@@ -1,0 +1,254 @@
+"""Population-based training: members that do badly begin again from the checkpoint of one that does well.
+
+Jaderberg et al. 2017, "Population Based Training of Neural Networks", algorithm 1 with truncation selection: a member
+that is among the worst after some passes takes over weights and settings of one of the best (*exploit*), and changes
+the settings a little (*explore*). So settings become schedules, found while the population trains once.
+
+Here the successor is a trial of its own, a child; whom it replaces never goes on. Members are compared by what they had
+reached after as many passes, however far they are now, so that being behind is no fault, nor, in seconds, a merit.
+Nobody waits: whoever is the least far has the next free worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from elastune.core.errors import UserError
+from elastune.core.seeds import derive
+from elastune.search.space.objective import Objective
+from elastune.search.space.space import Sample, Space, probe
+from elastune.search.stopping.explore import explore
+from elastune.search.stopping.rungs import Entrant, ranked
+from elastune.search.stopping.schedule import Child, Fresh, Glimpse, Resume, Schedule
+
+ALWAYS_FIXED = ("mode", "workers", "optimizer")  # with others of them a run cannot begin with this checkpoint
+_ATTEMPTS = 20  # to change settings so that they are allowed
+_PROBES = 100  # configurations that are looked at for their parameters
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a population is selected: ``population`` members pause ``every`` so many passes.
+
+    The worst ``quantile`` of them are replaced by children of the best ``quantile``. A child's parameter is drawn anew
+    with probability ``resample``, else multiplied by ``factor`` or divided by it. Those ``fixed`` stay: what decides
+    the model's shapes must.
+    """
+
+    population: int = 8
+    every: int = 1
+    quantile: float = 0.25
+    resample: float = 0.25
+    factor: float = 1.2
+    fixed: tuple[str, ...] = ()
+
+
+_BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
+    "population": (int, 2, 65536),
+    "every": (int, 1, 10**6),
+    "quantile": (float, 0.01, 0.5),
+    "resample": (float, 0, 1),
+    "factor": (float, 1.001, 1000),
+}
+_EXAMPLE = "for example pbt:population=8,every=2,fixed=layers,width_0"
+
+
+def parse_selection(text: str) -> Selection:
+    """Settings out of ``population=8,every=2,fixed=layers,width_0``; those not named keep their defaults.
+
+    Names behind ``fixed=`` go on until the next setting. Raises ``UserError``.
+    """
+    given: dict[str, Any] = {}
+    for part in (part.strip() for part in text.split(",")) if text else ():
+        name, equals, value = (side.strip() for side in part.partition("="))
+        if not equals and name and "fixed" in given:
+            given["fixed"] += (name,)
+        elif name == "fixed" and value and name not in given:
+            given["fixed"] = (value,)
+        elif name in _BOUNDS and name not in given:
+            given[name] = _number(name, value)
+        else:
+            rule = f"the options of pbt are {', '.join((*_BOUNDS, 'fixed'))}, once each"
+            raise UserError(rule, repr(part), _EXAMPLE)
+    return Selection(**given)
+
+
+def _number(name: str, text: str) -> int | float:
+    kind, low, high = _BOUNDS[name]
+    rule = f"{name} must be a {'whole ' if kind is int else ''}number from {low:g} to {high:g}"
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UserError(rule, repr(text), _EXAMPLE) from None
+    if not low <= value <= high:
+        raise UserError(rule, repr(text), _EXAMPLE)
+    return value
+
+
+@dataclass
+class _Member:
+    """A trial that holds a seat of a population. ``shown``: by passes, what it and its ancestors had reached then.
+
+    ``saved``: it has paused, so there surely is a checkpoint.
+    """
+
+    trial: int
+    params: Mapping[str, Any]
+    state: Literal["running", "paused", "finished", "failed"] = "running"
+    epoch: int = 0
+    epochs: int = 0
+    saved: bool = False
+    shown: dict[int, tuple[tuple[float, ...], float]] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        return self.state in ("running", "paused")
+
+    def at(self, epoch: int) -> Entrant | None:
+        """What it had reached after ``epoch`` passes; None where it is not so far, or says nothing."""
+        newest = max((e for e in self.shown if e <= epoch), default=None)
+        if self.epoch < epoch or newest is None or self.state == "failed":
+            return None
+        return Entrant(self.trial, *self.shown[newest])
+
+
+Population = list[_Member]
+
+
+class PopulationBasedTraining(Schedule):
+    """See the module. Further populations begin where workers are free and the study's budget is not spent.
+
+    ``space``: to change settings within their ranges; ``allowed``: whether such a configuration may run. Raises
+    ``UserError`` where something is to be fixed that the space does not ask for.
+    """
+
+    parents = True
+
+    def __init__(
+        self,
+        objectives: Sequence[Objective],
+        space: Space,
+        selection: Selection | None = None,
+        seed: int = 0,
+        allowed: Callable[[Sample], bool] = lambda sample: True,
+    ) -> None:
+        self._signs = tuple(-1.0 if o.direction == "max" else 1.0 for o in objectives)
+        self._space = space
+        self._selection = selection or Selection()
+        self._seed = seed
+        self._allowed = allowed
+        self._populations: list[Population] = []
+        known = {name for sample in probe(space, _PROBES, seed) for name in sample.params}
+        for name in self._selection.fixed:
+            if name not in known:
+                raise UserError("what is fixed must be a parameter of the space", name, f"one of {sorted(known)}")
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
+        member = _Member(trial, dict(params))
+        for population in self._populations if parent is not None else ():
+            for other in population:
+                if other.trial == parent:
+                    member.epoch, member.epochs, member.shown = other.epoch, other.epochs, dict(other.shown)
+                    replaced = (m.trial for m in _waiting(population) if self._successor(m, population))
+                    self._seat(member, population, next(replaced, None))
+                    return
+        for population in self._populations:
+            failed = next((m.trial for m in population if m.state == "failed"), None)
+            if failed is not None or len(population) < self._selection.population:
+                self._seat(member, population, failed)
+                return
+        self._populations.append([member])
+
+    def _seat(self, member: _Member, population: Population, instead: int | None) -> None:
+        population[:] = [other for other in population if other.trial != instead] + [member]
+
+    def reported(self, glimpse: Glimpse) -> str:
+        if member := self._find(glimpse.trial):
+            oriented = tuple(sign * value for sign, value in zip(self._signs, glimpse.values, strict=True))
+            member.shown[glimpse.epoch] = oriented, glimpse.violation
+            member.epoch, member.epochs = max(member.epoch, glimpse.epoch), glimpse.epochs
+        return ""
+
+    def paused(self, trial: int, epoch: int) -> None:
+        if member := self._find(trial):
+            member.state, member.epoch, member.saved = "paused", max(member.epoch, epoch), True
+
+    def resumed(self, trial: int) -> None:
+        if member := self._find(trial):
+            member.state = "running"
+
+    def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
+        if member := self._find(trial):
+            member.state = "failed" if values is None else "finished"
+
+    def _find(self, trial: int) -> _Member | None:
+        """The member; None where its place was taken."""
+        return next((m for population in self._populations for m in population if m.trial == trial), None)
+
+    # -- what is to be done -------------------------------------------------------------------------------------------
+
+    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+        for population in self._populations:
+            if fresh and len(population) < self._selection.population:
+                return Fresh(self._selection.every)
+            for member in _waiting(population):
+                if fresh and (child := self._successor(member, population)):
+                    return child
+                if member.state == "paused":
+                    return Resume(member.trial, "not among the worst", self._pause_after(member.epoch))
+                if fresh:
+                    return Fresh(self._selection.every)
+        return Fresh(self._selection.every) if fresh else None
+
+    def estimates(self) -> Mapping[int, tuple[float, ...]]:
+        """None: what a member will reach depends on settings that it does not have yet."""
+        return {}
+
+    def _successor(self, member: _Member, population: Population) -> Child | None:
+        """Who is to take the member's place: None where the member goes on, or nobody can be its successor's parent."""
+        failed = member.state == "failed"
+        after = min((m.epoch for m in population if m.shown and m.trains), default=0) if failed else member.epoch
+        order = self._ranking(population, after)
+        count = min(math.ceil(self._selection.quantile * len(order)), len(order) // 2)
+        if not count or (not failed and member.trial not in order[-count:]):
+            return None
+        best = [m for m in population if m.trial in order[:count] and m.trains and m.saved and m.epoch < m.epochs]
+        if not best:
+            return None
+        rng = np.random.default_rng(derive(self._seed, "population", member.trial, member.epoch))
+        parent = best[int(rng.integers(len(best)))]
+        why = "failed" if failed else f"among the worst {count} of {len(order)}"
+        reason = f"trial {member.trial} {'' if failed else 'was '}{why}, trial {parent.trial} among the best"
+        reason += f" at epoch {after}"
+        return Child(parent.trial, self._changed(parent.params, rng), reason, self._pause_after(parent.epoch))
+
+    def _ranking(self, population: Population, epoch: int) -> list[int]:
+        """Trials by what they had reached after ``epoch`` passes, best first; none while too few have come so far."""
+        entrants = [entrant for m in population if (entrant := m.at(epoch)) is not None]
+        enough = len(entrants) >= max(2, math.ceil(self._selection.population / 2))
+        return ranked(entrants, len(entrants)) if enough else []
+
+    def _changed(self, params: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        s = self._selection
+        fixed = {*s.fixed, *ALWAYS_FIXED}
+        for _ in range(_ATTEMPTS):
+            sample = explore(self._space, params, resample=s.resample, factor=s.factor, fixed=fixed, rng=rng)
+            if self._allowed(sample):
+                return sample.params
+        return dict(params)
+
+    def _pause_after(self, epoch: int) -> int:
+        return (epoch // self._selection.every + 1) * self._selection.every
+
+
+def _waiting(population: Population) -> list[_Member]:
+    """Members whose turn it may be, the least far first; those that failed begin anew."""
+    waiting = [member for member in population if member.state in ("paused", "failed")]
+    return sorted(waiting, key=lambda m: (0 if m.state == "failed" else m.epoch, m.trial))

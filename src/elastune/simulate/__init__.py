@@ -1,0 +1,1 @@
+"""The study loop on a virtual clock and a simulated cluster."""

@@ -1,0 +1,323 @@
+"""Workers are handed on to the trials that deserve them: what a study knows of its trials, made into claims.
+
+Told of everything that happens to trials, and asked who is to have how many workers, it answers with ``Grant``s by
+``allocate``. It starts nothing and has no clock: every time is an argument, so a study that resumes from its journal
+decides as before, and a simulated one like a real one.
+
+A step of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
+OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
+(weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956):
+what is short shows soonest what it is worth. What is longer than the median is worth no less for it, or its rung would
+wait for it. A new trial is worth 1: where more of them may begin, a running trial is widened only as far as its next
+worker brings ``keen`` of what a new trial would on it, since of trials that go equally well on many workers a few wide
+ones end sooner than many narrow ones.
+
+What it cannot do: know how a trial scales before it, or others, ran on several numbers of workers; tell a slow host
+from a slow trial; see the rungs of early stopping (a trial that will be paused soon is widened like any other).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from elastune.journal.records import Reported
+from elastune.study.allocation.allocate import Claim, Rules, allocate
+from elastune.study.allocation.throughput import Paces, samples_per_s
+
+NEW = 1.0  # worth of a trial that nobody knows
+LOOKS = 8  # at a trial, after its workers have changed; then its reports tell its pace
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A trial that asks for ``low`` to ``high`` workers since ``since_s``; ``fresh``: it never ran.
+
+    ``slots``: the equal parts that its work is dealt out in (None: any share can be had).
+    """
+
+    trial: int
+    low: int
+    high: int
+    since_s: float
+    fresh: bool = True
+    slots: int | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """``trial`` is to go on with ``after`` workers: from 0 it is started or resumed, to 0 it is paused."""
+
+    trial: int
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass
+class _Held:
+    """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed.
+
+    Since its workers changed: its ``last`` report, (step, second) when it was ``seen`` last, and the ``looks`` at it.
+    """
+
+    low: int
+    high: int
+    slots: int | None
+    workers: int
+    wish: int
+    changed_s: float
+    last: Reported | None = None
+    seen: tuple[int, float] | None = None
+    looks: int = 0
+
+    @property
+    def taken(self) -> int:
+        """Workers that nobody else can have now."""
+        return max(self.workers, self.wish)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Epochs done and planned, and steps of an epoch."""
+
+    epoch: int
+    epochs: int
+    steps: float
+
+    @property
+    def whole(self) -> float:
+        return self.epochs * self.steps
+
+    @property
+    def remaining(self) -> float:
+        return max(self.epochs - self.epoch, 1) * self.steps
+
+
+class Broker:
+    """Shares ``workers`` among a study's trials. Calls come in the order of time.
+
+    ``rules``: as ``allocate`` takes them, but ``deadline_s`` counts from ``began_s`` and ``budget_s`` is that of the
+    whole study. ``pause_s``: what a resize is taken to cost until some were measured. ``keen``: see the module.
+    """
+
+    def __init__(
+        self, workers: int, rules: Rules | None = None, *, began_s: float = 0.0, pause_s: float = 1.0, keen: float = 0.8
+    ) -> None:
+        self.workers = workers
+        self._rules = rules or Rules()
+        self._began_s = self._last_s = began_s
+        self._spent_s = 0.0
+        self._held: dict[int, _Held] = {}
+        self._progress: dict[int, _Progress] = {}
+        self._worth: dict[int, float] = {}
+        self._paces = Paces()
+        self._pauses_s: deque[float] = deque(maxlen=32)
+        self._pause_s = pause_s
+        self._keen = keen
+        self._usual_whole = 1.0
+        self._usual_length_s: float | None = None
+        self._since = ""
+        self.room = 0  # workers that nobody was to have by the last ``grants``, while more new trials would follow
+
+    @property
+    def unmeasured(self) -> list[int]:
+        """The trials at which it is worth looking: their workers have changed not long ago."""
+        return [trial for trial, held in self._held.items() if held.looks < LOOKS]
+
+    @property
+    def free(self) -> int:
+        """Workers that no trial has or was promised; below 0 after a loss, until trials have shrunk."""
+        return self.workers - sum(held.taken for held in self._held.values())
+
+    def capacity(self, workers: int, now_s: float) -> None:
+        """The study has so many workers from now on: some joined, were lost, or were given notice."""
+        self._spend(now_s)
+        self._since = f"{abs(workers - self.workers)} workers {'joined' if workers > self.workers else 'went'}"
+        self.workers = workers
+
+    def started(self, trial: int, workers: int, low: int, high: int, now_s: float, slots: int | None = None) -> None:
+        """A trial began, or goes on after a pause, on ``workers``; while it runs it may have ``low`` to ``high``."""
+        self._spend(now_s)
+        self._held[trial] = _Held(low, high, slots, workers, workers, now_s)
+
+    def granted(self, grant: Grant, now_s: float) -> None:
+        """A running trial was told to take the workers of ``grant``."""
+        self._spend(now_s)
+        held = self._held[grant.trial]
+        held.wish, held.changed_s = grant.after, now_s
+        held.last, held.seen, held.looks = None, None, 0
+
+    def paused(self, trial: int, now_s: float) -> None:
+        """A trial gave its workers back, to go on later or not at all."""
+        self._gone(trial, now_s, "paused")
+
+    def ended(self, trial: int, now_s: float) -> None:
+        """A trial is over."""
+        self._gone(trial, now_s, "ended")
+        self._worth.pop(trial, None)
+
+    def reported(self, trial: int, report: Reported, workers: int, now_s: float) -> None:
+        """A trial reported, on ``workers``: how far it is; how fast it goes, if it was not looked at since a change."""
+        self._spend(now_s)
+        if report.epoch > 0 and report.step > 0:
+            epochs = max(report.epochs, report.epoch)
+            self._progress[trial] = _Progress(report.epoch, epochs, report.step / report.epoch)
+        held = self._held.get(trial)
+        if held is None or workers != held.wish:
+            return
+        before = held.last
+        looked = held.seen is not None and held.looks < LOOKS
+        if not looked and before and report.step > before.step and report.seconds > before.seconds:
+            self._paces.add(trial, workers, report.step - before.step, report.seconds - before.seconds)
+        held.last, held.workers = report, workers
+
+    def stepped(self, trial: int, step: int, workers: int, now_s: float) -> None:
+        """A look at a trial that runs: the steps it has completed, on ``workers``. Two of them tell its pace."""
+        self._spend(now_s)
+        held = self._held.get(trial)
+        if held is None or workers != held.wish or step == 0:
+            return
+        if held.seen is not None and step > held.seen[0] and now_s > held.seen[1]:
+            self._paces.add(trial, workers, step - held.seen[0], now_s - held.seen[1])
+            held.looks += 1
+        held.seen, held.workers = (step, now_s), workers
+
+    def regrouped(self, trial: int, workers: int, pause_s: float, now_s: float) -> None:
+        """A trial goes on with ``workers`` after a pause of ``pause_s``: as it was told, or since it lost some."""
+        self._spend(now_s)
+        self._pauses_s.append(max(pause_s, 0.0))
+        if held := self._held.get(trial):
+            held.workers, held.last, held.seen, held.looks = workers, None, None, 0
+
+    def ranked(self, worth: Mapping[int, float]) -> None:
+        """What trials are worth against a new one (1): see ``worth.standing``."""
+        self._worth = dict(worth)
+
+    def grants(self, now_s: float, waiting: Sequence[Waiting] = (), supply: bool = False) -> list[Grant]:
+        """Who is to change: shrinks first, then those that grow or begin on workers that are free now.
+
+        Who must wait for another's workers to be given back is left out: ask again once they are. Of ``waiting``, the
+        first fresh ones are taken as long as nobody needs the workers more. ``supply``: more of them would follow.
+        """
+        self._usual_whole = median(known.whole for known in self._progress.values()) if self._progress else 1.0
+        self._usual_length_s = self._usual_s()
+        given = self._given(now_s, waiting, supply)
+        free = self.free
+        bounded = self._rules.budget_s < math.inf  # each of them must be asked for: the budget may hold fewer
+        self.room = self.workers - sum(given.values()) if supply and not bounded else 0
+        found, starved = [], []
+        for trial, after in given.items():
+            held = self._held.get(trial)
+            before = held.wish if held else 0
+            if after > before:
+                starved.append((trial, before, after, after - (held.taken if held else 0)))
+            elif after < before:
+                found.append(Grant(trial, before, after, ""))
+        late = {one.trial: one.since_s for one in waiting if self._starves(one, now_s)}
+        starved.sort(key=lambda change: (late.get(change[0], math.inf), -self._value(change[0]), change[0]))
+        why = f"makes room for trial {starved[0][0]}" if starved else "its workers bring more elsewhere"
+        found = [replace(grant, reason=why) for grant in found]
+        for trial, before, after, need in starved:
+            if need <= max(free, 0):
+                found.append(Grant(trial, before, after, self._standing(trial, given)))
+            free -= max(need, 0)  # where it does not fit yet: nobody behind it takes what it waits for
+        return found
+
+    def _given(self, now_s: float, waiting: Sequence[Waiting], supply: bool) -> dict[int, int]:
+        """Workers of everybody who has some or is to have some."""
+        fresh = [one for one in waiting if one.fresh and not self._starves(one, now_s)]
+        claims = [self._running(trial, held, now_s) for trial, held in self._held.items()]
+        claims += [self._asking(one, now_s) for one in waiting if one not in fresh]
+        rules = self._left(now_s, self._keen if fresh or supply else 0.0)
+        given = allocate(claims, self.workers, rules)
+        left, taken = self.workers - sum(given.values()), []
+        for one in fresh:
+            if one.low <= left:
+                left -= one.low
+                taken.append(self._asking(one, now_s))
+        if taken:
+            more = supply or len(taken) < len(fresh)
+            given = allocate([*claims, *taken], self.workers, self._left(now_s, self._keen if more else 0.0))
+        return given
+
+    def _left(self, now_s: float, elsewhere: float) -> Rules:
+        """The rules, with what time and budget are left."""
+        rules, spent_s = self._rules, self._spent_s + self._using() * (now_s - self._last_s)
+        if not self._paces.known:  # nobody can say how long anything takes
+            return replace(rules, elsewhere=elsewhere, deadline_s=math.inf, budget_s=math.inf)
+        return replace(
+            rules,
+            elsewhere=elsewhere,
+            deadline_s=max(rules.deadline_s - (now_s - self._began_s), 0.0),
+            budget_s=max(rules.budget_s - spent_s, 0.0),
+        )
+
+    def _starves(self, one: Waiting, now_s: float) -> bool:
+        return now_s - one.since_s > self._rules.patience_s
+
+    def _running(self, trial: int, held: _Held, now_s: float) -> Claim:
+        return self._claim(trial, held.wish, held.low, held.high, held.slots, now_s - held.changed_s)
+
+    def _asking(self, one: Waiting, now_s: float) -> Claim:
+        return self._claim(one.trial, 0, one.low, one.high, one.slots, max(now_s - one.since_s, 0.0))
+
+    def _claim(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Claim:
+        pace = self._paces.of(trial, slots)
+        per_worker = float(samples_per_s(pace, low)[low]) / low
+        length_s = self._whole(trial) / per_worker
+        shortness = max((self._usual_length_s or length_s) / length_s, 1.0)
+        return Claim(
+            trial,
+            current,
+            low,
+            high,
+            remaining=self._remaining(trial),
+            pace=pace,
+            worth=self._value(trial) * shortness / per_worker,
+            pause_s=median(self._pauses_s) if self._pauses_s else self._pause_s,
+            since_s=since_s,
+        )
+
+    def _remaining(self, trial: int) -> float:
+        """Steps to the trial's end."""
+        return self._progress[trial].remaining if trial in self._progress else self._whole(trial)
+
+    def _whole(self, trial: int) -> float:
+        """Steps of all its training; of a trial nobody knows as many as the others', or few if there are none."""
+        if trial in self._progress:
+            return self._progress[trial].whole
+        return self._usual_whole
+
+    def _usual_s(self) -> float | None:
+        """Seconds on one worker of the median of the trials that run."""
+        known = [trial for trial in self._held if trial in self._progress]
+        return median(self._whole(trial) / self._paces.per_worker(trial) for trial in known) if known else None
+
+    def _value(self, trial: int) -> float:
+        return self._worth.get(trial, NEW)
+
+    def _standing(self, trial: int, given: Mapping[int, int]) -> str:
+        """Why a trial grows or begins, in one clause."""
+        rank = 1 + sum(self._value(other) > self._value(trial) for other, count in given.items() if count)
+        told = f"rank {rank} of {sum(count > 0 for count in given.values())}"
+        if trial in self._progress:
+            told += f" at epoch {self._progress[trial].epoch}"
+        return f"{told}, {self._since}" if self._since else told
+
+    def _gone(self, trial: int, now_s: float, how: str) -> None:
+        self._spend(now_s)
+        if self._held.pop(trial, None) is not None:
+            self._since = f"trial {trial} {how}"
+
+    def _using(self) -> int:
+        return sum(held.taken for held in self._held.values())
+
+    def _spend(self, now_s: float) -> None:
+        """Count the worker-seconds up to now."""
+        if now_s != self._last_s:
+            self._spent_s += self._using() * (now_s - self._last_s)
+            self._last_s = now_s

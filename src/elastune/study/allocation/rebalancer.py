@@ -1,0 +1,121 @@
+"""The broker of a study at work: what happens to trials is told to it, what it grants is done on the pool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastune.cluster.base import ElasticHandle
+from elastune.core.clock import Clock
+from elastune.job.pool import Pool
+from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
+from elastune.study.allocation.allocate import Rules
+from elastune.study.allocation.allocator import Broker, Waiting
+from elastune.study.allocation.priority import standing
+
+FEW = 100  # trials: so many are decided about in milliseconds
+PER_TRIAL_S = 1e-3  # at least so long, for every trial that runs, between decisions: thousands take a second to make
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What was done: running trials that were told to change, and the workers that who asks may begin with, or 0.
+
+    ``more``: further new trials that may begin at once with as many.
+    """
+
+    moved: tuple[TrialReallocated, ...] = ()
+    begins: int = 0
+    more: int = 0
+
+
+class Sharing:
+    """Shares a study's workers among its trials, each within ``bounds`` (low, high).
+
+    ``slots``: the equal parts that a trial's work is dealt out in (None: any share can be had). ``changed``: whether
+    something has happened since workers were last dealt out.
+    """
+
+    def __init__(
+        self, pool: Pool, clock: Clock, bounds: tuple[int, int], slots: int | None, rules: Rules | None = None
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._bounds = bounds
+        self._slots = slots
+        self._broker = Broker(pool.capacity, rules, began_s=clock.now())
+        self._waiting: Waiting | None = None
+        self._rest_s = (rules or Rules()).stay_s  # between decisions that only a report gives reason for
+        self._settled_s = -self._rest_s
+        self.changed = True
+
+    def asks(self, trial: int, fresh: bool) -> None:
+        """``trial`` waits for workers; ``fresh``: it never ran."""
+        self._waiting = Waiting(trial, *self._bounds, self._clock.now(), fresh, self._slots)
+        self.changed = True
+
+    def begun(self, trial: int, workers: int) -> None:
+        """``trial`` was started, or goes on."""
+        self._broker.started(trial, workers, *self._bounds, self._clock.now(), self._slots)
+        self._waiting = None
+        self.changed = True
+
+    def heard(self, trial: int, record: Record) -> None:
+        """A running trial said something."""
+        now_s, job = self._clock.now(), self._pool.jobs.get(trial)
+        if isinstance(record, Reported) and job is not None:
+            self._broker.reported(trial, record, job.workers, now_s)
+            self.changed = self.changed or now_s >= self._settled_s + self._rest_s
+        elif isinstance(record, Regrouped):
+            self._broker.regrouped(trial, len(record.members), record.pause_s, now_s)
+            self.changed = True
+
+    def gone(self, trial: int, paused: bool) -> None:
+        """A trial gave its workers back."""
+        (self._broker.paused if paused else self._broker.ended)(trial, self._clock.now())
+        self.changed = True
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until workers may be dealt out again; infinite where nothing has happened."""
+        if not self.changed:
+            return math.inf
+        left_s = self._settled_s + PER_TRIAL_S * self._pool.running - self._clock.now()
+        return left_s if self._pool.running > FEW and left_s > 1e-6 else 0.0
+
+    def _look(self) -> None:
+        """See how far trials are whose workers have changed: two looks tell a pace, before a second report does."""
+        for trial in self._broker.unmeasured:
+            job = self._pool.jobs[trial]
+            handle = job.watch.handle
+            if isinstance(handle, ElasticHandle):
+                self._broker.stepped(trial, handle.step, job.workers, self._clock.now())
+
+    def settle(self, promises: Mapping[int, Sequence[float]], rungs: Mapping[int, int], supply: bool) -> Settled:
+        """Deal out the workers. ``promises``: what trials end with, smaller is better; ``rungs``: those
+        that the running ones have passed; ``supply``: more would begin.
+
+        Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
+        """
+        self._look()
+        self._broker.ranked(standing(promises, rungs))
+        waiting = [] if self._waiting is None else [self._waiting]
+        now_s, moved, begins = self._clock.now(), [], 0
+        self.changed, self._settled_s = False, now_s
+        for grant in self._broker.grants(now_s, waiting, supply):
+            if self._waiting is not None and grant.trial == self._waiting.trial:
+                begins = grant.after if grant.after <= self._pool.free else 0
+                self.changed = self.changed or begins == 0
+            elif grant.after > 0 and (grant.after < grant.before or grant.after - grant.before <= self._pool.free):
+                self._pool.resize(grant.trial, grant.after, grant.reason)
+                self._broker.granted(grant, now_s)
+                moved.append(TrialReallocated(grant.trial, grant.before, grant.after, grant.reason))
+            elif grant.after == 0:
+                self._pool.pause(grant.trial)
+            else:
+                self.changed = True
+        more = 0
+        if begins and self._waiting is not None and self._waiting.fresh:
+            more = max(min(self._broker.room, self._pool.free - begins), 0) // begins
+        return Settled(tuple(moved), begins, more)

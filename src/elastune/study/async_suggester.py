@@ -1,0 +1,84 @@
+"""The search of a study, asked in the background: a proposal may take seconds, in which trials want to be heard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+
+from elastune.journal.records import TrialFinished
+from elastune.search.samplers.suggest import Suggester, Suggestion
+
+WAIT_S = 0.01  # most proposals are there by then; the loop looks again this often while one is not
+
+
+class Proposals:
+    """Asks ``suggester``, one proposal at a time, in a thread of its own, or (``inline``) at once.
+
+    What it is told meanwhile it hears after the proposal: nobody else may use the suggester.
+    """
+
+    def __init__(self, suggester: Suggester, *, inline: bool) -> None:
+        self._suggester = suggester
+        self._thread = None if inline else ThreadPoolExecutor(1, "proposals")
+        self._asked: Future[Suggestion | None] | None = None
+        self._found: list[Suggestion] = []  # proposals that came when something else was wanted
+        self._untold: list[tuple[int, TrialFinished]] = []
+
+    @property
+    def asking(self) -> bool:
+        """Whether a proposal is on its way: ask again."""
+        return self._asked is not None
+
+    def ready(self) -> bool:
+        """As ``Suggester.ready``."""
+        return self.asking or bool(self._found) or self._suggester.ready()
+
+    def ask(self, estimates: Mapping[int, tuple[Sequence[float], float]]) -> Suggestion | None:
+        """The next configuration; None while it is on its way (``asking``), else once a grid is exhausted.
+
+        ``estimates``: what open trials are expected to reach, and by how much they break constraints. Raises as
+        ``Suggester.ask``.
+        """
+        if self._found:
+            return self._found.pop(0)
+        if self._asked is None:
+            for number, (values, violation) in estimates.items():
+                self._suggester.estimate(number, values, violation)
+            if self._thread is None:
+                return self._suggester.ask()
+            self._asked = self._thread.submit(self._suggester.ask)
+        return self._collect() if wait_for([self._asked], WAIT_S).done else None
+
+    def adopt(self, params: Mapping[str, object]) -> Suggestion:
+        """As ``Suggester.adopt``."""
+        if self._asked is not None and (found := self._collect()) is not None:
+            self._found.append(found)
+        return self._suggester.adopt(params)
+
+    def tell(self, number: int, finished: TrialFinished) -> None:
+        """As ``Suggester.tell``."""
+        self._untold.append((number, finished))
+        if self._asked is None:
+            self._catch_up()
+
+    def close(self) -> None:
+        """Wait for a proposal that is on its way, and let go of the search's files. Idempotent."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._asked = None
+            self._catch_up()
+        self._suggester.close()
+
+    def _collect(self) -> Suggestion | None:
+        assert self._asked is not None
+        asked, error = self._asked, self._asked.exception()
+        self._asked = None
+        self._catch_up()
+        if error is not None:
+            raise error
+        return asked.result()
+
+    def _catch_up(self) -> None:
+        while self._untold:
+            self._suggester.tell(*self._untold.pop(0))

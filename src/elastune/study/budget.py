@@ -1,0 +1,86 @@
+"""What a study may still use: trials, time, worker-hours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from elastune.core.clock import Clock
+from elastune.job.pool import Pool
+from elastune.journal.entry import Entry
+from elastune.journal.records import StudyStarted
+from elastune.study.request import StudyRequest
+from elastune.study.trial_table import Roster
+
+TICK_S = 0.01
+
+
+class Budget:
+    """The bounds of ``request``, against what trials on ``pool``, and those of ``roster`` before, have used."""
+
+    def __init__(self, request: StudyRequest, roster: Roster, pool: Pool, clock: Clock) -> None:
+        self._request = request
+        self._roster = roster
+        self._pool = pool
+        self._clock = clock
+        self._spent_before_s = 0.0
+        self._started = clock.now()
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """Count what earlier controllers took."""
+        self._spent_before_s = spent_s(entries)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that controllers have worked on the study."""
+        return self._spent_before_s + self._clock.now() - self._started
+
+    @property
+    def left_s(self) -> float:
+        budget_s = self._request.budget_s
+        return float("inf") if budget_s is None else budget_s - self.elapsed_s
+
+    @property
+    def left_worker_s(self) -> float:
+        hours, now_s = self._request.worker_hours, self._clock.now()
+        if hours is None:
+            return float("inf")
+        running = sum(job.worker_seconds(now_s) for job in self._pool.jobs.values())
+        return hours * 3600 - self._roster.worker_seconds - running
+
+    @property
+    def soonest_s(self) -> float:
+        """Seconds until a budget can be over, with the workers that are busy now; never so few that no clock shows."""
+        busy = sum(job.workers for job in self._pool.jobs.values())
+        return max(min(self.left_s, self.left_worker_s / busy if busy else float("inf")), TICK_S)
+
+    def over(self) -> str:
+        """The budget that ends what runs; empty while there is some left."""
+        if self.left_s <= 0:
+            return f"a budget of {self._request.budget_s:g} s"
+        if self.left_worker_s <= 0:
+            return f"a budget of {self._request.worker_hours:g} worker-hours"
+        return ""
+
+    def spent(self) -> str:
+        """The budget that has no room for one more new trial; empty while it has."""
+        if self._request.trials is not None and self._roster.launched >= self._request.trials:
+            return f"{self._request.trials} trials"
+        usual = self._roster.complete
+        budget_s, hours = self._request.budget_s, self._request.worker_hours
+        if budget_s is not None and self.left_s <= (median(seconds for seconds, _ in usual) if usual else 0.0):
+            return f"a budget of {budget_s:g} s"
+        if hours is not None and self.left_worker_s <= (median(used_s for _, used_s in usual) if usual else 0.0):
+            return f"a budget of {hours:g} worker-hours"
+        return ""
+
+
+def spent_s(entries: Sequence[Entry]) -> float:
+    """Seconds that controllers have worked on a study: from each start to the last record before the next."""
+    total, begun, last = 0.0, None, 0.0
+    for entry in entries:
+        if isinstance(entry.record, StudyStarted):
+            total += last - begun if begun is not None else 0.0
+            begun = entry.at
+        last = entry.at
+    return total + (last - begun if begun is not None else 0.0)

@@ -1,0 +1,288 @@
+"""A study in words, from its journal alone: what was found and at what price, what decided it, and what to try next."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from elastune.search.analysis.front import nondominated
+from elastune.search.analysis.importance import Importance
+from elastune.search.space.objective import Objective, oriented
+from elastune.search.space.space import from_json
+from elastune.study.results.study import Study
+from elastune.study.results.trials import Trial
+
+MOST_STEPS = 6  # along the front
+MOST_REASONS = 5
+MOST_PARAMETERS = 5
+TOLD_SHARE = 0.02  # of the variance, below which a parameter is not worth a word
+EDGE = 0.05  # of a range, on its own scale
+FEWEST_BEST = 5  # trials that tell where the front lies
+TIE_SPREADS = 2.0  # standard errors of a difference within which two trials are not told apart
+
+
+@dataclass(frozen=True)
+class Part:
+    """A heading and sentences under it."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A study in words; ``str`` of it is text for a terminal. ``importance``: the figures behind some of the words."""
+
+    parts: tuple[Part, ...]
+    importance: tuple[Importance, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join("\n".join([part.title, *(f"  {line}" for line in part.lines)]) for part in self.parts)
+
+
+def explain(study: Study, importance: Sequence[Importance]) -> Explanation:
+    """``study`` in words. ``importance``: what ``study.importance()`` gave."""
+    parts = (
+        Part("The front", _front(study)),
+        Part("How sure the pick is", _sureness(study)),
+        Part("What decides each objective", tuple(line for each in importance for line in _importance(each))),
+        Part("What was stopped early", _stopped(study)),
+        Part("What failed", _failed(study)),
+        Part("Where the time went", _times(study)),
+        Part("What to try next", _next(study)),
+    )
+    return Explanation(tuple(part for part in parts if part.lines), tuple(importance))
+
+
+def _front(study: Study) -> tuple[str, ...]:
+    front = study.front()
+    if not front:
+        return ("No trial has a result yet.",)
+    first = study.objectives[0]
+    picked = study.pick()
+    when = f"It was there after {_time(picked.trial.ended_s)}, everything before it counted."
+    if len(study.objectives) == 1:
+        best = picked.trial
+        return (f"The best {first.name} is {best.values[first.name]:.6g}, by trial {best.number}. {when}",)
+    reach = "; ".join(
+        f"{o.name} from {_valued(o, min(values))} to {_valued(o, max(values))}"
+        for o in study.objectives
+        for values in [[trial.values[o.name] for trial in front]]
+    )
+    chosen = ", ".join(_valued(o, picked.trial.values[o.name]) for o in study.objectives)
+    size = "One trial is best in everything" if len(front) == 1 else f"No trial beats these {len(front)} in everything"
+    lines = [f"{size}: {reach}.", f"The pick is trial {picked.trial.number} ({chosen}): {picked.reason}. {when}"]
+    return (*lines, *_steps(study.objectives, front))
+
+
+def _steps(objectives: Sequence[Objective], front: Sequence[Trial]) -> list[str]:
+    """What the way from each point of the front to the next better one in the first objective costs in the others."""
+    shown = list(front)
+    if len(shown) > MOST_STEPS + 1:
+        shown = [shown[i] for i in np.linspace(0, len(shown) - 1, MOST_STEPS + 1).round().astype(int)]
+    shown.reverse()  # from the worst in the first objective to the best
+    first, lines = objectives[0], []
+    for near, far in pairwise(shown):
+        if near.values[first.name] == far.values[first.name]:
+            continue
+        changes = [
+            f"{o.name} {change:+.3g}{_unit(o)} ({'better' if (change > 0) == (o.direction == 'max') else 'worse'})"
+            for o in objectives[1:]
+            if (change := far.values[o.name] - near.values[o.name])
+        ]
+        ends = f"{first.name} {near.values[first.name]:.6g} -> {far.values[first.name]:.6g}"
+        lines.append(f"{ends} (trial {near.number} -> {far.number}): {', '.join(changes) or 'nothing else changes'}.")
+    return lines
+
+
+def _sureness(study: Study) -> tuple[str, ...]:
+    """Whether the pick's lead is more than what another seed would change: known only where seeds repeat."""
+    if not study.front():
+        return ()
+    first, picked = study.objectives[0], study.pick().trial
+    by_seed: dict[str, dict[int, float]] = defaultdict(dict)
+    for trial in study.complete:
+        alike = repr((sorted(trial.config.items(), key=repr), trial.means.get("workers"), trial.epochs))
+        by_seed[alike][trial.seed] = trial.values[first.name]
+    groups = [list(values.values()) for values in by_seed.values() if len(values) > 1]
+    if not groups:
+        seeds = sorted({trial.seed for trial in study.complete})
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else "one seed"
+        return (
+            f"Unknown: each configuration was trained once, with {which}: how much another changes was not seen.",
+            "Train the pick and its neighbours with other seeds before relying on small differences.",
+        )
+    freedom = sum(len(values) - 1 for values in groups)
+    spread = math.sqrt(sum((value - fmean(values)) ** 2 for values in groups for value in values) / freedom)
+    reach = TIE_SPREADS * math.sqrt(2) * spread
+    ties = [
+        trial.number
+        for trial in study.front()
+        if trial.number != picked.number and abs(trial.values[first.name] - picked.values[first.name]) <= reach
+    ]
+    noise = f"From seed to seed {first.name} varies by {spread:.2g} (standard deviation, {freedom} degrees of freedom)"
+    if ties:
+        numbers = ", ".join(map(str, ties))
+        return (f"{noise}: in {first.name} the pick is no different from trials {numbers} of the front.",)
+    return (f"{noise}: in {first.name} the pick stands apart from all others of the front.",)
+
+
+def _importance(found: Importance) -> list[str]:
+    if found.why_not:
+        return [f"{found.objective}: not known, {found.why_not}."]
+    told = [share for share in found.parameters if share.total >= TOLD_SHARE][:MOST_PARAMETERS]
+    shares = ", ".join(f"{share.name} {share.total:.0%} (± {share.spread:.1%})" for share in told)
+    lines = [
+        f"{found.objective}: {shares}, of what varies over the space; by {found.trials} trials, of whose variance a "
+        f"forest predicts {found.explained:.0%}."
+    ]
+    sure = [pair for pair in found.pairs if pair.share >= TOLD_SHARE and pair.share > 2 * pair.spread]
+    lines += [f"{found.objective}: {p.first} and {p.second} interact ({p.share:.0%} ± {p.spread:.1%})." for p in sure]
+    if found.pairs and not sure:
+        lines.append(f"{found.objective}: its leading parameters act on their own, none changes what another does.")
+    return lines
+
+
+def _stopped(study: Study) -> tuple[str, ...]:
+    paused = [trial for trial in study.trials if trial.state == "paused"]
+    stopped, cut_off = [t for t in paused if not t.cut_off], [t for t in paused if t.cut_off]
+    lines = []
+    if stopped:
+        epochs = sorted(trial.epochs for trial in stopped)
+        after = f"after {epochs[0]} to {epochs[-1]} epochs" if epochs[0] < epochs[-1] else f"after epoch {epochs[0]}"
+        lines.append(f"{_trials(len(stopped))} paused {after} and did not go on; each can be resumed.")
+        lines += _reasons(stopped)
+    resumed = {spell.trial for spell in study.spells if spell.begun == "resumed"}
+    ended = {trial.number for trial in study.trials if trial.state == "complete"}
+    if resumed & ended:
+        lines.append(f"{_trials(len(resumed & ended))} paused, went on later and completed.")
+    if cut_off:
+        numbers = ", ".join(str(trial.number) for trial in cut_off[:MOST_REASONS])
+        more = ", ..." if len(cut_off) > MOST_REASONS else ""
+        lines.append(f"{_trials(len(cut_off))} ran when the study ended ({numbers}{more}); --resume goes on with them.")
+    return tuple(lines)
+
+
+def _failed(study: Study) -> tuple[str, ...]:
+    failed = [trial for trial in study.trials if trial.state in ("infeasible", "rejected")]
+    if not failed:
+        return ()
+    return (f"{_trials(len(failed))} of {len(study.trials)} gave no result.", *_reasons(failed))
+
+
+def _reasons(trials: Sequence[Trial]) -> list[str]:
+    """The most frequent reasons first, those that differ in numbers alone as one, each with a trial for example."""
+    alike: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for trial in trials:
+        reason = " ".join((trial.reason or "no reason told").split())[:200]
+        alike[re.sub(r"\d+", "#", reason)].append((trial.number, reason))
+    often = sorted(alike.values(), key=lambda each: -len(each))
+    lines = [
+        f"{len(each)} trials, such as trial {each[0][0]}: {each[0][1]}"
+        if len(each) > 1
+        else f"trial {each[0][0]}: {each[0][1]}"
+        for each in often[:MOST_REASONS]
+    ]
+    rest = len(often) - MOST_REASONS
+    return [*lines, f"and {rest} other {'reason' if rest == 1 else 'reasons'}"] if rest > 0 else lines
+
+
+def _times(study: Study) -> tuple[str, ...]:
+    """Worker-seconds by what became of the trial that had them; what no trial had was waiting."""
+    whole = study.workers * study.seconds
+    if whole <= 0:
+        return ()
+    fates = {trial.number: trial.state for trial in study.trials}
+    used: dict[str, float] = defaultdict(float)
+    for spell in study.spells:
+        used[fates.get(spell.trial, "unfinished")] += spell.worker_seconds
+    words = {
+        "complete": "trials that completed",
+        "paused": "trials that are paused",
+        "infeasible": "trials that failed or broke a constraint",
+        "unfinished": "trials that have not ended",
+    }
+    told = [f"{used[state] / whole:.0%} {name}" for state, name in words.items() if used[state] > 0]
+    waiting = max(0.0, whole - sum(used.values()))
+    workers = "worker" if study.workers == 1 else "workers"
+    moved = sum(spell.ended == "regrouped" for spell in study.spells)
+    lines = [
+        f"{_time(study.seconds)} on {study.workers} {workers}: {', '.join([*told, f'{waiting / whole:.0%} waiting'])}."
+    ]
+    if moved:
+        lines.append(f"While trials ran, their workers changed {moved} {'time' if moved == 1 else 'times'}.")
+    return tuple(lines)
+
+
+def _next(study: Study) -> tuple[str, ...]:
+    """Bounds of the space that the best trials sit on: what lies behind them was not looked at."""
+    best = _best(study)
+    lines: list[str] = []
+    for name in sorted({name for trial in best for name in trial.params}):
+        with_it = [trial for trial in best if name in trial.params and name in trial.distributions]
+        if len(with_it) < max(3, len(best) / 2):
+            continue
+        range_ = from_json({name: with_it[-1].distributions[name]})[name]
+        values = [trial.params[name] for trial in with_it]
+        if isinstance(range_, CategoricalDistribution):
+            if len(range_.choices) > 1 and len(set(map(repr, values))) == 1 and len(with_it) >= FEWEST_BEST:
+                lines.append(f"All of the best {len(with_it)} trials have {name}={values[0]}: other choices can go.")
+        elif isinstance(range_, (FloatDistribution, IntDistribution)) and not range_.single():
+            lines += _at_bounds(name, range_, [float(value) for value in values])
+    if best and not lines:
+        lines.append("The front lies within the space: no bound of it is in the way.")
+    return tuple(lines)
+
+
+def _at_bounds(name: str, range_: FloatDistribution | IntDistribution, values: Sequence[float]) -> list[str]:
+    low, high = float(range_.low), float(range_.high)
+    scale = math.log if range_.log else float
+    places = [(scale(value) - scale(low)) / (scale(high) - scale(low)) for value in values]
+    lines = []
+    for bound, at_it, word, way in (
+        (low, [place <= EDGE for place in places], "lower", "smaller"),
+        (high, [place >= 1 - EDGE for place in places], "upper", "larger"),
+    ):
+        if sum(at_it) >= max(3, len(values) / 2):
+            whom = f"{sum(at_it)} of the best {len(values)} trials sit at the {word} bound {bound:g} of {name}"
+            lines.append(f"{whom}: try {way} values, if it may have them.")
+    return lines
+
+
+def _best(study: Study) -> list[Trial]:
+    """The front and, where it is small, the fronts behind it."""
+    left = study.complete
+    best: list[Trial] = []
+    while left and len(best) < FEWEST_BEST:
+        keep = nondominated(oriented([trial.values for trial in left], study.objectives))
+        if not keep.any():
+            break
+        best += [trial for trial, on in zip(left, keep, strict=True) if on]
+        left = [trial for trial, on in zip(left, keep, strict=True) if not on]
+    return best
+
+
+def _trials(n: int) -> str:
+    return "1 trial" if n == 1 else f"{n} trials"
+
+
+def _valued(objective: Objective, value: float) -> str:
+    return f"{value:.4g}{_unit(objective)}"
+
+
+def _unit(objective: Objective) -> str:
+    return f" {objective.unit}" if objective.unit and objective.unit != "fraction" else ""
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

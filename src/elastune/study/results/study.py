@@ -1,0 +1,176 @@
+"""A study's outcome: its trials, their front, and what to take from it. Reads the journal, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastune.core.errors import UserError
+from elastune.job.output_dir import JOURNAL
+from elastune.journal.entry import Entry
+from elastune.journal.reader import read
+from elastune.journal.records import StudyFinished, StudyStarted
+from elastune.search.analysis.front import default_reference, hypervolume, nondominated, pick, representative
+from elastune.search.analysis.importance import Importance, Tried, importance
+from elastune.search.space.objective import Objective, oriented, parse_objectives
+from elastune.study.results.command import program_path, run_command
+from elastune.study.results.timeline import Spell, spells, study_times
+from elastune.study.results.trials import Trial, trials
+
+if TYPE_CHECKING:
+    from elastune.study.results.explain import Explanation
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A trial of the front, why it was taken, and the command that trains it."""
+
+    trial: Trial
+    reason: str
+    command: str
+
+    @property
+    def caveat(self) -> str:
+        """What the command does otherwise than the trial did; empty where it does the same."""
+        if self.trial.parent is None:
+            return ""
+        went = f"trial {self.trial.number} went on from a checkpoint of trial {self.trial.parent}"
+        return f"{went}; the command trains its settings from the beginning"
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that a study found. ``program`` is the file it tuned; ``trials`` those that ended, then those that paused.
+
+    ``seconds``: how long controllers worked on it; ``ending``: why they stopped ("": they have not). ``spells``: when
+    which trial had how many of the study's ``workers``. ``defaults``: the program's own settings, where recorded.
+    """
+
+    out: Path
+    program: str
+    seed: int
+    epochs: int | None
+    objectives: tuple[Objective, ...]
+    trials: tuple[Trial, ...]
+    workers: int = 1
+    seconds: float = 0.0
+    ending: str = ""
+    spells: tuple[Spell, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, out: str | Path) -> Study:
+        """The study in folder ``out``, finished or not. Raises ``UserError`` where there is none."""
+        return cls.of(Path(out), read(Path(out) / JOURNAL))
+
+    @classmethod
+    def of(cls, out: Path, entries: Sequence[Entry]) -> Study:
+        """The study that ``entries`` tell of."""
+        started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
+        if started is None or "objectives" not in started.settings:
+            raise UserError("a study's journal must begin with its settings", out, "give the --out of elastune tune")
+        asked = started.settings
+        objectives = parse_objectives(asked["objectives"])
+        workers = asked.get("workers", 1)
+        last = [e.record for e in entries if isinstance(e.record, (StudyStarted, StudyFinished))][-1]
+        return cls(
+            out=out,
+            program=program_path(asked["program"]),
+            seed=int(asked.get("seed", 0)),
+            epochs=asked.get("epochs"),
+            objectives=objectives,
+            trials=trials(entries, [o.name for o in objectives], float(asked.get("price_per_worker_hour", 1.0))),
+            workers=max(workers) if isinstance(workers, list) else int(workers),
+            seconds=study_times(entries)[-1],
+            ending=last.reason if isinstance(last, StudyFinished) else "",
+            spells=spells(entries),
+            defaults=dict(asked.get("defaults", {})),
+        )
+
+    @property
+    def complete(self) -> list[Trial]:
+        """The trials with a value for every objective that broke no constraint."""
+        return [trial for trial in self.trials if trial.state == "complete"]
+
+    def front(self) -> list[Trial]:
+        """The complete trials that no other dominates, best in the first objective first."""
+        done = self.complete
+        if not done:
+            return []
+        points = oriented([t.values for t in done], self.objectives)
+        best = [t for t, keep in zip(done, nondominated(points), strict=True) if keep]
+        return sorted(best, key=lambda t: tuple(oriented(t.values, self.objectives)))
+
+    def subset(self, k: int) -> list[Trial]:
+        """At most ``k`` trials of the front that together cover the most hypervolume, the most important first."""
+        done = self.complete
+        return [done[i] for i in representative(oriented([t.values for t in done], self.objectives), k)]
+
+    def covered(self, chosen: Sequence[Trial]) -> float:
+        """The share of the front's hypervolume that ``chosen`` cover, from 0 to 1."""
+        points = oriented([t.values for t in self.complete], self.objectives)
+        reference = default_reference(points)
+        return hypervolume(oriented([t.values for t in chosen], self.objectives), reference) / hypervolume(
+            points, reference
+        )
+
+    def pick(self, *, weights: dict[str, float] | None = None, **targets: float) -> Picked:
+        """One trial: ``pick(accuracy=0.98)`` by target, ``pick(weights={...})`` by weights, ``pick()`` the knee."""
+        done = self.complete
+        found = pick([t.values for t in done], self.objectives, targets=targets or None, weights=weights)
+        trial = done[found.index]
+        command = run_command(
+            self.program, trial.config, trial.means, self.seed, self.epochs, defaults=self.defaults or None
+        )
+        return Picked(trial, found.reason, command)
+
+    def time_to(self, **targets: float) -> float | None:
+        """Seconds from the study's start until the first trial that reaches all ``targets`` was there; None: never.
+
+        Everything counts that happened until then: other trials, failed and paused ones, earlier controllers. Only the
+        time between two controllers does not, when nobody worked on it. Raises ``UserError`` for an unknown objective.
+        """
+        if not targets:
+            raise UserError("time_to needs a target", "none", "for example time_to(accuracy=0.98)")
+        known = {objective.name: objective for objective in self.objectives}
+        for name in targets:
+            if name not in known:
+                raise UserError("a target may name objectives only", name, f"known: {', '.join(known)}")
+        asked = [known[name] for name in targets]
+        limits = oriented(targets, asked)
+        there = [t.ended_s for t in self.complete if (oriented(t.values, asked) <= limits).all()]
+        return min(there, default=None)
+
+    def importance(self) -> tuple[Importance, ...]:
+        """How much each parameter, and each two of them together, decide every objective: see ``search.analysis``."""
+        tried = [
+            Tried(t.params, t.distributions, t.values)
+            for t in self.trials
+            if t.phase == "search" and t.state in ("complete", "infeasible")
+        ]
+        return importance(tried, self.objectives)
+
+    def explain(self) -> Explanation:
+        """The study in words; ``print`` it."""
+        from elastune.study.results.explain import explain
+
+        return explain(self, self.importance())
+
+    def frame(self) -> Any:
+        """One row a trial as a pandas ``DataFrame``: the columns of ``elastune export``, times as time stamps."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise UserError(
+                "a frame needs pandas", "no such package", "pip install pandas, or use elastune export --csv"
+            ) from None
+        from elastune.study.results.trials import flat_row
+
+        frame = pandas.DataFrame([flat_row(trial) for trial in self.trials])
+        for name in ("started_at", "ended_at"):
+            if name in frame:
+                frame[name] = pandas.to_datetime(frame[name], unit="s", utc=True)
+        return frame

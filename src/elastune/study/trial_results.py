@@ -1,0 +1,121 @@
+"""From a suggestion to a run, and from a run's outcome to a trial's result: pure decisions of a study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastune.core.cost import Cost
+from elastune.core.errors import UserError
+from elastune.core.run import Adapt, Config, Means
+from elastune.job.pool import Ended
+from elastune.job.validate_adapt import NO_POLICY, policies_of
+from elastune.journal.records import Reported, RunFailed, TrialFinished
+from elastune.search.space.constraint import Constraint, violations
+from elastune.search.space.objective import Objective
+from elastune.search.stopping.schedule import Glimpse
+from elastune.train.program.load import merge
+
+OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
+SYSTEM_PARAMETERS = (*OF_MEANS, "policy")  # what a space may set beside the program's own settings
+CLOCKED = ("seconds", "cost")  # objectives that elastune measures itself
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What is optimised, what must hold, and what a worker costs."""
+
+    objectives: tuple[Objective, ...]
+    constraints: tuple[Constraint, ...] = ()
+    price_per_worker_hour: float = 1.0
+
+
+def system_defaults(means: Means) -> dict[str, Any]:
+    """The system parameters where a space does not set them."""
+    return {**{name: getattr(means, name) for name in OF_MEANS}, "policy": NO_POLICY}
+
+
+def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacity: int) -> tuple[Config, Means, Adapt]:
+    """A suggestion's configuration, its means, and what adapts it.
+
+    System parameters set means and policies, all else must be known to ``config``.
+    """
+    system = {name: suggested[name] for name in OF_MEANS if name in suggested}
+    changed = replace(means, **system)
+    workers = changed.workers
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= capacity:
+        rule = f"a trial's workers must be a whole number from 1 to the study's {capacity}"
+        raise UserError(rule, workers, "change space(trial) or --workers")
+    changed = replace(changed, num_slots=max(changed.num_slots, workers))
+    plain = {name: value for name, value in suggested.items() if name not in SYSTEM_PARAMETERS}
+    return merge(config, plain), changed, Adapt(policies=policies_of(suggested.get("policy", NO_POLICY)))
+
+
+def measured(
+    metrics: Mapping[str, float], seconds: float, workers: float, price_per_worker_hour: float
+) -> dict[str, float]:
+    """Metrics with time and cost beside them, after ``seconds`` of training on ``workers`` on average."""
+    return {**metrics, "seconds": seconds, "cost": Cost(workers * seconds, price_per_worker_hour).total}
+
+
+def glimpse(trial: int, report: Reported, workers: float, known: Mapping[str, Any], pricing: Pricing) -> Glimpse | None:
+    """What early stopping may see of a report; None where it lacks an objective, or does not tell how far it is."""
+    metrics = _visible(measured(report.metrics, report.seconds, workers, pricing.price_per_worker_hour))
+    if not report.epochs or any(o.name not in metrics for o in pricing.objectives):
+        return None
+    told = [c for c in pricing.constraints if c.decidable({*known, *metrics})]
+    worst = max(violations(told, {**known, **metrics}).values(), default=0.0)
+    values = tuple(metrics[o.name] for o in pricing.objectives)
+    return Glimpse(trial, report.epoch, report.epochs, values, worst)
+
+
+def judge(trial: int, ended: Ended, known: Mapping[str, Any], pricing: Pricing) -> TrialFinished:
+    """The trial's result: complete with a value for every objective, or infeasible with its reason.
+
+    ``known``: configuration and means, by name, for constraints that speak of both settings and metrics. Raises
+    ``UserError`` where the program does not report what is to be optimised or constrained: no trial could succeed.
+    """
+    outcome = ended.outcome
+    if isinstance(outcome, RunFailed):
+        reason = f"{outcome.reason}: {outcome.detail}"
+        return TrialFinished(
+            trial, "infeasible", seconds=ended.seconds, reason=reason, worker_seconds=ended.worker_seconds
+        )
+    workers = ended.worker_seconds / ended.seconds if ended.seconds > 0 else outcome.workers
+    metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour)
+    visible = _visible(metrics)
+    _refuse_unknown(pricing.objectives, visible)
+    values = {o.name: visible[o.name] for o in pricing.objectives}
+    everything = {**known, **visible}
+    for constraint in pricing.constraints:
+        if missing := sorted(constraint.names - set(everything)):
+            known_names = ", ".join(sorted(everything))
+            raise UserError("a constraint may name settings and reported metrics", missing[0], f"known: {known_names}")
+    found = violations(pricing.constraints, everything)
+    broken = [f"breaks {text} (by {by:g})" for text, by in found.items() if by > 0]
+    broken += [f"has {name} {value}" for name, value in values.items() if not math.isfinite(value)]
+    return TrialFinished(
+        trial,
+        "infeasible" if broken else "complete",
+        values=values,
+        metrics=metrics,
+        violations=found,
+        seconds=ended.seconds,
+        reason=" and ".join(broken),
+        run=outcome,
+        worker_seconds=ended.worker_seconds,
+    )
+
+
+def _visible(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without what no search may see."""
+    return {name: value for name, value in metrics.items() if not name.startswith("test_")}
+
+
+def _refuse_unknown(objectives: Sequence[Objective], metrics: Mapping[str, float]) -> None:
+    for objective in objectives:
+        if objective.name not in metrics:
+            fix = f"report it, or use one of {', '.join(sorted(metrics))}"
+            raise UserError("an objective must be a metric that the program reports", objective.name, fix)

@@ -1,0 +1,156 @@
+"""A study's request, checked: everything that can be known to be wrong before a trial runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.run import Adapt, Config, RunSpec
+from elastune.job.run import check_means
+from elastune.job.validate_adapt import check_adapt, policies_of
+from elastune.journal.entry import Entry
+from elastune.journal.records import StudyStarted
+from elastune.search.samplers.registry import check_sampler, generational
+from elastune.search.space.constraint import parse_constraints
+from elastune.search.space.feasible import check_feasible
+from elastune.search.space.objective import parse_objectives
+from elastune.search.space.space import Sample, Space, probe
+from elastune.search.stopping.registry import make_schedule
+from elastune.study.request import StudyRequest
+from elastune.study.trial_results import CLOCKED, Pricing, system_defaults
+from elastune.train.program.digest import meaning
+from elastune.train.program.load import LoadedProgram, load, merge
+
+PROBED = 64  # configurations that are looked at before any runs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked request: what to search, from which defaults, by which yardstick."""
+
+    request: StudyRequest
+    space: Space
+    config: Config
+    pricing: Pricing
+    program: LoadedProgram
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The request as the journal keeps it."""
+        plain = asdict(self.request)
+        plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
+        plain["objectives"] = {o.name: o.direction for o in self.pricing.objectives}
+        plain["defaults"] = self.config
+        plain["warm_start"] = [str(path) for path in self.request.warm_start]
+        plain["meaning"] = meaning(self.request.program)
+        return {"kind": "tune", **plain}
+
+
+def check(request: StudyRequest, space: Space | None = None) -> Plan:
+    """Raise ``UserError`` for all that can be known to be wrong before a trial runs."""
+    if request.trials is None and request.budget_s is None and request.worker_hours is None:
+        raise UserError("a study needs a budget", "none", "use --trials, --budget or --worker-hours")
+    if request.trials is not None and request.trials < 1:
+        raise UserError("trials must be at least 1", request.trials, "use --trials 1 or more")
+    if request.budget_s is not None and not request.budget_s > 0:
+        raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
+    if request.seed < 0:
+        raise UserError("a study's seed must be 0 or more", request.seed, "for example --seed 0")
+    if request.epochs is not None and request.epochs < 1:
+        raise UserError("epochs must be at least 1", request.epochs, "use --epochs 1 or more")
+    if request.worker_hours is not None and not 0 < request.worker_hours < math.inf:
+        raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
+    check_means(RunSpec(request.program, request.out, means=request.means))
+    if request.workers < 1:
+        raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
+    program = load(request.program)
+    if not (request.simulated or program.trains):
+        rule = f"a program that is trained must define {request.program.train}(session)"
+        raise UserError(rule, request.program.path, "add it, or use elastune simulate")
+    found = space or program.space
+    if found is None:
+        raise UserError("tuning needs a search space", request.program.path, "define space(trial) in the file")
+    objectives = parse_objectives(request.objectives or program.objectives or {})
+    known = {*program.objectives, *CLOCKED}
+    for objective in objectives:
+        if program.objectives and objective.name not in known:
+            fix = f"use one of {', '.join(sorted(known))}, or add it to the file's objectives"
+            raise UserError("an objective must be one that the program names", objective.name, fix)
+    check_sampler(request.sampler, objectives)
+    make_schedule(request.stopping, objectives, request.seed, space=found)
+    if generational(request.sampler) and request.stopping != "none":
+        rule = "a generation ends when all of its trials have, so none may pause"
+        raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
+    config = merge(program.config, request.config)
+    constraints = parse_constraints(request.constraints)
+    defaults = {**config, **system_defaults(request.means)}
+
+    def complete_space(trial: Any) -> dict[str, Any]:
+        return {**defaults, **found(trial)}
+
+    samples = probe(complete_space, PROBED, request.seed)
+    _check_set(request.config, samples)
+    _check_policies(samples, program)
+    _check_bounds(request, samples)
+    check_feasible(complete_space, constraints, {}, request.seed)
+    pricing = Pricing(objectives, constraints, request.price_per_worker_hour)
+    return Plan(request, complete_space, config, pricing, program)
+
+
+def _check_set(config: Config, samples: Sequence[Sample]) -> None:
+    """Refuse a setting that the space would overrule without a word."""
+    for name, value in config.items():
+        plain = json.loads(json.dumps(value))  # as a space's values are
+        if any(sample.values[name] != plain for sample in samples):
+            fix = f"leave out {name} here, or in what space(trial) returns"
+            raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
+
+
+def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
+    """Refuse a policy of the space that cannot be made, before hours of trials come upon it."""
+    named = [policies_of(sample.values["policy"]) for sample in samples]
+    for policies in dict.fromkeys(named):
+        check_adapt(Adapt(policies), program)
+
+
+def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
+    """Workers are shared out among the trials, or searched, or the same for all."""
+    if request.trial_workers is None:
+        return
+    low, high = request.trial_workers
+    if not (isinstance(low, int) and isinstance(high, int)):
+        raise UserError("a trial's workers must be two whole numbers", request.trial_workers, "for example (1, 4)")
+    if not 1 <= low <= high <= request.workers:
+        rule = f"a trial's workers must lie within the study's {request.workers}"
+        raise UserError(rule, f"{low}:{high}", "use --trial-workers LOW:HIGH with 1 <= LOW <= HIGH")
+    if any("workers" in sample.params for sample in samples):
+        rule = "workers are either a parameter of the space or shared out among the trials"
+        raise UserError(rule, f"both, {low}:{high}", "leave out --trial-workers, or the space's workers")
+
+
+def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: object) -> None:
+    """Refuse to mix two studies in one journal."""
+    started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
+    if started is None:
+        if entries:
+            raise UserError("only a study can be resumed as one", path, "use another --out")
+        return
+    for name in ("kind", "program", "objectives", "constraints", "config", "seed", "epochs"):
+        old, new = started.settings.get(name), settings[name]
+        if json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
+            raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
+    old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
+    if old != new:
+        raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")
+    for name in ("mode", "num_slots", "precision"):
+        old, new = started.settings.get("means", {}).get(name), settings.get("means", {}).get(name)
+        if old is not None and new is not None and old != new:
+            raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
+    told = {True: "simulated", False: "trained"}
+    was, now = told[bool(started.settings.get("simulated"))], told[bool(settings.get("simulated"))]
+    if was != now:
+        raise UserError(f"a study goes on with {now} trials only", f"{path} has {was} ones", "use another --out")

@@ -1,0 +1,244 @@
+"""Warm start: read the journals of earlier studies, see how alike their contexts are, take over what fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from elastune.cluster.base import Cluster
+from elastune.core.clock import Clock
+from elastune.core.errors import UserError
+from elastune.core.run import RunSpec
+from elastune.job.output_dir import JOURNAL
+from elastune.job.pool import Pool, remove
+from elastune.journal.entry import Entry
+from elastune.journal.reader import read
+from elastune.journal.records import (
+    EarlierTrial,
+    RunContext,
+    RunFinished,
+    StudyStarted,
+    TrialFinished,
+    TrialStarted,
+    WarmStarted,
+)
+from elastune.search.analysis.warm_start import (
+    PROPOSED,
+    TOLD,
+    Context,
+    Fitting,
+    best_of,
+    clocked,
+    fit,
+    lacking,
+    similarity,
+    spread_of,
+)
+from elastune.search.space.space import Sample
+from elastune.study.request import StudyRequest
+from elastune.study.trial_results import settings
+from elastune.study.validate import Plan
+
+_MEANS = ("workers", "mode", "mechanism", "micro_batch", "threads")  # they decide how long a training takes
+
+_UNTRIED = Context("nothing trains", 0, 0, "")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial of an earlier study, and how it ended."""
+
+    started: TrialStarted
+    finished: TrialFinished
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier study: its settings, and its trials that ended."""
+
+    source: str
+    settings: Mapping[str, Any]
+    trials: tuple[Ended, ...]
+
+
+@dataclass(frozen=True)
+class _Fits(Fitting):
+    """A trial that fits, and where it comes from."""
+
+    trial: Ended
+
+    @property
+    def context(self) -> RunContext | None:
+        return self.trial.finished.run.context if self.trial.finished.run is not None else None
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """An earlier study beside this one. ``best``: indices of those to try first; ``told``: of those to believe."""
+
+    earlier: Earlier
+    fits: list[_Fits]
+    left_out: dict[str, int]
+    similarity: float = 0.0
+    best: tuple[int, ...] = ()
+    told: tuple[int, ...] = ()
+
+
+def earlier_studies(request: StudyRequest, before: Sequence[Entry]) -> list[Earlier]:
+    """The studies that ``request`` begins with, but for those that its own journal, ``before``, tells of already.
+
+    Raises ``UserError`` where one has no journal, or that of something else.
+    """
+    known = {entry.record.source for entry in before if isinstance(entry.record, WarmStarted)}
+    sources = dict.fromkeys(path.resolve() for path in request.warm_start)
+    if request.out.resolve() in sources:
+        raise UserError("a study cannot begin with itself", request.out, "use another --out, or leave out --warm-start")
+    return [_read(source) for source in sources if str(source) not in known]
+
+
+def _read(source: Path) -> Earlier:
+    entries = read(source / JOURNAL)
+    begun = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
+    if begun is None:
+        raise UserError("a warm start needs the folder of a study", source, "give the --out of elastune tune")
+    started: dict[int, TrialStarted] = {}
+    ended: dict[int, Ended] = {}
+    for entry in entries:
+        if isinstance(entry.record, TrialStarted):
+            started[entry.record.trial] = entry.record
+            ended.pop(entry.record.trial, None)
+        elif isinstance(entry.record, TrialFinished) and entry.record.trial in started:
+            ended[entry.record.trial] = Ended(started[entry.record.trial], entry.record)
+    return Earlier(str(source), begun.settings, tuple(ended.values()))
+
+
+def take_over(
+    plan: Plan, earlier: Sequence[Earlier], cluster: Cluster, clock: Clock, interrupts: Callable[[], int]
+) -> Iterator[WarmStarted]:
+    """What this study takes over from each earlier one, the most similar first.
+
+    To know how large data and model are here, and on what hardware, the best fitting configuration of each takes one
+    step on one worker first.
+    """
+    compared = []
+    for study in earlier:
+        compared.append(_compare(plan, study, lambda sample: _try_out(plan, sample, cluster, clock, interrupts)))
+        if interrupts():
+            return
+    room = TOLD // max(1, sum(bool(each.told) for each in compared))
+    for each in sorted(compared, key=lambda each: -each.similarity):
+        believed = [each.fits[i] for i in each.told]
+        chosen = spread_of(believed, plan.pricing.objectives, plan.pricing.constraints, room)
+        yield WarmStarted(
+            source=each.earlier.source,
+            taken=len(each.fits),
+            of=len(each.earlier.trials),
+            similarity=each.similarity,
+            left_out=each.left_out,
+            told=[EarlierTrial(believed[i].sample.params, dict(believed[i].metrics)) for i in chosen],
+            proposed=[each.fits[i].sample.params for i in each.best],
+        )
+
+
+def _compare(plan: Plan, earlier: Earlier, try_out: Callable[[Sample], RunFinished | None]) -> _Compared:
+    objectives, constraints = plan.pricing.objectives, plan.pricing.constraints
+    fits, left_out = _fitting(plan, earlier)
+    best = best_of(fits, objectives, constraints, PROPOSED)
+    if not fits:
+        return _Compared(earlier, fits, left_out)
+    timed = clocked(objectives, constraints)
+    first = fits[best[0] if best else 0]
+    there = _context(str(earlier.settings.get("meaning", "")), first.context, timed)
+    run = try_out(first.sample)
+    here = _context(str(plan.settings["meaning"]), run.context, timed) if run is not None else _UNTRIED
+    alike = similarity(here, there)
+    told = [i for i, each in enumerate(fits) if alike == 1 and _comparable(plan, earlier, each, here, timed)]
+    return _Compared(earlier, fits, left_out, alike, tuple(best), tuple(told))
+
+
+def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]:
+    """The trials that fit this study's space and have what it judges by; and why others do not."""
+    needed = [o.name for o in plan.pricing.objectives]
+    needed += sorted({name for c in plan.pricing.constraints for name in c.names})
+    dearer = plan.pricing.price_per_worker_hour / float(earlier.settings.get("price_per_worker_hour", 1.0))
+    fits: list[_Fits] = []
+    left_out: Counter[str] = Counter()
+    for trial in earlier.trials:
+        started, finished = trial.started, trial.finished
+        metrics = {name: value for name, value in finished.metrics.items() if name in needed}
+        if "cost" in metrics:
+            metrics["cost"] *= dearer
+        sample = fit(plan.space, started.params)
+        why = (
+            "it failed"
+            if finished.run is None
+            else "it began with another's weights"
+            if started.parent is not None
+            else ""
+        )
+        if isinstance(sample, str):
+            why = why or sample
+        else:
+            found = _Fits(sample, metrics, trial)
+            why = why or (f"{missing} is missing" if (missing := lacking(needed, found)) else "")
+            if not why:
+                fits.append(found)
+        if why:
+            left_out[why] += 1
+    return fits, dict(left_out)
+
+
+def _context(program: str, run: RunContext | None, timed: bool) -> Context:
+    if run is None:
+        return Context(program, 0, 0, "" if timed else None)
+    return Context(program, run.train_samples, run.parameters, run.hardware if timed else None)
+
+
+def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed: bool) -> bool:
+    """Whether a trial of the same program had all the settings that it would have today, and the same data."""
+    request, began = plan.request, trial.trial.started
+    config, means, _ = settings(trial.sample.values, plan.config, request.means, request.workers)
+    there = _context(here.program, trial.context, timed)
+    same = [
+        config == began.config,
+        request.epochs == earlier.settings.get("epochs"),
+        trial.sample.values["policy"] == began.means.get("policy"),
+        means.precision == began.means.get("precision"),
+        (here.train_samples, here.hardware) == (there.train_samples, there.hardware),
+    ]
+    if timed:  # where workers are shared out, how long a trial takes depends on the others
+        same += [getattr(means, name) == began.means.get(name) for name in _MEANS]
+        same += [request.trial_workers is None and earlier.settings.get("trial_workers") is None]
+    return all(same)
+
+
+def _try_out(
+    plan: Plan, sample: Sample, cluster: Cluster, clock: Clock, interrupts: Callable[[], int]
+) -> RunFinished | None:
+    """One step of a configuration on one worker; None where it does not come to that."""
+    request = plan.request
+    config, means, _ = settings(sample.values, plan.config, request.means, request.workers)
+    spec = RunSpec(
+        program=request.program,
+        out=request.out / "warm",
+        config=config,
+        seed=request.seed,
+        means=replace(means, workers=1),
+        epochs=request.epochs,
+        max_steps=1,
+        checkpoint_every_steps=0,
+    )
+    limits = [limit for limit in (request.trial_timeout_s, request.budget_s) if limit is not None]
+    pool = Pool(cluster, capacity=1, timeout_s=min(limits, default=None), clock=clock)
+    pool.start(0, spec)
+    while pool.running:
+        _, ended = pool.pump(cluster.patience_s)
+        if interrupts():
+            pool.abandon()
+        for job in ended:
+            remove(spec.out)
+            return job.outcome if isinstance(job.outcome, RunFinished) else None
+    return None

@@ -1,0 +1,1 @@
+"""Monitors and policies at work in the training loop."""

@@ -1,0 +1,73 @@
+"""What this worker's policies propose, from the hook to the vote that settles it; each policy has a vote of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from elastune.core.signals import Decision, Signal, Snapshot
+from elastune.core.votes import VOTE, outcome, vote
+from elastune.policies.runtime.host import Proposal
+
+_ABSTENTION = [0.0] * VOTE
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a vote about ``policy``: what all workers ``agreed`` on, None where they decided differently.
+
+    ``own``: what this worker proposed, if anything.
+    """
+
+    policy: str
+    agreed: Decision | None
+    own: Proposal | None
+
+
+class Ballot:
+    """Open proposals by policy; of each policy one rides in a vote, the others in later ones."""
+
+    def __init__(self, policies: Sequence[str]) -> None:
+        self._open: dict[str, list[Proposal]] = {name: [] for name in policies}
+        self.abstention = _ABSTENTION * len(policies)
+
+    def add(self, proposal: Proposal) -> None:
+        """To be voted on."""
+        self._open[proposal.policy].append(proposal)
+
+    def vote(self) -> list[float]:
+        """This worker's votes in the next step, policy by policy."""
+        if not any(self._open.values()):
+            return self.abstention
+        return [x for own in self._open.values() for x in (vote(own[0].decision) if own else _ABSTENTION)]
+
+    def settle(self, sums: Sequence[float], voters: int) -> list[Verdict]:
+        """What came of the votes of ``voters`` workers, from their sums; nothing of a policy that nobody spoke for."""
+        verdicts = []
+        for place, (name, own) in enumerate(self._open.items()):
+            part = sums[place * VOTE : (place + 1) * VOTE]
+            if own or any(part):
+                verdicts.append(Verdict(name, outcome(part, voters), own.pop(0) if own else None))
+        return verdicts
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The open proposals."""
+        return [
+            {**asdict(replace(p, decision=Decision())), "decision": p.decision.to_json()}
+            for own in self._open.values()
+            for p in own
+        ]
+
+    def take(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from ``to_json``, without what policies propose that there are no more."""
+        for own in self._open.values():
+            own.clear()
+        for p in told:
+            if p["policy"] in self._open:
+                self.add(Proposal(**{**p, "decision": Decision(**p["decision"]), "cause": _snapshot(p["cause"])}))
+
+
+def _snapshot(told: Mapping[str, Any]) -> Snapshot:
+    signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
+    return Snapshot(**{**told, "signals": signals})

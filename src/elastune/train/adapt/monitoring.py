@@ -1,0 +1,140 @@
+"""What a run measures of itself: from the sums that a step's reduction brought to the monitors' states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from elastune.core.batch_slices import Share
+from elastune.core.errors import UserError
+from elastune.core.seeds import derive
+from elastune.core.signals import Signal
+from elastune.mechanisms.base import Found, Replica
+from elastune.monitors.base import Monitor, Need, Norms, Reading, State, WorkerTimes
+from elastune.monitors.hessian import hessian_trace, top_eigenvalue
+from elastune.monitors.registry import choose
+
+
+class Monitoring:
+    """The monitors of a run and their states, equal on every worker."""
+
+    def __init__(self, texts: Iterable[str], seed: int) -> None:
+        self._monitors = choose(texts)
+        self._states: dict[str, State] = {monitor.name: monitor.init() for monitor in self._monitors}
+        self._seed = seed
+        self._signals: dict[str, Signal] | None = {}
+        taking = [monitor.every for monitor in self._monitors if monitor.needs & {"norms", "preconditioned"}]
+        self._stride = min(taking, default=1)  # steps from one reading of norms to the next
+        self._known = {need: any(need in monitor.needs for monitor in self._monitors) for need in _NEEDS}
+
+    def takes(self, need: Need, step: int) -> bool:
+        """Whether step ``step``, counted from 1, is to bring what some monitor needs."""
+        return self._known[need] and any(need in monitor.needs and _due(monitor, step) for monitor in self._monitors)
+
+    def compares(self, step: int) -> bool:
+        """Whether step ``step`` takes norms of parts of its batch."""
+        return self.takes("norms", step) or self.takes("preconditioned", step)
+
+    def prepare(self, replica: Replica, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Before a step: what the replica is to measure."""
+        weights = _preconditioner(replica.params, optimizer) if self.takes("preconditioned", step) else None
+        replica.measure(self.compares(step), weights, (step - 1) // self._stride)
+
+    def bend(self, replica: Replica, loss: torch.Tensor, share: Share, step: int) -> None:
+        """Before a share's backward pass: measure the curvature of its loss, where that is due."""
+        due = self.takes("trace", step) or self.takes("sharpness", step)
+        if not share.weight or not due:
+            return
+        seed = derive(self._seed, "curvature", step)
+        first = share.samples.start == 0
+        try:
+            if self.takes("trace", step):
+                replica.say("trace", share.weight * hessian_trace(loss, replica.params, seed=seed))
+            if first and self.takes("sharpness", step):
+                replica.say("sharpness", top_eigenvalue(loss, replica.params, seed=seed))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            fix = "leave the monitor curvature out"
+            raise UserError("curvature needs a loss that can be differentiated twice", error, fix) from error
+
+    def read(self, step: int, batch: int, workers: int, found: Found, times: Sequence[float]) -> None:
+        """After a step's reduction: ``times`` as the control vector brought them."""
+        reading = Reading(
+            step=step,
+            batch=batch,
+            workers=workers,
+            loss=found.parts["loss"],
+            norms=_norms(batch, found, "square", 0),
+            preconditioned=_norms(batch, found, "weighted", 1) if self.takes("preconditioned", step) else None,
+            times=tuple(WorkerTimes(*times[i : i + 3]) for i in range(0, 3 * workers if times else 0, 3)),
+            sharpness=found.parts["sharpness"] if self.takes("sharpness", step) else None,
+            trace=found.parts["trace"] if self.takes("trace", step) else None,
+        )
+        self._signals = None
+        for monitor in self._monitors:
+            if _due(monitor, step):
+                self._states[monitor.name] = monitor.update(self._states[monitor.name], reading)
+
+    @property
+    def signals(self) -> dict[str, Signal]:
+        """What can be said by now."""
+        if self._signals is None:
+            self._signals = {}
+            for monitor in self._monitors:
+                self._signals |= monitor.signals(self._states[monitor.name])
+        return self._signals
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """The names of all signals that there may be."""
+        return frozenset().union(*(monitor.gives for monitor in self._monitors))
+
+    def __bool__(self) -> bool:
+        return bool(self._monitors)
+
+    @property
+    def times(self) -> bool:
+        """Whether workers tell each other how long their steps take."""
+        return self._known["times"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The states, by monitor."""
+        return self._states
+
+    def take(self, states: dict[str, Any]) -> None:
+        """Go on from ``states``; a monitor that they do not have begins."""
+        self._states |= {name: states[name] for name in self._states if name in states}
+        self._signals = None
+
+
+_NEEDS: tuple[Need, ...] = ("norms", "preconditioned", "times", "sharpness", "trace")
+
+
+def _due(monitor: Monitor, step: int) -> bool:
+    return (step - 1) % monitor.every == 0
+
+
+def _norms(batch: int, found: Found, name: str, which: int) -> Norms | None:
+    parts = round(found.parts["count"])
+    if found.norms is None or parts < 2 or (which == 1 and found.norms[1] == 0.0):
+        return None
+    return Norms(batch, parts, found.parts[name], found.norms[which])
+
+
+def _preconditioner(params: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
+    """1 / (sqrt(v) + eps) of every parameter, v Adam's bias-corrected second moment; None before there is one."""
+    settings = {p: group for group in optimizer.param_groups for p in group["params"]}
+    if any("betas" not in group for group in settings.values()):
+        fix = "use Adam or AdamW, or the monitor noise_scale"
+        raise UserError("noise_scale_adam needs an optimizer with second moments", type(optimizer).__name__, fix)
+    weights = []
+    for p in params:
+        state = optimizer.state.get(p, {})
+        if p not in settings or "exp_avg_sq" not in state:
+            return None
+        corrected = state["exp_avg_sq"] / (1 - settings[p]["betas"][1] ** float(state["step"]))
+        weights.append((corrected.sqrt() + settings[p]["eps"]).reciprocal())
+    return weights

@@ -1,0 +1,1 @@
+"""A run's state: in memory, on disk, handed to another worker or run."""

@@ -1,0 +1,248 @@
+"""Everything that a run's state goes through: checkpoints, snapshots in memory, the hand-over to another worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastune.comm.group import Group
+from elastune.core.errors import UserError
+from elastune.core.run import Config, RunSpec
+from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.state_owner import Packed
+from elastune.journal.records import Checkpointed, Record, Restarted
+from elastune.mechanisms.base import flatten, unflatten
+from elastune.train.adapt.adapter import Adapter
+from elastune.train.checkpoints import checkpoint as checkpoints
+from elastune.train.checkpoints.inherit import inherit
+from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
+from elastune.train.progress import Progress
+from elastune.train.training_state import Trained
+
+
+class Keeper:
+    """One worker's state, for its crew (``elastic.worker.state_owner.Holder``) and for its run's folder."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        config: Config,
+        crew: Crew,
+        progress: Progress,
+        adapter: Adapter,
+        send: Callable[[Record], None],
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        self.crew = crew
+        self._progress = progress
+        self._adapter = adapter
+        self._send = send
+        self._snapshot: Packed | None = None
+        self.trained: Trained | None = None
+        self.uncounted = 0  # 1 between a step's reduction and the end of the user's lines about it
+        self.mid_step = False  # a step was begun and is not completed
+
+    # -- as the crew's holder -----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        return self._progress.position.step + self.uncounted
+
+    @property
+    def dirty(self) -> bool:
+        return self._progress.dirty
+
+    @property
+    def snapshot_step(self) -> int:
+        if self._snapshot is None:
+            return -1
+        return int(json.loads(self._snapshot[0])["progress"]["position"]["step"])
+
+    def regroup(self, group: Group) -> None:
+        self._adapter.regrouped()
+        if self.trained is None:
+            return
+        if self.mid_step:
+            self.trained.replica.abandon()
+            self.mid_step = False
+        self.trained.replica.regroup(group)
+
+    def held(self) -> list[torch.Tensor]:
+        assert self.trained is not None
+        return self.trained.replica.held()
+
+    def held_like(self) -> list[torch.Tensor]:
+        assert self.trained is not None
+        return self.trained.replica.held_like()
+
+    def take_held(self, result: list[torch.Tensor]) -> None:
+        assert self.trained is not None
+        self.trained.replica.take_held(result)
+        self.mid_step, self.uncounted = False, 1
+
+    def pack(self) -> Packed:
+        assert self.trained is not None
+        tensors: Tensors = {}
+        tree = to_tree(self._state(self.trained), tensors)
+        header = {"state": tree, "names": list(tensors), "progress": self._progress.to_json()}
+        header["adapt"] = self._adapter.to_json()
+        return json.dumps(header).encode(), [t.detach() for t in tensors.values()]
+
+    def unpack(self, packed: Packed) -> None:
+        """Of another worker; the tensors are this one's from now on."""
+        self._take(packed[0], packed[1])
+        self._progress.dirty = False  # whatever it has evaluated so far was with nobody
+
+    def stand_at(self, packed: Packed) -> None:
+        """This worker was rewound to ``packed``, though its model is still to be built."""
+        self._snapshot = packed
+        told = json.loads(packed[0])
+        self._progress.take(told["progress"])
+        self._adapter.take(told["adapt"])
+
+    def rewind(self, packed: Packed) -> None:
+        """Be where a snapshot of this worker was taken; it may be needed again."""
+        self._take(packed[0], [t.clone() for t in packed[1]])
+        self._snapshot = packed
+
+    def _take(self, header: bytes, tensors: list[torch.Tensor]) -> None:
+        assert self.trained is not None
+        told = json.loads(header)
+        named = dict(zip(told["names"], tensors, strict=True))
+        self._load_state(self.trained, from_tree(told["state"], named), "the state of another worker")
+        self._progress.take(told["progress"])
+        self._adapter.take(told["adapt"])
+
+    def _state(self, trained: Trained) -> dict[str, Any]:
+        return {**trained.state(), "remembered": self._adapter.remembered}
+
+    def _load_state(self, trained: Trained, state: dict[str, Any], source: str) -> None:
+        trained.load(state, source)
+        self._adapter.remembered = state.get("remembered")
+
+    def snapshot(self) -> Packed:
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def keep_snapshot(self, packed: Packed) -> None:
+        self._snapshot = packed
+
+    # -- in memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Packed | None:
+        """The snapshot, if there is one."""
+        return self._snapshot
+
+    def remember(self) -> None:
+        """Take a snapshot, if there is anybody whose loss could send this worker back to it."""
+        if self.crew.elastic and self._spec.most_workers > 1 and self.trained is not None:
+            header, tensors = self.pack()
+            self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
+
+    # -- on disk ------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Make buffers that workers move each by itself equal everywhere: floats become means, others rank 0's."""
+        if self.trained is None or not self.trained.replica.drifts or self.crew.size == 1:
+            return
+        buffers = list(self.trained.replica.module.buffers())
+        if not buffers:
+            return
+        rows = torch.tensor(self.crew.gather(flatten(buffers).tolist()), dtype=torch.float64)
+        whole = [t for b in buffers for t in [not b.is_floating_point()] * b.numel()]
+        same = (rows == rows[0]).all(0)  # a mean of equal numbers may be rounded
+        unflatten(torch.where(torch.tensor(whole) | same, rows[0], rows.mean(0)), buffers)
+
+    def save(self) -> None:
+        """Write a checkpoint, whoever is lost meanwhile. Every member must call this, between steps."""
+        if self.trained is None or not self.crew.live:
+            return
+        self.settle()
+        written = False
+        while True:
+            if self.crew.rank == 0 and not written:
+                self._write(self.trained)
+                written = True
+            if not self.crew.elastic or self.crew.size == 1:
+                return
+            if any(told for (told,) in self.crew.gather([float(written)])):
+                return
+
+    def _write(self, trained: Trained) -> None:
+        progress = self._progress
+        kept = checkpoints.Checkpoint(
+            progress.position,
+            self._meaning(),
+            self._state(trained),
+            progress.times.seconds,
+            progress.metrics,
+            progress.batch_size,
+            progress.micro_batch,
+            progress.trail,
+            self._adapter.to_json(),
+        )
+        path = checkpoints.save(self._spec.out / "checkpoints", kept)
+        self._send(Checkpointed(progress.position.step, str(path)))
+
+    def begin(self) -> None:
+        """Go on from the newest checkpoint; without one from the parent's, or from the start."""
+        assert self.trained is not None
+        goes_on = self._spec.resume or self.crew.begins_again
+        found = checkpoints.complete(self._spec.out / "checkpoints") if goes_on else []
+        if found:
+            self._load(found[-1], self.trained)
+        elif self._spec.parent is not None:
+            self._inherit(self._spec.parent / "checkpoints", self.trained)
+        if self.crew.begins_again and self.crew.rank == 0:
+            self._send(Restarted(self._progress.position.step))
+
+    def _load(self, path: Path, trained: Trained) -> None:
+        kept = checkpoints.load(path)
+        self._check_meaning(kept, "a run resumes with the {} it was begun with")
+        self._load_state(trained, kept.state, str(path))
+        self._stand_where(kept)
+        self._progress.batch_size, self._progress.micro_batch = kept.batch_size, kept.micro_batch
+        if kept.adapt:
+            self._adapter.take(kept.adapt, resumed=True)
+
+    def _inherit(self, folder: Path, trained: Trained) -> None:
+        """Begin with the newest checkpoint in ``folder``, another run's. What its policies changed is not taken over.
+
+        It is written down as this run's first at once: whatever becomes of the parent, this run can begin again.
+        """
+        seen = checkpoints.complete(folder)
+        newest = float(checkpoints.step_of(seen[-1])) if seen else -1.0
+        step = int(self.crew.gather([newest])[0][0])  # the parent may go on meanwhile: all take the same
+        if step < 0:
+            rule = "a child begins with its parent's newest checkpoint"
+            raise UserError(rule, f"none in {folder}", "let the parent write one first")
+        path = checkpoints.of_step(folder, step)
+        kept = checkpoints.load(path, fix="keep a parent's folder as it is until its child has begun")
+        self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
+        inherit(trained, kept.state, str(path))
+        self._stand_where(kept)
+        self.save()
+
+    def _stand_where(self, kept: checkpoints.Checkpoint) -> None:
+        self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
+        self._progress.times.seconds_before = kept.seconds
+        self._progress.trail = kept.trail
+
+    def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
+        """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""
+        wanted = self._meaning()
+        other = [name for name in wanted if kept.meaning.get(name) != wanted[name] and name not in own]
+        if other:
+            found = [kept.meaning.get(name) for name in other]
+            raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {found}")
+
+    def _meaning(self) -> dict[str, Any]:
+        spec, means = self._spec, self._spec.means
+        slots = {"num_slots": means.num_slots} if means.mode == "exact" else {}
+        return {"seed": spec.seed, "config": self._config, "mode": means.mode, "precision": means.precision, **slots}

@@ -1,0 +1,1 @@
+"""Which samples a worker loads, and the record of those that were used."""

@@ -1,0 +1,132 @@
+"""From a map-style dataset to the batches of one worker, in the order that the plan of shares dictates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from elastune.core.batch_slices import Share, shares
+from elastune.core.errors import UserError
+from elastune.core.run import Means, Position
+from elastune.train.rng import SeededSamples, epoch_order
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How samples are fetched: torch's DataLoader options."""
+
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    loader_workers: int = 0
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One global batch: its first sample's place in the epoch, its size, and this worker's shares of it."""
+
+    offset: int
+    size: int
+    shares: list[Share]
+
+
+def check_dataset(dataset: Any, batch_size: Any) -> None:
+    """Refuse what cannot be cut into slots."""
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UserError(
+            "a dataset must be map-style (have __len__ and __getitem__)",
+            type(dataset).__name__,
+            "wrap the stream in a dataset that can fetch a sample by its index",
+        )
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError("batch_size must be a whole number of at least 1", batch_size, "set config batch_size")
+    if len(dataset) == 0:
+        raise UserError("a dataset must hold samples", "0 samples", "check how it was split")
+
+
+def training_steps(
+    length: int,
+    batch_size: int,
+    at: Position,
+    means: Means,
+    workers: int,
+    rank: int,
+    drop_last: bool,
+    compared: Callable[[int], bool] = lambda step: False,
+) -> Iterator[Step]:
+    """The steps of an epoch of ``length`` samples from ``at`` on, as worker ``rank`` of ``workers`` takes them.
+
+    ``compared``: whether in step n, counted from 1, gradients of parts of the batch are to be compared.
+    """
+    known: dict[tuple[int, bool], list[Share]] = {}
+    offset, number = at.offset, at.step
+    while offset < length:
+        size = min(batch_size, length - offset)
+        if drop_last and size < batch_size:
+            return
+        number += 1
+        kind = (size, compared(number))
+        if kind not in known:
+            cuts = means.num_slots, workers, rank, means.mode, means.micro_batch
+            known[kind] = shares(size, *cuts, compared=kind[1])
+        yield Step(offset, size, known[kind])
+        offset += size
+
+
+def usable(length: int, batch_size: int, offset: int, drop_last: bool) -> int:
+    """How many of ``length`` samples an epoch uses that goes on at ``offset``."""
+    return length - (length - offset) % batch_size if drop_last else length
+
+
+def pass_order(length: int, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
+    """The indices of a training pass, in the order in which the epoch visits them."""
+    return epoch_order(length, seed, epoch) if shuffle else torch.arange(length)
+
+
+def training_indices(steps: Iterable[Step], order: torch.Tensor) -> Iterator[list[int]]:
+    """The sample indices of every share of ``steps``, in order."""
+    for step in steps:
+        for share in step.shares:
+            start = step.offset + share.samples.start
+            yield order[start : start + len(share.samples)].tolist()
+
+
+def evaluation_indices(length: int, batch_size: int, workers: int, rank: int) -> Iterator[list[int]]:
+    """Every ``workers``-th batch of a pass in order: how samples fall into batches does not depend on the workers."""
+    for start in range(rank * batch_size, length, workers * batch_size):
+        yield list(range(start, min(start + batch_size, length)))
+
+
+def fetch(dataset: Any, indices: Iterator[list[int]], loading: Loading, seed: int, epoch: int) -> Iterator[Any]:
+    """The collated samples of each list of indices."""
+    if type(dataset) is TensorDataset and loading.collate_fn is None:
+        # Nothing random and nothing to collate: index whole batches, ten times as fast as sample by sample.
+        for batch in indices:
+            yield [tensor[batch] for tensor in dataset.tensors]
+        return
+    loader: DataLoader[Any] = DataLoader(
+        SeededSamples(dataset, seed, epoch),
+        batch_sampler=indices,
+        collate_fn=loading.collate_fn,
+        num_workers=loading.loader_workers,
+        pin_memory=loading.pin_memory,
+        prefetch_factor=loading.prefetch_factor if loading.loader_workers else None,
+    )
+    yield from loader
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same structure of lists, tuples and mappings with every tensor on ``device``."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
+    return batch

@@ -1,0 +1,1 @@
+"""The user's file: imported, digested."""

@@ -1,0 +1,48 @@
+"""Shares: every sample once, weights that add up, no worker without a step."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.core.batch_slices import shares
+
+SETTINGS = {
+    "batch": st.integers(1, 300),
+    "num_slots": st.integers(1, 24),
+    "mode": st.sampled_from(["exact", "fast"]),
+    "micro_batch": st.one_of(st.none(), st.integers(1, 40)),
+}
+
+
+@given(**SETTINGS, data=st.data())
+def test_every_sample_once_and_weights_add_up(batch, num_slots, mode, micro_batch, data) -> None:
+    workers = data.draw(st.integers(1, num_slots))
+    everyone = [shares(batch, num_slots, workers, rank, mode, micro_batch) for rank in range(workers)]
+    real = [share for own in everyone for share in own if share.weight]
+    assert sorted(i for share in real for i in share.samples) == list(range(batch))
+    assert math.isclose(sum(share.weight for share in real), 1.0)
+    assert all(Fraction(len(s.samples), batch) == Fraction(s.weight).limit_denominator(1000) for s in real)
+    for own in everyone:
+        assert [share.ends_step for share in own] == [False] * (len(own) - 1) + [True]
+        assert all(len(share.samples) <= (micro_batch or batch) for share in own)
+        assert all(share.samples for share in own)
+
+
+@given(**SETTINGS, data=st.data())
+def test_exact_passes_do_not_depend_on_workers(batch, num_slots, mode, micro_batch, data) -> None:
+    workers = data.draw(st.integers(1, num_slots))
+
+    def passes(count: int) -> list[tuple[int, range, float]]:
+        everyone = (s for rank in range(count) for s in shares(batch, num_slots, count, rank, "exact", micro_batch))
+        return [(s.slot, s.samples, s.weight) for s in everyone if s.weight]
+
+    assert passes(workers) == passes(1)
+
+
+def test_a_worker_without_samples_runs_a_copy_that_counts_nothing() -> None:
+    (share,) = shares(batch=1, num_slots=4, workers=4, rank=0, mode="exact", micro_batch=None)
+    assert (list(share.samples), share.weight, share.ends_step) == ([0], 0.0, True)

@@ -1,0 +1,502 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from elastune.elastic.coordinator import connections as hub
+from elastune.elastic.coordinator import machine
+from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.messages import (
+    Answer,
+    Beat,
+    Broken,
+    Bye,
+    Proclaim,
+    Publish,
+    Ready,
+    Resize,
+    Running,
+    Welcome,
+)
+from elastune.journal.records import MembershipEvent, Straggling
+from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    with coordinating() as one:
+        yield one
+        assert one._thread.is_alive(), "it must survive whatever was done to it"
+
+
+def answers(coordinator: Coordinator, workers: int = 3) -> Answer:
+    """What a client is answered."""
+    with Raw(coordinator) as client:
+        client.hello(coordinator, None)
+        client.say(Resize(workers))
+        answer = client.hear()
+        assert isinstance(answer, Answer)
+        assert client.hear() is None
+        return answer
+
+
+# -- what the machine is told, and what it says ------------------------------------------------------------------------
+
+
+def test_the_events_of_a_run_replay(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1, 2) as found:
+        number = begun(found)
+        found[2].close()
+        version = found[0].await_version(number, LIMIT_S)
+        found[0].broken(version.number, "a hiccup")
+        version = found[0].await_version(version.number, LIMIT_S)
+        for member in found[:2]:
+            member.running(version.number, 4)
+        coordinator.change({"batch_size": 64})
+        planned = eventually(lambda: found[0].pending(version.number))
+        assert planned.changes == {"batch_size": 64}
+        eventually(lambda: found[1].pending(version.number))
+        for member in found[:2]:
+            member.running(planned.number, 5)
+            member.done()
+        assert found[0].await_bye(planned.number) is None
+        records = [r.event for r in coordinator.take_records() if isinstance(r, MembershipEvent)]
+        replayed = machine.replay(range(3), 1, 8, 8, map(machine.decode_event, records))
+        assert replayed == coordinator._state
+
+
+def test_a_death_is_heard_before_the_failure_that_it_caused(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1, 2) as found:
+        number = begun(found)
+        found[0].broken(number, "connection reset by peer")
+        found[2].close()
+        version = found[0].await_version(number, LIMIT_S)
+        assert version.members == (0, 1)
+        events = Events(coordinator)
+        eventually(lambda: "'broken'" in events.text())
+        assert events.text().index("'lost'") < events.text().index("'broken'")
+        assert found[0].latest == version, "one death, one version"
+
+
+def test_what_only_the_controller_can_do_wakes_it(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1, 2) as found:
+        begun(found)
+        coordinator.capacity(2)
+        eventually(lambda: "capacity" in Events(coordinator).text())
+        coordinator.take()
+        coordinator.take_records()
+        assert not select.select([coordinator], [], [], 0)[0]
+        coordinator.resize(5)
+        assert select.select([coordinator], [], [], LIMIT_S)[0]
+        assert eventually(coordinator.take) == [machine.Start((3, 4))]
+        coordinator.take_records()
+        coordinator.lost(3, "it could not be started")
+        assert select.select([coordinator], [], [], LIMIT_S)[0]
+        assert eventually(coordinator.take)[0].worker == 3
+        eventually(lambda: coordinator.take_records())
+        coordinator.take()
+        assert not select.select([coordinator], [], [], 0)[0]
+
+
+def test_the_last_words_of_a_worker_come_before_the_news_of_its_end() -> None:
+    """The controller sees the process's end, perhaps before this thread has read what it sent."""
+    with coordinating(2) as coordinator, members(coordinator, 0, 1) as found:
+        number = begun(found)
+        coordinator.resize(1)
+        eventually(lambda: found[1].pending(number))
+        busy = threading.Event()
+
+        def hinder() -> None:  # the thread is at work while all of this happens
+            busy.set()
+            time.sleep(0.2)
+
+        coordinator._call(hinder)
+        assert busy.wait(LIMIT_S)
+        found[1].left()
+        found[1].close()
+        coordinator.lost(1, "exit code 0")
+        events = Events(coordinator)
+        eventually(lambda: "'left'" in events.text())
+        time.sleep(0.1)
+        assert "'lost'" not in events.text()
+
+
+def test_a_noticed_worker_of_too_few_stops_the_run() -> None:
+    with coordinating(2, low=2) as coordinator, members(coordinator, 0, 1) as found:
+        begun(found)
+        found[1].noticed(30, "spot")
+        (stop,) = eventually(coordinator.take)
+        assert isinstance(stop, machine.StopRun)
+        events = Events(coordinator)
+        assert "spot (within 30 s)" in eventually(events.text)
+
+
+def test_a_worker_that_is_to_be_replaced_goes_on_until_another_is_ready() -> None:
+    with coordinating(2, low=2) as coordinator, members(coordinator, 0, 1) as found:
+        number = begun(found)
+        coordinator.capacity(1)
+        found[1].replace()
+        assert eventually(coordinator.take) == [machine.Start((2,))]
+        assert found[0].pending(number) is None
+        with members(coordinator, 2) as (joiner,):
+            joiner.ready()
+            planned = eventually(lambda: found[1].pending(number))
+            assert (planned.members, planned.joiners) == ((0, 2), (2,))
+        assert "'replace_asked'" in Events(coordinator).text()
+
+
+def test_a_released_worker_is_told_to_end() -> None:
+    with coordinating(2) as coordinator, members(coordinator, 0, 1) as found:
+        number = begun(found)
+        coordinator.notice(1, 30, "revoked")
+        planned = eventually(lambda: found[0].pending(number))
+        assert planned.members == (0,)
+        found[0].running(planned.number, 3)
+        assert found[1].await_bye(planned.number) is None
+        assert not found[0].superseded(planned.number)
+
+
+def test_a_broken_rule_of_the_protocol_gives_the_run_up(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1, 2) as found:
+        begun(found)
+        found[0].running(77, 1)
+        (given_up,) = eventually(coordinator.take)
+        assert isinstance(given_up, machine.GiveUp)
+        assert "77" in given_up.why
+
+
+def test_a_bug_in_the_thread_gives_the_run_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with coordinating(1) as coordinator:
+        monkeypatch.setattr(machine, "step", lambda state, event: 1 / 0)
+        coordinator.capacity(1)
+        (given_up,) = eventually(coordinator.take)
+        assert "ZeroDivisionError" in given_up.why
+
+
+@pytest.mark.parametrize("call", ["capacity", "resize"])
+def test_what_no_event_may_hold_is_the_callers_error(coordinator: Coordinator, call: str) -> None:
+    with pytest.raises(ValueError, match="greater"):
+        getattr(coordinator, call)(-1)
+
+
+def test_a_worker_that_neither_beats_nor_closes_is_lost() -> None:
+    with coordinating(2, heartbeat_s=0.3) as coordinator, Raw(coordinator) as mute, members(coordinator, 0) as found:
+        mute.hello(coordinator, 1)
+        mute.say(Ready())
+        found[0].ready()
+        number = found[0].await_version(0, LIMIT_S).number
+        assert found[0].await_version(number, LIMIT_S).members == (0,)
+        assert mute.ended()
+        assert "silent for 0.3 s" in Events(coordinator).text()
+
+
+def test_beats_keep_a_worker(coordinator: Coordinator) -> None:
+    with coordinating(1, heartbeat_s=0.2) as coordinator, members(coordinator, 0) as found:
+        number = begun(found)
+        time.sleep(0.8)
+        assert not found[0].superseded(number)
+
+
+def test_time_in_which_the_controller_did_not_run_is_no_silence() -> None:
+    with coordinating(2, heartbeat_s=0.3) as coordinator, Raw(coordinator) as peer, members(coordinator, 0) as found:
+        peer.hello(coordinator, 1)
+        peer.say(Ready())
+        found[0].ready()
+        number = found[0].await_version(0, LIMIT_S).number
+        peer.say(Beat())
+        coordinator._call(lambda: time.sleep(1.0))  # as if all were stopped: nobody beats meanwhile
+        time.sleep(0.9)
+        for _ in range(5):
+            peer.say(Beat())
+            time.sleep(0.1)
+        assert not found[0].superseded(number)
+
+
+def test_addresses_reach_those_who_come_later(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1, 2) as found:
+        number = begun(found)
+        found[0].publish(f"{number}/0/0", "aGk=")
+        found[0].publish(f"{number - 2}/0/0", "aGk=")
+        assert found[1].read([f"{number}/0/0"], LIMIT_S) == ["aGk="]
+        coordinator.capacity(1)
+        coordinator.resize(4)
+        eventually(coordinator.take)
+        with Raw(coordinator) as late:
+            late.hello(coordinator, 3)
+            welcome, proclaim, publish = late.hear(), late.hear(), late.hear()
+            assert isinstance(welcome, Welcome)
+            assert welcome.joins
+            assert isinstance(proclaim, Proclaim)
+            assert publish == Publish(f"{number}/0/0", "aGk=")
+
+
+# -- who keeps the others waiting --------------------------------------------------------------------------------------
+
+
+def test_a_straggler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastune.elastic.coordinator.stragglers.LEAST_PATIENCE_S", 0.1)
+    monkeypatch.setattr("elastune.elastic.coordinator.coordinator.LONGEST_BEAT_S", 0.02)
+    told: list[Straggling] = []
+    settings = {"last_line": lambda worker: f"loading file {worker}"}
+    with coordinating(2, **settings) as coordinator, members(coordinator, 0, 1) as found:
+        begun(found)
+        found[0].doing("reducing", 3, 1 << 20)
+        found[1].doing("computing", 3)
+
+        def look() -> bool:
+            told.extend(r for r in coordinator.take_records() if isinstance(r, Straggling))
+            return bool(told)
+
+        eventually(look)
+        time.sleep(0.3)
+        look()
+    assert [(r.worker, "1 other waiting" in r.line, "loading file 1" in r.line) for r in told] == [(1, True, True)]
+
+
+# -- attacks -----------------------------------------------------------------------------------------------------------
+
+RUBBISH = {
+    "no json": b"hello\n",
+    "binary": bytes(range(256)) * 8 + b"\n",
+    "no hello": b'{"kind":"ready"}\n',
+    "wrong token": b'{"kind":"hello","token":"x","worker":0}\n',
+    "no ascii in the token": '{"kind":"hello","token":"é","worker":0}\n'.encode(),
+    "a token of another type": b'{"kind":"hello","token":7,"worker":0}\n',
+    "too long": b'{"kind":"hello","token":"' + b"x" * 10_000_000,
+    "too long by one": b"x" * (hub.HELLO_LIMIT_BYTES + 1),
+    "nested": b"[" * 4000 + b"\n",
+    "empty lines": b"\n" * 1000,
+}
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH.keys())
+def test_a_stranger_that_talks_rubbish_is_cut_off(coordinator: Coordinator, rubbish: bytes) -> None:
+    with Raw(coordinator) as stranger:
+        try:
+            stranger.socket.sendall(rubbish)
+        except ConnectionError:
+            return
+        assert stranger.hear() is None
+    assert answers(coordinator).taken
+
+
+INSIDE = {
+    "no json": b"hello\n",
+    "binary": b"\x00\xff\n",
+    "a line without end": b"x" * 10_000_000,
+    "hello again": b'{"kind":"hello","token":"x"}\n',
+    "what only a coordinator says": b'{"kind":"bye"}\n',
+    "a field too many": b'{"kind":"ready","now":true}\n',
+    "a number below zero": b'{"kind":"running","version":1,"step":-1}\n',
+    "a number beyond all bounds": b'{"kind":"beat","step":' + b"9" * 100_000 + b"}\n",
+    "not a number": b'{"kind":"change","changes":{"lr":NaN},"why":""}\n',
+    "infinite": b'{"kind":"noticed","seconds":1e999,"why":""}\n',
+    "an address of a version to come": b'{"kind":"publish","key":"99/0","value":""}\n',
+    "an address of no version": b'{"kind":"publish","key":"x/0","value":""}\n',
+    "a negative resize": b'{"kind":"resize","workers":-5}\n',
+    "deep": b'{"kind":' + b"[" * 500_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("rubbish", INSIDE.values(), ids=INSIDE.keys())
+def test_a_worker_that_talks_rubbish_is_lost_and_the_others_go_on(coordinator: Coordinator, rubbish: bytes) -> None:
+    with members(coordinator, 0, 1) as found, Raw(coordinator) as bad:
+        bad.hello(coordinator, 2)
+        bad.say(Ready())
+        for member in found:
+            member.ready()
+        number = found[0].await_version(0, LIMIT_S).number
+        with contextlib.suppress(ConnectionError):
+            bad.socket.sendall(rubbish)
+        assert found[0].await_version(number, LIMIT_S).members == (0, 1)
+        assert bad.ended()
+        assert "it sent what is no message" in (text := Events(coordinator).text()) or "broke the protocol" in text
+
+
+def test_too_many_addresses_are_a_violation(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1) as found, Raw(coordinator) as bad:
+        bad.hello(coordinator, 2)
+        bad.say(Ready())
+        for member in found:
+            member.ready()
+        number = found[0].await_version(0, LIMIT_S).number
+        value = "A" * (1 << 17)
+        try:
+            for key in range(100):
+                bad.say(Publish(f"{number}/{key}", value))
+        except ConnectionError:
+            pass
+        assert found[0].await_version(number, LIMIT_S).members == (0, 1)
+
+
+@pytest.mark.parametrize("worker", [3, 1 << 62, 0])
+def test_a_number_that_is_not_awaited_is_refused(coordinator: Coordinator, worker: int) -> None:
+    with members(coordinator, 0), Raw(coordinator) as raw:
+        raw.hello(coordinator, worker)
+        raw.say(Ready())
+        assert raw.hear() is None
+        assert "'ready'" not in Events(coordinator).text()
+
+
+def test_a_worker_that_was_lost_is_not_let_in_again(coordinator: Coordinator) -> None:
+    coordinator.lost(1, "killed")
+    eventually(lambda: "killed" in Events(coordinator).text())
+    with Raw(coordinator) as raw:
+        raw.hello(coordinator, 1)
+        assert raw.hear() is None
+
+
+def test_a_client_may_ask_for_a_size_and_nothing_else(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1, 2) as found:
+        begun(found)
+        eventually(lambda: coordinator.members == [0, 1, 2])
+        assert answers(coordinator, 2) == Answer(True, "from 3 to 2 workers", [0, 1, 2])
+        answer = answers(coordinator, 99)
+        assert "to 8 workers" in answer.detail
+        assert "99 asked for; from 1 to 8 are allowed" in answer.detail
+        for message in (Ready(), Broken(1, ""), Running(1, 1), Bye()):
+            with Raw(coordinator) as client:
+                client.hello(coordinator, None)
+                client.say(message)
+                assert client.hear() is None
+        assert not found[0].superseded(1)
+
+
+def test_one_byte_at_a_time_is_not_waited_for(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "GUEST_LIMIT_S", 0.3)
+    with Raw(coordinator) as slow, Raw(coordinator) as silent:
+        line = b'{"kind":"hello","token":"' + coordinator.token.encode() + b'","worker":0}\n'
+        ended = False
+        for byte in line:
+            try:
+                slow.socket.sendall(bytes([byte]))
+            except ConnectionError:
+                ended = True
+                break
+            time.sleep(0.02)
+        assert ended or slow.hear() is None
+        assert silent.hear() is None
+
+
+def test_a_crowd_of_strangers_keeps_nobody_out(coordinator: Coordinator) -> None:
+    crowd = [Raw(coordinator) for _ in range(hub.GUESTS_LIMIT + 100)]
+    try:
+        with members(coordinator, 0, 1, 2) as found:
+            begun(found)
+            for stranger in crowd[:100]:  # the oldest had to go
+                assert stranger.hear() is None
+            assert answers(coordinator).taken
+            assert len(coordinator._hub._connections) <= hub.GUESTS_LIMIT + 4
+    finally:
+        for stranger in crowd:
+            stranger.socket.close()
+
+
+def test_who_does_not_read_is_cut_off_and_delays_nobody(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "OUTPUT_LIMIT_BYTES", 1 << 20)
+    with members(coordinator, 0, 1) as found, Raw(coordinator) as deaf:
+        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.hello(coordinator, 2)
+        deaf.say(Ready())
+        for member in found:
+            member.ready()
+        number = found[0].await_version(0, LIMIT_S).number
+        key, value = f"{number}/0/0", "A" * (1 << 17)
+
+        def cut() -> bool:
+            deaf.say(Beat())
+            found[0].publish(key, value)
+            return found[0].superseded(number)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(deaf, "say", lambda *_: None)
+            eventually(cut)
+        assert found[0].latest is not None
+        assert found[0].latest.members == (0, 1)
+        assert "does not read" in Events(coordinator).text()
+
+
+def test_it_answers_quickly_under_attack(coordinator: Coordinator) -> None:
+    """Peers that flood, stall and break off all the time; a member's word still reaches another one."""
+    over = threading.Event()
+
+    def attack(seed: int) -> None:
+        dice = random.Random(seed)
+        kept: list[socket.socket] = []
+        host, port = coordinator.address.split(":")
+        while not over.is_set():
+            try:
+                stranger = socket.create_connection((host, int(port)), timeout=1.0)
+                stranger.sendall(dice.randbytes(dice.randrange(8000)))
+                kept.append(stranger)
+            except OSError:
+                pass
+            if len(kept) > 50:
+                kept.pop(dice.randrange(50)).close()
+        for stranger in kept:
+            stranger.close()
+
+    threads = [threading.Thread(target=attack, args=(seed,)) for seed in range(2)]
+    with members(coordinator, 0, 1, 2) as found:
+        number = begun(found)
+        for thread in threads:
+            thread.start()
+        try:
+            took = []
+            for key in range(30):
+                started = time.monotonic()
+                found[0].publish(f"{number}/{key}", "")
+                assert found[1].read([f"{number}/{key}"], LIMIT_S) == [""]
+                took.append(time.monotonic() - started)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert sorted(took)[len(took) // 2] < 1.0
+        assert not found[0].superseded(number)
+
+
+def test_random_bytes_never_end_it(coordinator: Coordinator) -> None:
+    dice = random.Random(11)
+    hello = b'{"kind":"hello","token":"' + coordinator.token.encode() + b'","worker":%d}\n'
+    for worker in range(3):
+        with Raw(coordinator) as raw:
+            raw.socket.sendall(hello % worker)
+            assert isinstance(raw.hear(), Welcome)
+            line = bytearray(b'{"kind":"running","version":1,"step":1}\n')
+            for _ in range(5):
+                line[dice.randrange(len(line))] = dice.randrange(256)
+            with contextlib.suppress(ConnectionError):
+                raw.socket.sendall(line)
+    # All three were lost before they had begun: that is the machine's to judge, and it still does.
+    eventually(lambda: Events(coordinator).text().count("'lost'") or coordinator.take())
+
+
+def test_nothing_stays_open_after_close() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with coordinating(1) as coordinator, members(coordinator, 0) as found, Raw(coordinator):
+            begun(found)
+        coordinator.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not [thread for thread in threading.enumerate() if thread.name in ("coordinator", "member")]
+
+
+def test_a_run_that_is_over_takes_nobody_in_and_no_request() -> None:
+    with coordinating(1) as coordinator, members(coordinator, 0) as (one,):
+        number = begun([one])
+        one.done()
+        assert one.await_bye(number) is None
+        assert not answers(coordinator).taken
+        coordinator.lost(0, "exit code 0")
+        assert coordinator.take() == []

@@ -1,0 +1,202 @@
+"""The main job, whole, on a program whose trainings take milliseconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from elastune.cluster.devices import cores
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Program
+from elastune.frontier.phases import FRESH_SEEDS, frontier
+from elastune.journal.reader import read
+from elastune.journal.records import (
+    FrontierFound,
+    FrontierRow,
+    Record,
+    StudyFinished,
+    TimesFitted,
+    TrialFinished,
+    TrialStarted,
+)
+from elastune.plan.step_time import StepTime
+from elastune.study.request import FrontierRequest
+
+COUNTS = (1, 2, 4)
+
+
+def request(tiny: Program, out: Path, **changes: Any) -> FrontierRequest:
+    return replace(FrontierRequest(tiny, out, COUNTS, budget_s=9.0, seeds=2, sampler="random"), **changes)
+
+
+def records(out: Path) -> list[Record]:
+    return [entry.record for entry in read(out / "journal.jsonl")]
+
+
+def of_kind(records: list[Record], kind: type) -> list[Any]:
+    return [record for record in records if isinstance(record, kind)]
+
+
+@pytest.fixture(scope="module")
+def found(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[FrontierFound, Path]:
+    out = tmp_path_factory.mktemp("frontier") / "out"
+    tiny = Program(Path(__file__).parents[1] / "programs" / "tiny.py")
+    return frontier(request(tiny, out, target=1.5), cluster=cluster), out
+
+
+def test_every_count_has_a_row_of_each_role(found: tuple[FrontierFound, Path]) -> None:
+    answer, out = found
+    assert [(r.role, r.workers) for r in answer.rows] == [(role, w) for role in ("naive", "tuned") for w in COUNTS]
+    assert of_kind(records(out), FrontierFound) == [answer]
+    for r in answer.rows:
+        if r.role == "naive":
+            assert (r.batch_size, r.lr, r.seeds) == (20 * r.workers, pytest.approx(0.05 * r.workers), 2)
+        if r.seconds_label == "measured":
+            assert r.workers <= cores()
+        if r.role == "naive" and r.workers <= cores():
+            assert r.seconds_label == "measured"
+    (end,) = of_kind(records(out), StudyFinished)
+    assert end.reason == "a budget of 9 s"
+    assert 4 < end.seconds < 9 + 8
+
+
+def steps_measured(kept: list[Record]) -> dict[tuple[int, int], float]:
+    begun = {record.trial: record for record in of_kind(kept, TrialStarted)}
+    return {
+        (begun[r.trial].config["batch_size"], begun[r.trial].means["workers"]): r.run.step_s
+        for r in of_kind(kept, TrialFinished)
+        if begun[r.trial].phase == "calibrate"
+    }
+
+
+def test_numbers_are_those_of_the_journal(found: tuple[FrontierFound, Path]) -> None:
+    answer, out = found
+    kept = records(out)
+    results = {record.trial: record for record in of_kind(kept, TrialFinished)}
+    begun = {record.trial: record for record in of_kind(kept, TrialStarted)}
+    model = StepTime.from_record(of_kind(kept, TimesFitted)[-1])
+    measured = steps_measured(kept)
+    for r in answer.rows:
+        runs = [results[trial] for trial in r.trials]
+        assert {begun[trial].config["lr"] for trial in r.trials} == {r.lr}
+        assert {begun[trial].config["batch_size"] for trial in r.trials} == {r.batch_size}
+        assert r.validation == pytest.approx(fmean(x.metrics["loss"] for x in runs))
+        assert (r.held_out, r.quality) == (True, 1.0)
+        mean_batch = min(r.batch_size, -(-runs[0].run.samples // runs[0].run.steps))  # the last of an epoch is smaller
+        step_s = measured.get((r.batch_size, r.workers), model.step_s(mean_batch, r.workers))
+        assert r.seconds_label == ("measured" if (r.batch_size, r.workers) in measured else "modelled")
+        assert r.seconds == pytest.approx(fmean(x.run.steps for x in runs) * step_s)
+        assert r.cost == pytest.approx(r.workers * r.seconds / 3600)
+
+
+def test_tuned_rows_are_confirmed_on_seeds_no_search_saw(found: tuple[FrontierFound, Path]) -> None:
+    answer, out = found
+    begun = {record.trial: record for record in of_kind(records(out), TrialStarted)}
+    for r in answer.rows:
+        seeds = sorted(begun[trial].seed for trial in r.trials)
+        assert seeds == [0, 1] if r.role == "naive" else seeds in ([0, 1], [FRESH_SEEDS, FRESH_SEEDS + 1])
+    pairs = Counter(str((t.config, t.seed)) for t in begun.values() if t.phase in ("naive", "confirm"))
+    assert max(pairs.values()) == 1
+
+
+def test_the_front_and_the_pick(found: tuple[FrontierFound, Path]) -> None:
+    answer, _ = found
+
+    def point(r: FrontierRow) -> tuple[float, float, float]:
+        return (r.validation, r.seconds, r.cost)
+
+    for r in answer.rows:
+        beaten = any(
+            point(o) != point(r) and all(a <= b for a, b in zip(point(o), point(r), strict=True)) for o in answer.rows
+        )
+        assert r.on_front is not beaten
+    assert 0 <= answer.hypervolume_naive <= answer.hypervolume_tuned <= 1
+    reaching = [r for r in answer.rows if r.validation <= 1.5]
+    assert answer.pick is not None
+    chosen = answer.rows[answer.pick]
+    assert chosen.seconds == min(r.seconds for r in reaching)
+    assert f"--workers {chosen.workers}" in answer.command
+    assert f"lr={chosen.lr}" in answer.command
+
+
+def test_an_interrupted_frontier_does_not_train_anything_twice(
+    cluster: LocalCluster, tmp_path: Path, tiny: Program
+) -> None:
+    class Pulled(Exception):
+        pass
+
+    out, finished = tmp_path / "out", 0
+
+    def observe(record: Record) -> None:
+        nonlocal finished
+        finished += isinstance(record, TrialFinished)
+        if finished == 11:
+            raise Pulled
+
+    with pytest.raises(Pulled):
+        frontier(request(tiny, out), cluster=cluster, observe=observe)
+    before = records(out)
+    frontier(request(tiny, out, resume=True, budget_s=5.0), cluster=cluster)
+    after = records(out)
+    assert after[: len(before)] == before
+    begun = {record.trial: record for record in of_kind(after, TrialStarted)}
+    ended = [record.trial for record in of_kind(after, TrialFinished)]
+    assert len(ended) == len(set(ended))
+    trained = Counter(str((begun[t].config, begun[t].seed)) for t in ended if begun[t].phase in ("naive", "confirm"))
+    assert max(trained.values()) == 1
+    assert len([t for t in ended if begun[t].phase == "naive"]) == 6
+
+
+def test_naive_rows_that_diverge_are_told_as_such(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    """At four times lr 0.4 the regression diverges; its base, and what the search finds, do not."""
+    asked = request(tiny, tmp_path / "out", config={"lr": 0.4, "batch_size": 10, "epochs": 12}, budget_s=5.0)
+    answer = frontier(asked, cluster=cluster)
+    naive = [r.workers for r in answer.rows if r.role == "naive"]
+    assert 1 in naive
+    assert 4 not in naive
+    assert "diverges" in answer.answer
+    kept = records(tmp_path / "out")
+    begun = {record.trial: record for record in of_kind(kept, TrialStarted)}
+    lost = [r for r in of_kind(kept, TrialFinished) if begun[r.trial].config["lr"] == pytest.approx(1.6)]
+    assert [r.reason.partition(":")[0] for r in lost] == ["diverged"] * 2
+
+
+def test_a_small_space_ends_the_search(cluster: LocalCluster, tmp_path: Path, program: Any, tiny: Program) -> None:
+    """Once all of it was trained there is no reason to wait for the budget's end."""
+    text = tiny.path.read_text()
+    cut = text.index("def space"), text.index("def data")
+    small = "def space(trial):\n    return {'lr': trial.suggest_categorical('lr', [0.02]), 'batch_size': 20}\n\n\n"
+    mine = program(text[: cut[0]] + small + text[cut[1] :])
+    asked = request(mine, tmp_path / "out", workers=(1, 2), budget_s=60.0)
+    frontier(asked, cluster=cluster)
+    (end,) = of_kind(records(tmp_path / "out"), StudyFinished)
+    assert end.seconds < 30
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"workers": ()}, "worker counts must ascend"),
+    ({"workers": (2, 1)}, "worker counts must ascend"),
+    ({"workers": (0, 1)}, "worker counts must ascend"),
+    ({"budget_s": 0.0}, "a budget must be positive"),
+    ({"price_per_worker_hour": 0.0}, "a price must be positive"),
+    ({"seeds": 1}, "at least 2 seeds"),
+    ({"quality": "accuracy"}, "one of the program's objectives"),
+    ({"config": {"lr": -1.0}}, "must be positive numbers"),
+    ({"config": {"batch_size": "many"}}, "must be positive numbers"),
+    ({"constraints": ("lr > 9",)}, "must be satisfiable|must satisfy"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), REFUSED)
+def test_what_is_wrong_is_said_before_anything_is_made(
+    tmp_path: Path, tiny: Program, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        frontier(request(tiny, tmp_path / "out", **wrong))
+    assert not (tmp_path / "out").exists()

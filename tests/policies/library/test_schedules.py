@@ -1,0 +1,121 @@
+import pytest
+
+from elastune.core.errors import UserError
+from elastune.core.signals import Decision
+from elastune.policies.library.registry import build
+from elastune.policies.library.scheduled_batch import ScheduledBatch
+from elastune.policies.library.scheduled_workers import ScheduledWorkers
+from elastune.policies.run import Limits
+from elastune.testing.policy_kit import PolicyKit, decide, fake_run
+
+
+class Schedule(PolicyKit):
+    """What a schedule says is done, or reported: it is not cut to what a run can bear."""
+
+    calm = None
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_it_asks_for_nothing_that_cannot_be(self, seed):
+        super().test_it_asks_for_nothing_that_cannot_be(seed, None)
+
+
+class TestScheduledBatch(Schedule):
+    def make(self):
+        return ScheduledBatch(at=(0, 1, 2), lr="adascale")
+
+
+class TestScheduledWorkers(Schedule):
+    def make(self):
+        return ScheduledWorkers(at=(7, 70, 100), workers=(3, 1, 8), by="step")
+
+
+class TestGuarded(Schedule):
+    def make(self):
+        return build("scheduled_batch:at=0/9/99,by=step,factor=1.5,max_batch=100,cooldown=50,budget=2,patience=2")
+
+
+def follow(policy, epochs, **fixed):
+    """Batch and workers after each of ``epochs`` epochs' first steps, where every decision is done."""
+    at = {"batch_size": 64, "workers": 2}
+    seen = []
+    for epoch in range(epochs):
+        run = fake_run(epoch=epoch, step=10 * epoch, **{**at, **fixed})
+        policy.before_step(run)
+        at["batch_size"] = run.decision.batch_size or at["batch_size"]
+        at["workers"] = run.decision.workers or at["workers"]
+        seen.append((at["batch_size"], at["workers"]))
+    return seen
+
+
+def test_the_batch_doubles_at_its_epochs():
+    found = follow(ScheduledBatch(at=(2, 4)), 6)
+    assert [batch for batch, _ in found] == [64, 64, 128, 128, 256, 256]
+
+
+def test_explicit_batches():
+    found = follow(ScheduledBatch(at=(0, 2), batches=(100, 50)), 4)
+    assert [batch for batch, _ in found] == [100, 100, 50, 50]
+
+
+def test_workers_by_step():
+    found = follow(ScheduledWorkers(at=(10, 30), workers=(4, 1), by="step"), 5)
+    assert [workers for _, workers in found] == [2, 4, 4, 1, 1]
+
+
+def test_milestones_that_were_passed_together_count_together():
+    assert decide(ScheduledBatch(at=(1, 2, 3)), "before_step", epoch=2).batch_size == 256
+    assert decide(ScheduledWorkers(at=(1, 2), workers=(3, 4)), "before_step", epoch=7).workers == 4
+
+
+def test_the_learning_rate_follows():
+    policy = ScheduledBatch(at=(0,), factor=4.0, lr="sqrt", ramp_steps=5, correct_momentum=True)
+    expected = Decision(batch_size=256, lr_factor=2.0, ramp_steps=5, correct_momentum=True)
+    assert decide(policy, "before_step", epoch=0) == expected
+
+
+def test_a_milestone_counts_once_after_a_resume():
+    policy, resumed = ScheduledBatch(at=(1, 2)), ScheduledBatch(at=(1, 2))
+    assert decide(policy, "before_step", epoch=1).batch_size == 128
+    resumed.load(policy.state())
+    assert decide(resumed, "before_step", epoch=1, batch_size=128).empty
+    assert decide(resumed, "before_step", epoch=2, batch_size=128).batch_size == 256
+
+
+def test_a_cooldown_makes_a_schedule_late_not_lost():
+    policy = build("scheduled_batch:at=1/2/3,cooldown=15")
+    found = follow(policy, 7)  # an epoch is 10 steps
+    assert [batch for batch, _ in found] == [64, 128, 128, 512, 512, 512, 512]
+
+
+def test_the_impossible_raises_and_is_asked_again():
+    policy = ScheduledWorkers(at=(0,), workers=(99,))
+    with pytest.raises(UserError, match="workers"):
+        policy.before_step(fake_run(limits=Limits(low=1, high=4)))
+    assert policy.done == 0
+
+
+def test_only_adascale_needs_a_monitor():
+    assert ScheduledBatch(at=(1,)).monitors == ()
+    assert ScheduledBatch(at=(1,), lr="adascale").monitors == ("noise_scale",)
+    assert build("scheduled_batch:at=1,lr=adascale,cooldown=1").monitors == ("noise_scale",)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ScheduledBatch(at=()),
+        lambda: ScheduledBatch(at=(2, 1)),
+        lambda: ScheduledBatch(at=(1, 1)),
+        lambda: ScheduledBatch(at=(-1,)),
+        lambda: ScheduledBatch(at=(1,), factor=0.0),
+        lambda: ScheduledBatch(at=(1,), batches=(1, 2)),
+        lambda: ScheduledBatch(at=(1,), batches=(0,)),
+        lambda: ScheduledBatch(at=(1,), lr="cubic"),
+        lambda: ScheduledBatch(at=(1,), ramp_steps=-1),
+        lambda: ScheduledWorkers(at=(1,), workers=()),
+        lambda: ScheduledWorkers(at=(1,), workers=(0,)),
+    ],
+)
+def test_impossible_options_are_refused(make):
+    with pytest.raises(UserError):
+        make()

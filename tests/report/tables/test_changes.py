@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from elastune.journal.entry import Entry
+from elastune.journal.records import FaultInjected, Regrouped, RunFinished, RunStarted, Straggling, WorkerGone
+from elastune.report.document import render
+from elastune.report.gather import gather_run
+from elastune.report.page import run_page
+from elastune.report.tables.changes import Changes, changes_line, gather_changes, worker_steps
+from elastune.report.tables.sample_ledger import ledger
+
+STORY = [
+    RunStarted("p.py", {}, 0, {"workers": 2}),
+    FaultInjected("kill", 1),
+    WorkerGone(1, "lost", "worker 1 was ended by <signal 9>", -9),
+    Regrouped(2, [0], False, 11, 0.080, 1),
+    FaultInjected("join"),
+    Regrouped(3, [0, 2], True, 15, 0.010, 0),
+    Straggling(2, "worker 2 keeps 1 other waiting"),
+    RunFinished("sha", 2, 30, 300, 1.0, {}),
+]
+ENTRIES = [Entry(float(i), record) for i, record in enumerate(STORY)]
+
+
+def test_pauses_and_faults_are_summed_up() -> None:
+    found = gather_changes(ENTRIES)
+    assert found.faults == (("kill", 1), ("join", 1))
+    assert changes_line(found) == "2 changes of workers, pauses 45 ms median, 80 ms at most, 1 step done again"
+    assert worker_steps(2, found, 30) == ((0.0, 11.0, 15.0, 30.0), (2.0, 1.0, 2.0, 2.0))
+    assert changes_line(Changes()) == ""
+
+
+def test_a_page_tells_of_them_and_escapes_what_it_tells() -> None:
+    run = gather_run(ENTRIES)
+    assert run is not None
+    page = render(run_page(run, gather_changes(ENTRIES), ledger(ENTRIES)))
+    for text in ("Workers over the steps", "1 x kill, 1 x join", "after a loss", "keeps 1 other waiting"):
+        assert text in page
+    assert "&lt;signal 9&gt;" in page
+    assert "<signal 9>" not in page
+    assert "Workers over the steps" not in render(run_page(run))

@@ -1,0 +1,174 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from elastune.core.errors import UserError
+from elastune.search.analysis.front import (
+    bounds,
+    default_reference,
+    hypervolume,
+    knee,
+    nondominated,
+    pick,
+    representative,
+)
+from elastune.search.space.objective import parse_objectives
+
+
+def dominates(a, b):
+    return all(x <= y for x, y in zip(a, b, strict=True)) and any(x < y for x, y in zip(a, b, strict=True))
+
+
+def union_of_boxes(points, reference):
+    """Inclusion-exclusion over all subsets."""
+    total = 0.0
+    for size in range(1, len(points) + 1):
+        for subset in itertools.combinations(points, size):
+            sides = np.maximum(reference - np.max(subset, axis=0), 0.0)
+            total += (-1) ** (size + 1) * float(np.prod(sides))
+    return total
+
+
+# few different values, so that ties and duplicates are common
+point_sets = st.integers(1, 4).flatmap(
+    lambda k: arrays(float, st.tuples(st.integers(0, 9), st.just(k)), elements=st.integers(0, 5).map(float))
+)
+
+
+@given(point_sets)
+def test_nondominated_equals_brute_force(points):
+    expected = [not any(dominates(q, p) for q in points) for p in points]
+    assert nondominated(points).tolist() == expected
+
+
+@settings(deadline=None)
+@given(point_sets)
+def test_hypervolume_equals_inclusion_exclusion(points):
+    reference = np.array([5.0, 4.5, 6.0, 4.0])[: points.shape[1]]
+    inside = [p for p in points if (p < reference).all()]
+    assert hypervolume(points, reference) == pytest.approx(union_of_boxes(inside, reference), abs=1e-9)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 5])
+def test_hypervolume_agrees_with_monte_carlo(k):
+    rng = np.random.default_rng(k)
+    points = rng.random((25, k))
+    sample = rng.random((40_000, k)) * 1.1
+    covered = np.mean([(points <= s).all(axis=1).any() for s in sample])
+    exact = hypervolume(points, np.full(k, 1.1)) / 1.1**k
+    assert exact == pytest.approx(covered, abs=4 * np.sqrt(covered * (1 - covered) / len(sample)))
+
+
+def test_an_invalid_row_is_never_on_the_front_and_covers_nothing():
+    points = np.array([[1.0, 2.0], [np.nan, 0.0], [0.0, np.inf], [-np.inf, 0.0], [2.0, 1.0], [2.0, 2.0]])
+    assert nondominated(points).tolist() == [True, False, False, False, True, False]
+    assert hypervolume(points, np.array([3.0, 3.0])) == 3.0
+    assert hypervolume(points[1:2], np.array([3.0, 3.0])) == 0.0
+    assert hypervolume(np.empty((0, 2)), np.array([3.0, 3.0])) == 0.0
+
+
+def test_wrong_shapes_are_errors():
+    with pytest.raises(ValueError, match="shape"):
+        nondominated(np.zeros(3))
+    with pytest.raises(ValueError, match="reference"):
+        hypervolume(np.zeros((2, 2)), np.zeros(3))
+
+
+def test_large_fronts_are_quick():
+    x = np.linspace(0, 1, 5000)
+    assert hypervolume(np.stack([x, 1 - x], axis=1), np.ones(2)) == pytest.approx(0.5, abs=1e-3)
+
+
+CURVE = np.array([[0.0, 10.0], [1.0, 3.0], [2.0, 2.0], [6.0, 1.0], [10.0, 0.5], [5.0, 5.0], [1.0, 3.0]])
+
+
+def test_bounds_knee_and_reference_of_a_curve():
+    ideal, nadir = bounds(CURVE)
+    assert ideal.tolist() == [0.0, 0.5]
+    assert nadir.tolist() == [10.0, 10.0]
+    np.testing.assert_allclose(default_reference(CURVE), [11.0, 10.95])
+    assert knee(CURVE) == 2
+    assert knee(CURVE * [1000.0, 0.01]) == 2, "a knee does not depend on units"
+    assert knee(np.array([[3.0, 3.0]])) == 0
+
+
+def test_representative_points_are_the_best_subset_here():
+    reference = np.array([11.0, 11.0])
+    chosen = representative(CURVE, 2, reference)
+    best = max(itertools.combinations(range(6), 2), key=lambda pair: hypervolume(CURVE[list(pair)], reference))
+    covered = hypervolume(CURVE[chosen], reference)
+    assert covered >= (1 - 1 / np.e) * hypervolume(CURVE[list(best)], reference)
+    assert chosen[0] == max(range(6), key=lambda i: hypervolume(CURVE[[i]], reference))
+    assert sorted(representative(CURVE, 99)) == [0, 1, 2, 3, 4], "no dominated point, no duplicate"
+    with pytest.raises(UserError):
+        representative(CURVE, 0)
+
+
+OBJECTIVES = parse_objectives({"accuracy": "max", "seconds": "min", "cost": "min"})
+TRIALS = [
+    {"accuracy": 0.99, "seconds": 100.0, "cost": 3.0},
+    {"accuracy": 0.985, "seconds": 50.0, "cost": 4.0},
+    {"accuracy": 0.98, "seconds": 50.0, "cost": 2.0},
+    {"accuracy": 0.90, "seconds": 5.0, "cost": 1.0},
+    {"accuracy": 0.985, "seconds": 60.0, "cost": 5.0},  # dominated
+    {"accuracy": float("nan"), "seconds": 1.0, "cost": 0.1},
+]
+
+
+@pytest.mark.parametrize(
+    ("targets", "index"),
+    [({"accuracy": 0.98}, 2), ({"accuracy": 0.985}, 1), ({"accuracy": 0.99}, 0), ({"seconds": 10.0}, 3)],
+)
+def test_pick_by_target(targets, index):
+    picked = pick(TRIALS, OBJECTIVES, targets=targets)
+    assert picked.index == index
+    name, goal = next(iter(targets.items()))
+    assert f"{name} {goal:g}" in picked.reason
+
+
+def test_pick_reasons_name_the_value():
+    assert (
+        pick(TRIALS, OBJECTIVES, targets={"accuracy": 0.98}).reason
+        == "reaches accuracy 0.98 with the best seconds (50 s)"
+    )
+
+
+def test_pick_by_several_targets_or_all():
+    assert pick(TRIALS, OBJECTIVES, targets={"accuracy": 0.98, "seconds": 60}).index == 2
+    assert pick(TRIALS, OBJECTIVES, targets={"accuracy": 0.98, "seconds": 60, "cost": 4}).index == 1
+    with pytest.raises(UserError, match="together with"):
+        pick(TRIALS, OBJECTIVES, targets={"accuracy": 0.99, "seconds": 60})
+
+
+def test_pick_by_weights_and_by_knee():
+    assert pick(TRIALS, OBJECTIVES, weights={"accuracy": 1}).index == 0
+    assert pick(TRIALS, OBJECTIVES, weights={"seconds": 1, "accuracy": 0.01}).index == 3
+    assert pick(TRIALS, OBJECTIVES, weights={"cost": 1}, targets={"accuracy": 0.97}).index == 2
+    assert "knee" in pick(TRIALS, OBJECTIVES).reason
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "rule"),
+    [
+        ({"targets": {"accuracy": 0.999}}, "reach accuracy 0.999"),
+        ({"targets": {"speed": 1}}, "objectives only"),
+        ({"weights": {"speed": 1}}, "objectives only"),
+        ({"weights": {"cost": -1}}, ">= 0"),
+        ({"weights": {"cost": 0}}, ">= 0"),
+        ({"weights": {"cost": float("nan")}}, ">= 0"),
+    ],
+)
+def test_impossible_picks_are_user_errors(kwargs, rule):
+    with pytest.raises(UserError, match=rule):
+        pick(TRIALS, OBJECTIVES, **kwargs)
+
+
+def test_nothing_to_pick_from():
+    with pytest.raises(UserError, match="finished"):
+        pick([], OBJECTIVES)
+    with pytest.raises(UserError, match="finished"):
+        pick(TRIALS[-1:], OBJECTIVES)

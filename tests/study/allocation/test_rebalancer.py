@@ -1,0 +1,82 @@
+"""A study that shares its workers out: trials are resized while they run, and end with the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Means, Program
+from elastune.journal.reader import read
+from elastune.journal.records import Record, TrialFinished, TrialReallocated, TrialRegrouped, TrialStarted
+from elastune.study.request import StudyRequest
+from elastune.study.run import tune
+
+
+@pytest.fixture
+def four(tmp_path: Path):
+    with LocalCluster(4) as cluster:
+        yield cluster
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_categorical("lr", [0.01, 0.02, 0.05]), "epochs": 10}
+
+
+def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
+    asked = StudyRequest(
+        program,
+        out,
+        {"loss": "min"},
+        sampler="grid",
+        trials=3,
+        workers=4,
+        means=Means(mode="exact", num_slots=4),
+        config={"pause_s": 0.02},
+    )
+    return replace(asked, **changes)
+
+
+def records(out: Path) -> list[Record]:
+    return [entry.record for entry in read(out / "journal.jsonl")]
+
+
+def hashes(out: Path) -> dict[float, str]:
+    started = {r.trial: r.config["lr"] for r in records(out) if isinstance(r, TrialStarted)}
+    ended = [r for r in records(out) if isinstance(r, TrialFinished)]
+    return {started[r.trial]: r.run.sha256 for r in ended if r.run is not None}
+
+
+def test_freed_workers_flow_to_running_trials(four: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    shared, fixed = tmp_path / "shared", tmp_path / "fixed"
+    tune(request(tiny, shared, trial_workers=(1, 4)), space=space, cluster=four)
+    tune(request(tiny, fixed), space=space, cluster=four)
+    moved = [r for r in records(shared) if isinstance(r, TrialReallocated)]
+    done = [r for r in records(shared) if isinstance(r, TrialRegrouped)]
+    assert any(r.after > r.before for r in moved)
+    assert done, "asked for, and done"
+    assert all(1 <= r.after <= 4 and r.reason for r in moved)
+    assert len(hashes(shared)) == 3
+    assert hashes(shared) == hashes(fixed)
+    assert four.free == four.capacity
+    ended = [r for r in records(shared) if isinstance(r, TrialFinished)]
+    assert any(r.worker_seconds > 1.2 * r.seconds for r in ended)
+    for r in ended:
+        assert r.metrics["cost"] == pytest.approx(r.metrics["seconds"] * r.worker_seconds / r.seconds / 3600)
+
+
+def test_bounds_are_checked(tmp_path: Path, tiny: Program) -> None:
+    for bounds in ((0, 2), (3, 2), (1, 5)):
+        with pytest.raises(UserError, match="a trial's workers must lie within"):
+            tune(request(tiny, tmp_path / "out", trial_workers=bounds), space=space)
+
+    def searched(trial: Any) -> dict[str, Any]:
+        return {"workers": trial.suggest_int("workers", 1, 2)}
+
+    with pytest.raises(UserError, match="either a parameter of the space or shared out"):
+        tune(request(tiny, tmp_path / "out", trial_workers=(1, 2)), space=searched)
+    assert not (tmp_path / "out").exists()

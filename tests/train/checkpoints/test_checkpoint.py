@@ -1,0 +1,200 @@
+"""Checkpoints under kills, rot and full disks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastune.core.errors import UserError
+from elastune.core.run import Position
+from elastune.train.checkpoints.checkpoint import KEPT, Checkpoint, complete, load, save
+
+MEGABYTES = 4
+
+
+def checkpoint(step: int, megabytes: float = 0.01) -> Checkpoint:
+    """Recognisable as whole: every value in it is its step."""
+    weights = torch.full((int(megabytes * 2**18),), float(step))
+    return Checkpoint(
+        position=Position(epoch=step // 10, offset=step % 10, step=step, samples=8 * step),
+        meaning={"seed": 1, "config": {"lr": 0.1, "layers": [1, 2]}, "mode": "exact"},
+        state={"model": {"w": weights, "again": weights}, "optimizer": {"state": {0: {"step": torch.tensor(step)}}}},
+        seconds=1.5 * step,
+        metrics={"accuracy": step / 3},
+    )
+
+
+def assert_whole(found: Checkpoint) -> None:
+    wanted = checkpoint(found.position.step, len(found.state["model"]["w"]) / 2**18)
+    assert found.position == wanted.position
+    assert (found.meaning, found.seconds, found.metrics) == (wanted.meaning, wanted.seconds, wanted.metrics)
+    assert torch.equal(found.state["model"]["w"], wanted.state["model"]["w"])
+    assert torch.equal(found.state["model"]["again"], wanted.state["model"]["w"])
+    assert found.state["optimizer"]["state"][0]["step"] == wanted.position.step
+
+
+def test_what_is_saved_is_loaded_and_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (3, 20, 100):
+        assert save(tmp_path, checkpoint(step)) == complete(tmp_path)[-1]
+        assert_whole(load(complete(tmp_path)[-1]))
+    assert [path.name for path in complete(tmp_path)] == ["step-0000000020", "step-0000000100"]
+    assert len(list(tmp_path.iterdir())) == KEPT
+
+
+def test_a_step_may_be_saved_again(tmp_path: Path) -> None:
+    save(tmp_path, checkpoint(7, 0.01))
+    save(tmp_path, checkpoint(7, 0.02))
+    assert len(load(complete(tmp_path)[-1]).state["model"]["w"]) == int(0.02 * 2**18)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000007"]
+
+
+def in_child(act: Callable[[int], None]) -> tuple[int, int]:
+    """Run ``act(pipe)`` in a fork of this process; returns its pid and the end of the pipe to read."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            act(theirs)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    return child, ours
+
+
+def said_by(child: int, pipe: int) -> str:
+    """All that a child has written, after its end."""
+    with open(pipe) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def save_for_ever(folder: Path, first: int, pipe: int) -> None:
+    for step in range(first, 10**6):
+        for _ in range(2):  # a step saved twice, as at the end of an epoch
+            save(folder, checkpoint(step, MEGABYTES))
+        os.write(pipe, f"{step}\n".encode())
+
+
+def test_a_kill_at_any_moment_leaves_the_newest_complete_one(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    folder, first, longest_s = tmp_path / "checkpoints", 1, 0.1
+    for _ in range(40):
+        child, pipe = in_child(functools.partial(save_for_ever, folder, first))
+        time.sleep(rng.uniform(0.001, longest_s))
+        os.kill(child, signal.SIGKILL)
+        said = [int(line) for line in said_by(child, pipe).split()]
+        found = [load(path) for path in complete(folder)]
+        for each in found:
+            assert_whole(each)
+        if said:
+            assert found[-1].position.step in (said[-1], said[-1] + 1)
+        if found:
+            first = found[-1].position.step + 1
+        else:  # a busy machine
+            longest_s *= 1.5
+    assert first > 1, "no checkpoint was ever completed"
+    save(folder, checkpoint(10**6))
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")], "drafts of killed processes"
+    assert len(complete(folder)) == KEPT
+
+
+def damage(path: Path, how: str) -> None:
+    tensors, tree = path / "tensors.safetensors", path / "state.json"
+    match how:
+        case "tensors cut":
+            os.truncate(tensors, tensors.stat().st_size // 2)
+        case "tensors empty":
+            os.truncate(tensors, 0)
+        case "tensors gone":
+            tensors.unlink()
+        case "tensors of another":
+            tree.write_text(tree.read_text().replace("state.model.w", "state.model.v"))
+        case "json cut":
+            tree.write_text(tree.read_text()[:100])
+        case "json bytes":
+            tree.write_bytes(b"\xff\xfe\x00")
+        case "json of something else":
+            tree.write_text("[1, 2]")
+        case "field gone":
+            parsed = json.loads(tree.read_text())
+            del parsed["position"]
+            tree.write_text(json.dumps(parsed))
+        case "field of another type":
+            parsed = json.loads(tree.read_text())
+            parsed["seconds"] = "soon"
+            tree.write_text(json.dumps(parsed))
+        case "position unknown":
+            parsed = json.loads(tree.read_text())
+            parsed["position"]["page"] = 4
+            tree.write_text(json.dumps(parsed))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "tensors cut",
+        "tensors empty",
+        "tensors gone",
+        "tensors of another",
+        "json cut",
+        "json bytes",
+        "json of something else",
+        "field gone",
+        "field of another type",
+        "position unknown",
+    ],
+)
+def test_rot_is_told_with_the_folder(tmp_path: Path, how: str) -> None:
+    path = save(tmp_path, checkpoint(5))
+    damage(path, how)
+    with pytest.raises(UserError, match="a checkpoint must be whole") as told:
+        load(path)
+    assert str(path) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_folder_without_its_tree_is_no_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, checkpoint(1))
+    newest = save(tmp_path, checkpoint(2))
+    (newest / "state.json").unlink()
+    assert [path.name for path in complete(tmp_path)] == ["step-0000000001"]
+
+
+def save_on_a_full_disk(folder: Path, limit_bytes: int, pipe: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+    try:
+        save(folder, checkpoint(9, MEGABYTES))
+    except UserError as error:
+        os.write(pipe, f"{error}\n".encode())
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 300, 1 << 20])
+def test_a_full_disk_is_told_and_older_checkpoints_stay(tmp_path: Path, limit_bytes: int) -> None:
+    """A limit of the file size stands for the disk; 300 bytes are too few for the tree, too."""
+    for step in (1, 2):
+        save(tmp_path, checkpoint(step))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    told = said_by(*in_child(functools.partial(save_on_a_full_disk, tmp_path, limit_bytes)))
+    assert told.startswith("a checkpoint must be writable (got ")
+    assert str(tmp_path) in told
+    assert told.count("\n") == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="a checkpoint must be writable"):
+        save(tmp_path / "file" / "checkpoints", checkpoint(1))
