@@ -17,7 +17,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.cluster.local_run import LocalHandle
 from elastune.core.run import RunSpec
 from elastune.job.output_dir import open_out
-from elastune.job.supervisor import Watch
+from elastune.job.supervisor import JobSupervisor
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
 
@@ -37,7 +37,7 @@ class Run:
         self.handle = handle
         self.ticks = Ticks(ticks)
         self.records: list[Record] = []
-        self._watch = Watch(handle)
+        self._watch = JobSupervisor(handle)
         self._journal = journal
 
     @property

@@ -17,8 +17,8 @@ from elastic_model import SAMPLES, SLOTS, Floats, Model
 
 from elastune.core.run import Config
 from elastune.journal.records import Reported
-from elastune.search.stopping.schedule import Fresh, Glimpse, Resume, Schedule
-from elastune.study.allocation.allocator import Broker, Grant, Waiting
+from elastune.search.stopping.schedule import IntermediateResult, NewTrial, Resume, Schedule
+from elastune.study.allocation.allocator import Allocation, Broker, Pending
 from elastune.study.allocation.priority import rungs_passed, standing
 
 STEPS = 1000  # of an epoch
@@ -32,7 +32,7 @@ class Sharer(Protocol):
         self, trial: int, workers: int, low: int, high: int, now_s: float, slots: int | None = None
     ) -> None: ...
 
-    def granted(self, grant: Grant, now_s: float) -> None: ...
+    def granted(self, grant: Allocation, now_s: float) -> None: ...
 
     def paused(self, trial: int, now_s: float) -> None: ...
 
@@ -46,7 +46,7 @@ class Sharer(Protocol):
 
     def ranked(self, worth: Mapping[int, float]) -> None: ...
 
-    def grants(self, now_s: float, waiting: Sequence[Waiting] = (), supply: bool = False) -> list[Grant]: ...
+    def grants(self, now_s: float, waiting: Sequence[Pending] = (), supply: bool = False) -> list[Allocation]: ...
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Rule:
     def started(self, trial: int, workers: int, low: int, high: int, now_s: float, slots: int | None = None) -> None:
         self._has[trial] = workers
 
-    def granted(self, grant: Grant, now_s: float) -> None:
+    def granted(self, grant: Allocation, now_s: float) -> None:
         self._has[grant.trial] = grant.after
 
     def paused(self, trial: int, now_s: float) -> None:
@@ -87,7 +87,7 @@ class Rule:
     def ranked(self, worth: Mapping[int, float]) -> None:
         pass
 
-    def grants(self, now_s: float, waiting: Sequence[Waiting] = (), supply: bool = False) -> list[Grant]:
+    def grants(self, now_s: float, waiting: Sequence[Pending] = (), supply: bool = False) -> list[Allocation]:
         free = self.gpus - sum(self._has.values())
         found = []
         asking = [(one.trial, 0) for one in waiting if not one.fresh]
@@ -98,7 +98,7 @@ class Rule:
             after = min(wanted, self.gpus, has + free)
             if after > has and after >= self.base:
                 free -= after - has
-                found.append(Grant(trial, has, after, ""))
+                found.append(Allocation(trial, has, after, ""))
         return found
 
 
@@ -149,7 +149,7 @@ class Study:
         self._running: dict[int, None] = {}
         self._events: list[tuple[float, int, int, bool]] = []  # when, of which trial, of which plan, only a look?
         self._ended: dict[int, tuple[float, float]] = {}
-        self._waiting: Waiting | None = None
+        self._waiting: Pending | None = None
 
     @property
     def epochs(self) -> float:
@@ -184,7 +184,7 @@ class Study:
         report = Reported(epoch, epoch * STEPS, epoch * SAMPLES, trial.trained_s, metrics, epochs=planned)
         self.sharer.stepped(number, report.step, trial.gpus, self.now_s)
         self.sharer.reported(number, report, trial.gpus, self.now_s)
-        why = self.schedule.reported(Glimpse(number, epoch, planned, point))
+        why = self.schedule.reported(IntermediateResult(number, epoch, planned, point))
         if epoch >= planned:
             del self._running[number]
             self.ends.append(End(self.now_s, self.gpu_s, point))
@@ -218,15 +218,15 @@ class Study:
         """The rungs that a trial has passed."""
         return rungs_passed(trial.epoch - 1, self.model.epochs(trial.config, None))
 
-    def _next(self) -> Waiting | None:
+    def _next(self) -> Pending | None:
         match self.schedule.next(len(self._trials) < len(self.pool)):
             case Resume(trial=number):
-                return Waiting(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS)
-            case Fresh():
-                return Waiting(len(self._trials), 1, self.high, self.now_s, slots=SLOTS)
+                return Pending(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS)
+            case NewTrial():
+                return Pending(len(self._trials), 1, self.high, self.now_s, slots=SLOTS)
         return None
 
-    def _apply(self, grant: Grant) -> None:
+    def _apply(self, grant: Allocation) -> None:
         number = grant.trial
         if grant.before == 0:
             if number == len(self._trials):

@@ -33,7 +33,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.comm.group import Group, join
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.job.machine import machine_context
 from elastune.monitors.registry import MONITORS
 from elastune.train.session import Session
@@ -65,7 +65,7 @@ def training(group: Group, data: TensorDataset, cell: dict[str, Any], monitors: 
         adapt=Adapt(monitors=monitors),
     )
     session = Session(
-        spec, Crew(group), torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
+        spec, WorkerGroup(group), torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )
     if cell["monitor"] == "noise_scale_adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

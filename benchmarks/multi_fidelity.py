@@ -33,7 +33,7 @@ from elastune.journal.records import TrialFinished
 from elastune.search.analysis.front import hypervolume
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
-from elastune.search.stopping.schedule import Child, Fresh, Glimpse, Resume, Schedule
+from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
 
 WORKERS = 8
 COUNTS = (25, 50, 100)
@@ -94,7 +94,7 @@ class Study:
             case Resume(number):
                 self._schedule.resumed(number)
                 self._trainings[number].reason = ""
-            case Fresh():
+            case NewTrial():
                 for open_trial, values in self._schedule.estimates().items():
                     self._suggester.estimate(open_trial, values)
                 asked = self._suggester.ask()
@@ -103,7 +103,7 @@ class Study:
                 self._schedule.started(number, asked.params)
                 self._trainings[number] = Training(self._curve(asked.values))
                 self.outcome.asked += 1
-            case Child() | None as other:
+            case ForkTrial() | None as other:
                 raise ValueError(f"no child or pause was expected, but {other}")
         self._go_on(now, number)
 
@@ -124,7 +124,7 @@ class Study:
         self._epochs += 1
         point = training.curve[training.epoch - 1]
         values = (float(point[0]), float(point[1]))
-        reason = self._schedule.reported(Glimpse(number, training.epoch, EPOCHS, values))
+        reason = self._schedule.reported(IntermediateResult(number, training.epoch, EPOCHS, values))
         if training.epoch == EPOCHS:
             self._schedule.ended(number, values)
             named = {o.name: v for o, v in zip(OBJECTIVES, values, strict=True)}

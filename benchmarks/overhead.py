@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.comm.group import Group, join
 from elastune.core.run import Means, Place, Program, RunSpec
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.job.machine import machine_context
 from elastune.train.session import Session
 
@@ -83,7 +83,7 @@ def ours(model: nn.Module, group: Group, data: TensorDataset, batch: int, mode: 
     means = Means(workers=group.size, mode=mode, num_slots=group.size)
     spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
     session = Session(
-        spec, Crew(group), torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
+        spec, WorkerGroup(group), torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
     source = (xy for _ in session.epochs(10**9) for xy in session.batches(data, batch_size=batch, drop_last=True))

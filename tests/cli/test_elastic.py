@@ -16,7 +16,7 @@ import pytest
 
 from elastune.journal.entry import decode_entry, encode_entry
 from elastune.journal.reader import read
-from elastune.journal.records import Checkpointed, Regrouped, StepsTaken
+from elastune.journal.records import Checkpointed, Regrouped, StepsCompleted
 
 Command = Callable[..., Any]
 LIMIT_S = 90.0
@@ -119,7 +119,7 @@ def test_a_ledger_tells_of_a_lost_sample(finished_run: Path, elastune: Command, 
         "ledger: 128 samples in 8 steps, each seen once",
     ]
     entries = [decode_entry(line) for line in (finished_run / "journal.jsonl").read_bytes().splitlines()]
-    forged = [entry for entry in entries if not (isinstance(entry.record, StepsTaken) and entry.record.epoch == 0)]
+    forged = [entry for entry in entries if not (isinstance(entry.record, StepsCompleted) and entry.record.epoch == 0)]
     (here / "forged").mkdir()
     (here / "forged" / "journal.jsonl").write_bytes(b"".join(encode_entry(entry) + b"\n" for entry in forged))
     found = elastune("report", "forged", "--ledger", "--json")

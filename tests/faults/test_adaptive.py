@@ -8,7 +8,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
-from elastune.journal.records import Checkpointed, Decided, Measured, PolicyFailed, RunFinished, StepsTaken
+from elastune.journal.records import Checkpointed, Decided, Measured, PolicyFailed, RunFinished, StepsCompleted
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "adaptive.py")
@@ -164,7 +164,7 @@ def test_what_is_measured_is_written_down(runs: Runs) -> None:
     signals = found[-1].signals
     assert {"noise_scale", "step_s", "loss", "sharpness", "hessian_trace", "fisher_trace"} <= set(signals)
     assert [r.step for r in found] == sorted(r.step for r in found)
-    assert any(isinstance(r, StepsTaken) for r in ran.records)
+    assert any(isinstance(r, StepsCompleted) for r in ran.records)
 
 
 def test_before_training_counts_from_the_first_step_and_after_it_there_is_time_to_talk(runs: Runs) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from elastune.cluster.local import LocalCluster
-from elastune.cluster.wire import Order, encode_order
+from elastune.cluster.wire import WorkerSpec, encode_order
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.worker.client import ORPHANED_CODE
@@ -145,7 +145,7 @@ def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, 
     coordinator = Coordinator([0], low=1, high=1, heartbeat_s=5.0)
     alone = RunSpec(PROGRAM, tmp_path, {"pause_s": 0.2, "loaders": 2}, seed=3)
     place = Place(0, coordinator=coordinator.address, token=coordinator.token)
-    order = encode_order(Order("", alone, place, {}, "", []))
+    order = encode_order(WorkerSpec("", alone, place, {}, "", []))
     with subprocess.Popen([sys.executable, str(HERE / "launched.py")], stdin=subprocess.PIPE) as worker:
         try:
             worker.stdin.write(order)

@@ -11,7 +11,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Checkpointed, Record, RunFinished, StepsTaken
+from elastune.journal.records import Checkpointed, Record, RunFinished, StepsCompleted
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
@@ -194,7 +194,9 @@ def test_parameters_change_for_all_at_one_step(runs: Runs) -> None:
     """Whoever is there, and whoever dies around it: one batch size a step, and one learning rate."""
     changes = ["6 batch_size 128", "9 lr 0.01"]  # whichever step it falls to, no slot is left with one sample
     plain = runs(1, change=changes, pause_s=0.03)
-    sizes = {(s.stop - s.start) / (s.last_step - s.first_step + 1) for s in plain.records if isinstance(s, StepsTaken)}
+    sizes = {
+        (s.stop - s.start) / (s.last_step - s.first_step + 1) for s in plain.records if isinstance(s, StepsCompleted)
+    }
     assert len(sizes) > 1, "the batch size never changed"
     assert plain.ledger.exact
     for faults in ([], ["kill 0 12 before"]):

@@ -10,7 +10,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Means, Program, RunSpec
 from elastune.job.fault_injection import Injector, parse_chaos
 from elastune.job.run import run_job
-from elastune.job.supervisor import Watch
+from elastune.job.supervisor import JobSupervisor
 from elastune.journal.reader import read
 from elastune.journal.records import FaultInjected, Record, Regrouped, RunFinished, WorkerGone
 from elastune.report.tables.sample_ledger import ledger
@@ -49,8 +49,8 @@ def test_whatever_happens_the_weights_are_the_same(cluster: LocalCluster, tmp_pa
 
 def test_a_run_grows_only_into_what_others_leave(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     """A run that wants 4 of 4 workers, beside one that has 2 of them for a while."""
-    large = Watch(cluster.start(spec(tiny, tmp_path / "large", 2, Elastic(high=4), pause_s=0.2)))
-    small = Watch(cluster.start(replace(spec(tiny, tmp_path / "small", 2), max_steps=10)))
+    large = JobSupervisor(cluster.start(spec(tiny, tmp_path / "large", 2, Elastic(high=4), pause_s=0.2)))
+    small = JobSupervisor(cluster.start(replace(spec(tiny, tmp_path / "small", 2), max_steps=10)))
     large.handle.resize(4, "test")  # type: ignore[attr-defined]
     members: list[set[int]] = []
     deadline = time.monotonic() + 120

@@ -10,8 +10,8 @@ import pytest
 
 from elastune.core.run import Means
 from elastune.frontier.rows import (
+    FrontierCriteria,
     Times,
-    Yardstick,
     answer,
     falls,
     hypervolumes,
@@ -26,7 +26,7 @@ from elastune.plan.step_time import StepTime
 from elastune.search.space.objective import Objective
 
 MODEL = StepTime(base_s=0.01, per_sample_s=0.001, latency_s=0.002, seconds_per_byte=0.0, grad_bytes=40)
-BY = Yardstick(Objective("accuracy", "max"), 0.9, 2.0, Times(MODEL, {(10, 1): 0.5, (20, 2): 0.25}))
+BY = FrontierCriteria(Objective("accuracy", "max"), 0.9, 2.0, Times(MODEL, {(10, 1): 0.5, (20, 2): 0.25}))
 
 FREE = replace(BY, target=None)
 
@@ -53,7 +53,7 @@ def training(
     return Training(seed, {"batch_size": batch, "lr": 0.1}, seed, "naive", reports, result)
 
 
-def made(trainings: list[Training], workers: int = 1, by: Yardstick = BY) -> FrontierRow | None:
+def made(trainings: list[Training], workers: int = 1, by: FrontierCriteria = BY) -> FrontierRow | None:
     config = trainings[0].config if trainings else {"batch_size": 10, "lr": 0.1}
     return row("naive", workers, config, "linear", trainings, by, Means())
 

@@ -8,7 +8,7 @@ import pytest
 
 from elastune.cluster.base import Event, Exited, Handle, Message
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.supervisor import EXIT_S, GRACE_S, Watch
+from elastune.job.supervisor import EXIT_S, GRACE_S, JobSupervisor
 from elastune.journal.records import Reported, RunFailed, RunFinished
 
 
@@ -60,7 +60,7 @@ def failed(rank: int, reason: str = "exception", detail: str = "KeyError: 'k' (m
 def watch(*events: Event, workers: int = 2, seconds_later: float = GRACE_S) -> RunFinished | RunFailed:
     """The outcome of ``events``, the workers that then still live being ended by whoever watches."""
     clock, handle = StandingClock(), ScriptedHandle(workers)
-    watched = Watch(handle, clock=clock)
+    watched = JobSupervisor(handle, clock=clock)
     handle.events = list(events)
     watched.pump()
     clock.time += seconds_later
@@ -124,7 +124,7 @@ def test_signals_codes_and_logs_are_told() -> None:
 
 def test_others_have_a_grace_to_say_what_they_saw() -> None:
     clock, handle = StandingClock(), ScriptedHandle(2)
-    watched = Watch(handle, clock=clock)
+    watched = JobSupervisor(handle, clock=clock)
     handle.events = [failed(0, detail=ECHO)]
     watched.pump()
     clock.time += GRACE_S / 2
@@ -141,7 +141,7 @@ def test_others_have_a_grace_to_say_what_they_saw() -> None:
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_limit_of_time(in_time: bool) -> None:
     clock, handle = StandingClock(), ScriptedHandle(2)
-    watched = Watch(handle, clock=clock, timeout_s=5.0)
+    watched = JobSupervisor(handle, clock=clock, timeout_s=5.0)
     clock.time += 4.9
     watched.pump()
     assert handle.kills == 0
@@ -160,7 +160,7 @@ def test_a_limit_of_time(in_time: bool) -> None:
 
 def test_a_failure_just_before_the_limit_keeps_its_reason() -> None:
     clock, handle = StandingClock(), ScriptedHandle(2)
-    watched = Watch(handle, clock=clock, timeout_s=5.0)
+    watched = JobSupervisor(handle, clock=clock, timeout_s=5.0)
     clock.time += 4.9
     handle.events = [failed(1)]
     watched.pump()
@@ -173,7 +173,7 @@ def test_a_failure_just_before_the_limit_keeps_its_reason() -> None:
 
 def test_ending_a_job_says_why() -> None:
     handle = ScriptedHandle(2)
-    watched = Watch(handle, clock=StandingClock())
+    watched = JobSupervisor(handle, clock=StandingClock())
     watched.end("nobody wants it")
     watched.pump()
     assert isinstance(watched.outcome, RunFailed)
@@ -182,7 +182,7 @@ def test_ending_a_job_says_why() -> None:
 
 def test_records_are_handed_on_in_order() -> None:
     handle = ScriptedHandle(1)
-    watched = Watch(handle, clock=StandingClock())
+    watched = JobSupervisor(handle, clock=StandingClock())
     told = [Reported(0, step, 0, 0.0, {}) for step in range(3)]
     handle.events = [Message(0, record) for record in told] + [Message(0, FINISHED)]
     assert watched.pump() == told

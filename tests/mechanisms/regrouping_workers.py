@@ -18,7 +18,7 @@ from torch import nn
 from elastune.comm import reducer as reducers
 from elastune.comm.gloo import form
 from elastune.comm.group import Group, GroupBroken, Work, drop
-from elastune.core.batch_slices import Share, contributors, shares
+from elastune.core.batch_slices import BatchSlice, contributors, shares
 from elastune.core.run import Means, Mode
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.registry import prepare
@@ -50,7 +50,7 @@ def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(BATCH, 6, generator=generator), torch.randn(BATCH, 2, generator=generator)
 
 
-def one_step(replica: Replica, plan: list[Share], step: int, between: Callable[[int], None]) -> None:
+def one_step(replica: Replica, plan: list[BatchSlice], step: int, between: Callable[[int], None]) -> None:
     x, y = data(step)
     replica.control = [1.0, float(step), 0.0, float(replica.group.rank)]
     for i, share in enumerate(plan):
@@ -76,7 +76,7 @@ def build(mode: Mode, group: Group) -> tuple[Replica, torch.optim.Optimizer]:
     return replica, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def plan_for(mode: Mode, group: Group) -> list[Share]:
+def plan_for(mode: Mode, group: Group) -> list[BatchSlice]:
     return shares(BATCH, SLOTS, group.size, group.rank, mode, 3)
 
 

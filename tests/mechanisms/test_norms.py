@@ -11,7 +11,7 @@ from torch import nn
 
 from elastune.comm.group import Group
 from elastune.comm.reducer import BLOCK, TURNS
-from elastune.core.batch_slices import Share, shares
+from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.run import Means, Mode
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.registry import prepare
@@ -35,7 +35,7 @@ def squares(indices: range, weights: list[torch.Tensor] | None = None) -> tuple[
     return torch.as_tensor(plain), torch.as_tensor(weighed)
 
 
-def run_step(replica: Replica, plan: list[Share]) -> None:
+def run_step(replica: Replica, plan: list[BatchSlice]) -> None:
     for i, share in enumerate(plan):
         replica.begin(share, starts_step=i == 0)
         indices = list(share.samples)
@@ -46,7 +46,7 @@ def prepared(mode: Mode, slots: int) -> Replica:
     return prepare(network(), Means(mode=mode, num_slots=slots), Group())
 
 
-CASES: dict[str, tuple[Mode, int, int | None, Callable[[Share], int]]] = {
+CASES: dict[str, tuple[Mode, int, int | None, Callable[[BatchSlice], int]]] = {
     "a slot is a part": ("exact", 4, None, lambda share: share.slot),
     "a slot in pieces is one part": ("exact", 4, 2, lambda share: share.slot),
     "more slots than samples": ("exact", 16, None, lambda share: share.slot),

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means, Program, RunSpec
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Reported
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.checkpoint import complete
@@ -179,7 +179,7 @@ def test_saving_in_the_batch_loop_counts_the_step_at_hand(tmp_path: Path) -> Non
     assert torch.equal(run(tmp_path / "parts", None), expected)
 
 
-class Breaking(Crew):
+class Breaking(WorkerGroup):
     """Its next reduction fails, and nobody has the result."""
 
     elastic = True
@@ -223,7 +223,7 @@ def test_changes_behind_the_point_of_a_rewind_are_made_again(tmp_path: Path) -> 
     unmade = {"batch_size": (25.0, 6), "lr": (0.5, 3)}
     session = Session(
         spec,
-        Crew(Group()),
+        WorkerGroup(Group()),
         torch.device("cpu"),
         config={},
         send=lambda record: None,
@@ -251,7 +251,7 @@ def test_going_on_after_every_step_ends_where_an_undisturbed_run_does(tmp_path: 
         session = lone_session(out, max_steps=until, resume=resume, checkpoint_every_steps=None)
         loop(session, model, optimizer, cycle, epochs=3)
         assert session.trained is not None
-        return session, session.trained.fingerprint(Crew(Group()))
+        return session, session.trained.fingerprint(WorkerGroup(Group()))
 
     _, expected = run(tmp_path / "whole", None, False)
     for until in range(1, 12):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastune.core.run import Means, Place, Program, RunSpec
-from elastune.journal.records import Checkpointed, Record, Reported, RunFailed, RunFinished, StepsTaken
+from elastune.journal.records import Checkpointed, Record, Reported, RunFailed, RunFinished, StepsCompleted
 from elastune.train.work import EXIT_FAILED, EXIT_USER_ERROR, work
 
 LOOP = """
@@ -36,7 +36,7 @@ def lived(folder: Path, text: str, stop: bool = False, **changes) -> tuple[int, 
 def test_a_run_that_ends_well(tmp_path: Path) -> None:
     code, sent = lived(tmp_path, LOOP)
     assert code == 0
-    epoch = [StepsTaken, Reported, Checkpointed]
+    epoch = [StepsCompleted, Reported, Checkpointed]
     assert [type(record) for record in sent] == [*epoch, *epoch, RunFinished]
     end = sent[-1]
     assert isinstance(end, RunFinished)
@@ -47,7 +47,7 @@ def test_a_run_that_ends_well(tmp_path: Path) -> None:
 def test_a_wish_to_stop_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
     code, sent = lived(tmp_path, LOOP, stop=True)
     assert code == 0
-    assert [type(record) for record in sent] == [StepsTaken, Checkpointed, RunFinished]
+    assert [type(record) for record in sent] == [StepsCompleted, Checkpointed, RunFinished]
     assert isinstance(sent[-1], RunFinished)
     assert (sent[-1].stopped, sent[-1].steps) == ("requested", 1)
     code, sent = lived(tmp_path, LOOP, resume=True)

@@ -22,7 +22,7 @@ from elastune.cluster.base import Cluster
 from elastune.cluster.forkserver import kill_group
 from elastune.cluster.local_run import LocalHandle, LocalWorker
 from elastune.cluster.spawner import PRELOAD, Forked, ServerLost, Spawner
-from elastune.cluster.wire import Order, encode_order
+from elastune.cluster.wire import WorkerSpec, encode_order
 from elastune.cluster.worker import WORK
 from elastune.cluster.worker_log import WorkerLog
 from elastune.core.errors import UserError
@@ -140,11 +140,11 @@ class LocalCluster(Cluster):
         if run.elastic.coordinator in self._selector.get_map():
             self._selector.unregister(run.elastic.coordinator)
 
-    def _order(self, spec: RunSpec) -> Order:
+    def _order(self, spec: RunSpec) -> WorkerSpec:
         """What all workers of a run have in common, those too that it will start later."""
         here = str(Path.cwd())
         environment = _environment(os.environ, spec.means.threads)
-        return Order(self._entry, spec, Place(), environment, here, [path or here for path in sys.path])
+        return WorkerSpec(self._entry, spec, Place(), environment, here, [path or here for path in sys.path])
 
     def _tell_room(self) -> None:
         for run in self._runs:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from elastune.cluster.base import ElasticHandle, Event, Exited
 from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.wire import STOP, Order, decode_farewell
+from elastune.cluster.wire import STOP, WorkerSpec, decode_farewell
 from elastune.cluster.worker_log import WorkerLog
 from elastune.core.errors import UserError
 from elastune.core.run import Place
@@ -90,7 +90,7 @@ class Machine(Protocol):
 class LocalHandle(ElasticHandle):
     """A run on the ``LocalCluster`` that is its ``machine``. ``order``: what its workers have in common."""
 
-    def __init__(self, order: Order, machine: Machine) -> None:
+    def __init__(self, order: WorkerSpec, machine: Machine) -> None:
         self.spec = spec = order.spec
         self.order = order
         self.workers: dict[int, LocalWorker] = {}

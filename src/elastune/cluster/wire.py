@@ -1,6 +1,6 @@
 """What a controller and its workers say to each other: JSON, one object a line, over a Unix socket.
 
-Controller to worker: one ``Order``, then perhaps ``STOP``. Worker to controller: the records of its run
+Controller to worker: one ``WorkerSpec``, then perhaps ``STOP``. Worker to controller: the records of its run
 (``journal.records``), and a ``farewell`` with its exit code when its entry point has ended: a process that ends without
 one was killed, has crashed or has called ``os._exit``. The end of the stream is a message too: the other side has gone.
 """
@@ -18,7 +18,7 @@ _FAREWELL = b'{"farewell":'
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkerSpec:
     """What one worker is to do, and the surroundings to do it in.
 
     ``entry`` is the ``module:function`` to call; ``environment`` the whole environment; ``folder`` the working
@@ -34,12 +34,12 @@ class Order:
     import_path: list[str]
 
 
-def encode_order(order: Order) -> bytes:
+def encode_order(order: WorkerSpec) -> bytes:
     """One line of JSON with its line end. Raises ``TypeError`` where the configuration holds what JSON cannot."""
     return json.dumps(asdict(order), default=_path_as_text).encode() + b"\n"
 
 
-def decode_order(line: bytes) -> Order:
+def decode_order(line: bytes) -> WorkerSpec:
     """The order in ``line``, as ``encode_order`` wrote it."""
     fields = json.loads(line)
     spec = fields["spec"]
@@ -48,7 +48,7 @@ def decode_order(line: bytes) -> Order:
     known["parent"] = None if spec["parent"] is None else Path(spec["parent"])
     known["elastic"] = Elastic(**spec["elastic"])
     known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in spec["adapt"].items()})
-    return Order(**{**fields, "spec": RunSpec(**{**spec, **known}), "place": Place(**fields["place"])})
+    return WorkerSpec(**{**fields, "spec": RunSpec(**{**spec, **known}), "place": Place(**fields["place"])})
 
 
 def encode_farewell(code: int) -> bytes:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, cast
 
-from elastune.cluster.wire import STOP, Order, decode_order, encode_farewell
+from elastune.cluster.wire import STOP, WorkerSpec, decode_order, encode_farewell
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.protocol.frames import LINE_LIMIT_BYTES, Lines
 from elastune.journal.records import Record, RunFailed, encode
@@ -40,7 +40,7 @@ class Controller:
         self._sending = threading.Lock()
         self._stop = threading.Event()
 
-    def receive_order(self) -> Order:
+    def receive_order(self) -> WorkerSpec:
         """Block until the order is here; end this process if the controller goes away first."""
         while not (lines := self._lines.feed(self._read())):
             pass

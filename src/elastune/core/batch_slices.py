@@ -10,7 +10,7 @@ from elastune.core.slots import cut
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchSlice:
     """One forward and backward pass: the samples ``samples`` (offsets into the global batch) of slot ``slot``.
 
     ``weight`` is the part of the global batch it stands for; weights over all workers add up to 1. A worker without
@@ -34,7 +34,7 @@ def shares(
     micro_batch: int | None,
     *,
     compared: bool = False,
-) -> list[Share]:
+) -> list[BatchSlice]:
     """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
 
     ``exact``: one pass a slot, or more where a slot exceeds ``micro_batch``. ``fast``: the worker's slots as one pass,
@@ -56,7 +56,7 @@ def shares(
     least = 2 if compared and workers == 1 and (mode == "fast" or num_slots == 1) else 1
     passes = [(slot, piece) for slot, samples in portions for piece in _pieces(samples, micro_batch, least)]
     return [
-        Share(
+        BatchSlice(
             samples=piece,
             slot=slot,
             weight=scale * len(piece) / batch,

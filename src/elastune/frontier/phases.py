@@ -21,7 +21,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config
 from elastune.frontier.calibration import Calibration, batches_to_measure
 from elastune.frontier.plan import FrontierPlan, check
-from elastune.frontier.rows import Times, Yardstick, answer, batch_of, hypervolumes, mark_front, row, support
+from elastune.frontier.rows import FrontierCriteria, Times, answer, batch_of, hypervolumes, mark_front, row, support
 from elastune.frontier.trainings import Training, Trainings, key
 from elastune.job.machine import machine_context
 from elastune.job.output_dir import open_out
@@ -148,8 +148,8 @@ class _Frontier:
     def _within(self, share: float) -> Callable[[], bool]:
         return lambda: not self._interrupted() and self._elapsed_s() < share * self._request.budget_s
 
-    def _yardstick(self, times: Times) -> Yardstick:
-        return Yardstick(self._plan.quality, self._request.target, self._request.price_per_worker_hour, times)
+    def _yardstick(self, times: Times) -> FrontierCriteria:
+        return FrontierCriteria(self._plan.quality, self._request.target, self._request.price_per_worker_hour, times)
 
     def _seeds(self, first: int = 0) -> range:
         return range(self._request.seed + first, self._request.seed + first + self._request.seeds)
@@ -174,7 +174,7 @@ class _Frontier:
         if any(key(config, seed) not in self._trainings.done for config, seed in wanted):
             raise Interrupted  # a missing row would read as one that diverged
 
-    def _search(self, by: Yardstick) -> None:
+    def _search(self, by: FrontierCriteria) -> None:
         twins = 0
         go_on = self._within(1 - CONFIRM_SHARE)
         while go_on() or self._trainings.running:
@@ -203,7 +203,7 @@ class _Frontier:
             if not self._within(1.0)():
                 self._trainings.abandon()
 
-    def _tell(self, number: int, training: Training, by: Yardstick) -> None:
+    def _tell(self, number: int, training: Training, by: FrontierCriteria) -> None:
         """The search sees quality and the time at the largest worker count: any other follows from the same steps."""
         result = training.result
         if training.run is not None:
@@ -212,7 +212,7 @@ class _Frontier:
             result = replace(result, trial=number, values=values)
         self._suggester.tell(number, replace(result, trial=number))
 
-    def _confirm(self, by: Yardstick) -> dict[int, Config]:
+    def _confirm(self, by: FrontierCriteria) -> dict[int, Config]:
         """Per worker count the fastest configuration that holds the base quality over fresh seeds.
 
         A single lucky seed proves nothing: whatever looks best is run again until what looks best has been.
@@ -241,7 +241,7 @@ class _Frontier:
                 return [t for t in found if t is not None]
         return [t for t in done.values() if t.config == config]
 
-    def _best(self, workers: int, by: Yardstick, *, confirmed_only: bool = False) -> Config:
+    def _best(self, workers: int, by: FrontierCriteria, *, confirmed_only: bool = False) -> Config:
         """The fastest configuration that looks good enough; where none does, the one of the best quality."""
         base = self._mean_quality(self._plan.naive(self._request.workers[0]))
         candidates = {key(t.config, 0): t.config for t in self._trainings.done.values() if t.result.state == "complete"}
@@ -272,7 +272,7 @@ class _Frontier:
             return None
         return fmean(t.result.metrics[self._plan.quality.name] for t in tried)
 
-    def _measure_found(self, tuned: dict[int, Config], by: Yardstick) -> None:
+    def _measure_found(self, tuned: dict[int, Config], by: FrontierCriteria) -> None:
         """Time the chosen configurations on the worker counts that this machine has."""
         for workers, config in tuned.items():
             training = next((t for t in self._tried(config) if t.run is not None), None)
@@ -285,7 +285,7 @@ class _Frontier:
                 with suppress(Interrupted):  # the answer is there, with fewer of its times measured
                     self._calibration.measure(self._plan.config, batch_of(config), workers)
 
-    def _conclude(self, tuned: dict[int, Config], by: Yardstick) -> FrontierFound:
+    def _conclude(self, tuned: dict[int, Config], by: FrontierCriteria) -> FrontierFound:
         means, counts = self._request.means, list(self._request.workers)
         made: list[FrontierRow | None] = []
         for workers in counts:
@@ -317,7 +317,7 @@ class _Frontier:
             supported_workers=supported,
         )
 
-    def _pick(self, rows: list[FrontierRow], by: Yardstick) -> int | None:
+    def _pick(self, rows: list[FrontierRow], by: FrontierCriteria) -> int | None:
         """The fastest row that reaches the target; without a target the knee. None where the target is out of reach."""
         on_front = [i for i, r in enumerate(rows) if r.on_front]
         values = [

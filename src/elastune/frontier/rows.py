@@ -50,7 +50,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class FrontierCriteria:
     """How rows are judged."""
 
     quality: Objective
@@ -85,7 +85,7 @@ def row(
     config: Config,
     lr_rule: str,
     trainings: Sequence[Training],
-    by: Yardstick,
+    by: FrontierCriteria,
     means: Means,
 ) -> FrontierRow | None:
     """The table's row for ``config`` on ``workers``, over the seeds in ``trainings``; None where all seeds diverged."""
@@ -155,7 +155,7 @@ def support(chosen: FrontierRow, model: StepTime) -> tuple[str, int | None]:
     return f"{first}; {at} fitted step-time model) that supports {most}", workers
 
 
-def _time_to_target(trainings: Sequence[Training], workers: int, by: Yardstick) -> float | None:
+def _time_to_target(trainings: Sequence[Training], workers: int, by: FrontierCriteria) -> float | None:
     """Mean time until the validation quality first reaches the target; None where a seed never does."""
     if by.target is None:
         return None
@@ -171,19 +171,19 @@ def _time_to_target(trainings: Sequence[Training], workers: int, by: Yardstick) 
     return fmean(times)
 
 
-def points(rows: Sequence[FrontierRow], by: Yardstick) -> np.ndarray:
+def points(rows: Sequence[FrontierRow], by: FrontierCriteria) -> np.ndarray:
     """(quality, seconds, cost) of each row, smaller is better. Shape (n, 3). Quality is the validation's."""
     sign = -1.0 if by.quality.direction == "max" else 1.0
     return np.array([[sign * r.validation, r.seconds, r.cost] for r in rows]).reshape(len(rows), 3)
 
 
-def mark_front(rows: Sequence[FrontierRow], by: Yardstick) -> list[FrontierRow]:
+def mark_front(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[FrontierRow]:
     """The rows with ``on_front`` set."""
     keep = nondominated(points(rows, by))
     return [replace(r, on_front=bool(k)) for r, k in zip(rows, keep, strict=True)]
 
 
-def hypervolumes(rows: Sequence[FrontierRow], by: Yardstick) -> tuple[float, float]:
+def hypervolumes(rows: Sequence[FrontierRow], by: FrontierCriteria) -> tuple[float, float]:
     """Of the naive rows and of all rows, as parts of the box from the best to a tenth beyond the worst of any row.
 
     Time and cost count by their logarithm: twice as fast is worth the same anywhere.
@@ -198,7 +198,7 @@ def hypervolumes(rows: Sequence[FrontierRow], by: Yardstick) -> tuple[float, flo
     return hypervolume(naive, reference) / box, hypervolume(scaled, reference) / box
 
 
-def falls(base: FrontierRow, other: FrontierRow, by: Yardstick) -> bool:
+def falls(base: FrontierRow, other: FrontierRow, by: FrontierCriteria) -> bool:
     """Whether quality pays: most seeds diverge, the target is missed, or without one it is worse than ``base``.
 
     Worse: by more than the 95 % confidence interval of the difference of the means.
@@ -210,7 +210,7 @@ def falls(base: FrontierRow, other: FrontierRow, by: Yardstick) -> bool:
     return worse and by.target is None
 
 
-def answer(rows: Sequence[FrontierRow], counts: Sequence[int], by: Yardstick) -> str:
+def answer(rows: Sequence[FrontierRow], counts: Sequence[int], by: FrontierCriteria) -> str:
     """How far the naive rule scales before quality pays, and what buys it back, in words."""
     naive = {r.workers: r for r in rows if r.role == "naive"}
     tuned = {r.workers: r for r in rows if r.role == "tuned"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from elastune.cluster.base import Cluster, ElasticHandle, Handle
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.run import RunSpec
-from elastune.job.supervisor import Watch
+from elastune.job.supervisor import JobSupervisor
 from elastune.journal.records import Record, RunFailed, RunFinished
 
 PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, from which the job can go on
@@ -45,7 +45,7 @@ class Heard:
 class Job:
     """One job that runs: how many workers it was told to have, and how many it had, for how long."""
 
-    def __init__(self, watch: Watch, spec: RunSpec, now_s: float) -> None:
+    def __init__(self, watch: JobSupervisor, spec: RunSpec, now_s: float) -> None:
         self.watch = watch
         self.spec = spec
         self.wished = self.held = spec.means.workers
@@ -106,7 +106,7 @@ class Pool:
 
     def start(self, key: int, spec: RunSpec) -> None:
         """Start a job; its workers must be free."""
-        watch = Watch(self._cluster.start(spec), timeout_s=self._timeout_s, clock=self._clock)
+        watch = JobSupervisor(self._cluster.start(spec), timeout_s=self._timeout_s, clock=self._clock)
         job = self.jobs[key] = Job(watch, spec, self._clock.now())
         self._keys[watch.handle] = key
         self._held += job.held

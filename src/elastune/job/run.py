@@ -18,9 +18,9 @@ from elastune.core.run import Place, RunSpec
 from elastune.job.fault_injection import Injector
 from elastune.job.machine import machine_context
 from elastune.job.output_dir import open_out
-from elastune.job.shutdown import Ending
+from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
-from elastune.job.supervisor import Watch
+from elastune.job.supervisor import JobSupervisor
 from elastune.job.validate_adapt import adapt_json, check_adapt
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
@@ -75,8 +75,8 @@ def run_job(
         handle = place.start(spec)
         # Whatever happens here: a cluster that is not ours lives on, its run must not.
         stack.callback(handle.kill)
-        watch = Watch(handle)
-        ending = Ending(watch, interrupts, notices)
+        watch = JobSupervisor(handle)
+        ending = ShutdownControl(watch, interrupts, notices)
         while watch.outcome is None:
             place.wait(0.5 if injector is None else injector.wait_s())
             for record in watch.pump():

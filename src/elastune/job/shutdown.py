@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from elastune.cluster.notices import DEFAULT_S, Notice, NoticeSource
 from elastune.core.clock import Clock, SystemClock
 from elastune.job.signals import Interrupts
-from elastune.job.supervisor import Watch
+from elastune.job.supervisor import JobSupervisor
 
 MARGIN = 0.1  # of a notice's time, kept for ending by force and for the journal
 
 
-class Ending:
+class ShutdownControl:
     """Looks out for interrupts and notices, and stops or ends the job that ``watch`` follows.
 
     The first interrupt, and a notice, ask for a checkpoint; the second ends the workers, and so does the time that a
@@ -20,7 +20,11 @@ class Ending:
     """
 
     def __init__(
-        self, watch: Watch, interrupts: Interrupts, notices: Sequence[NoticeSource] = (), clock: Clock | None = None
+        self,
+        watch: JobSupervisor,
+        interrupts: Interrupts,
+        notices: Sequence[NoticeSource] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.notice: Notice | None = None
         self._watch = watch

@@ -24,7 +24,7 @@ _ECHOES = (
 )
 
 
-class Watch:
+class JobSupervisor:
     """Follows a job until all of its workers are gone; ``outcome`` is then set.
 
     After the first failure the other workers get ``GRACE_S`` to say what they saw, then they are ended. ``timeout_s``

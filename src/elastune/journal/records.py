@@ -26,7 +26,7 @@ from elastune.journal.run_records import (
     RunFailed,
     RunFinished,
     RunStarted,
-    StepsTaken,
+    StepsCompleted,
     Straggling,
     WorkerGone,
 )
@@ -92,7 +92,7 @@ Record = Annotated[
     | LinkMeasured
     | RunFinished
     | RunFailed
-    | StepsTaken
+    | StepsCompleted
     | Regrouped
     | Measured
     | Decided

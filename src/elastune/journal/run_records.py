@@ -124,7 +124,7 @@ class RunFailed:
 
 
 @dataclass(frozen=True, config=_RULES)
-class StepsTaken:
+class StepsCompleted:
     """Worker ``worker`` says: steps ``first_step`` to ``last_step`` (counted from 1) were completed under ``version``.
 
     They used the places ``start`` to ``stop`` (exclusive) of the order of samples of ``epoch``, whose training pass

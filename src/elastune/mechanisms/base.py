@@ -12,7 +12,7 @@ from torch import nn
 
 from elastune.comm.group import Group
 from elastune.comm.reducer import Pair, Reducer, Scalar, scalar
-from elastune.core.batch_slices import Share
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 
 PART = ("square", "weighted", "count", "loss", "sharpness", "trace")
@@ -22,7 +22,7 @@ and what was measured of it (``say``)."""
 
 
 @dataclass(frozen=True)
-class Found:
+class StepStatistics:
     """What a step's reduction told beside gradients: sums over parts (``PART``), and the squared norms of the sum."""
 
     parts: dict[str, float]
@@ -53,7 +53,7 @@ class Replica(ABC):
         self.params = [p for p in module.parameters() if p.requires_grad]
         self.control = [0.0] * control
         self.totals = [0.0] * control
-        self.found = Found({}, None)
+        self.found = StepStatistics({}, None)
         self.wait_s = 0.0
         self.listened_to = True  # somebody wants to know what is found: on a GPU that waits for the device
         self._measures = False
@@ -73,7 +73,7 @@ class Replica(ABC):
         for i, p in enumerate(self.params):
             p.register_post_accumulate_grad_hook(lambda p, i=i: self._collect(i, p))
 
-    def begin(self, share: Share, *, starts_step: bool) -> None:
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         """Prepare for the forward pass of ``share``."""
         if starts_step:
             self._hidden = None
@@ -97,7 +97,7 @@ class Replica(ABC):
         self._part[PART.index(name)] += value
 
     @abstractmethod
-    def backward(self, loss: torch.Tensor, share: Share) -> None:
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
         """Add the gradient of ``loss``, the mean over the share's samples; after the step's last share, reduce."""
 
     # -- when workers come and go -------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Replica(ABC):
 
     def _find(self, parts: Sequence[Scalar], norms: Pair | None) -> None:
         named = {name: float(value) for name, value in zip(PART, parts, strict=True)}
-        self.found = Found(named, None if norms is None else (float(norms[0]), float(norms[1])))
+        self.found = StepStatistics(named, None if norms is None else (float(norms[0]), float(norms[1])))
 
     def _add_part(self, norms: Pair | None, loss: torch.Tensor, weight: float) -> None:
         """A part of weight ``weight`` is done: ``norms`` are those of its weighted gradient."""

@@ -10,7 +10,7 @@ from torch import nn
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group
 from elastune.comm.reducer import Pair
-from elastune.core.batch_slices import Share
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.mechanisms.base import PART, Replica, float_buffers
 
@@ -37,7 +37,7 @@ class ExactReplica(Replica):
         self._counters: list[torch.Tensor] | None = None
         self._slot_weight = 0.0
 
-    def begin(self, share: Share, *, starts_step: bool) -> None:
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         super().begin(share, starts_step=starts_step)
         if starts_step:
             self._counters = None
@@ -45,7 +45,7 @@ class ExactReplica(Replica):
         elif self._slot_weight == 0.0 and self._buffers:  # a new slot, not a further piece of one
             torch._foreach_copy_(self._buffers, self._start)
 
-    def backward(self, loss: torch.Tensor, share: Share) -> None:
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
         self._refuse_leftovers()
         if self._counters is None:
             self._counters = [b.clone() for b in self._buffers if not b.is_floating_point()]
@@ -57,7 +57,7 @@ class ExactReplica(Replica):
             self.wait_s = self._reducer.wait_s
             self._apply(sums)
 
-    def _slot_loss(self, loss: torch.Tensor, share: Share) -> None:
+    def _slot_loss(self, loss: torch.Tensor, share: BatchSlice) -> None:
         pieces_are_parts = self._measures and self._one_slot
         if share.ends_slot:
             self._reducer.begin_slot(share.slot, last=share.ends_step)
@@ -82,7 +82,7 @@ class ExactReplica(Replica):
             raise UserError("exact mode sums dense gradients", "a sparse gradient", "use sparse=False or --mode fast")
         return gradient
 
-    def _end_slot(self, share: Share) -> None:
+    def _end_slot(self, share: BatchSlice) -> None:
         floats = [(b, s) for b, s in zip(self._buffers, self._start, strict=True) if b.is_floating_point()]
         moved = [(b.detach() - start) * self._slot_weight for b, start in floats]
         self._put_gradients()

@@ -10,7 +10,7 @@ from torch import nn
 from elastune.comm.flat import FlatReducer
 from elastune.comm.group import Group
 from elastune.comm.reducer import Pair
-from elastune.core.batch_slices import Share
+from elastune.core.batch_slices import BatchSlice
 from elastune.mechanisms.base import PART, Replica
 
 
@@ -34,12 +34,12 @@ class FastReplica(Replica):
             like = [self.params[i] for i in self._order] + [self._tail]
             self._reducer = FlatReducer([t.detach() for t in like], group, len(self.params), hold=elastic)
 
-    def begin(self, share: Share, *, starts_step: bool) -> None:
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         super().begin(share, starts_step=starts_step)
         if starts_step:
             self._weight = 0.0
 
-    def backward(self, loss: torch.Tensor, share: Share) -> None:
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
         self._refuse_leftovers()
         self._weight += share.weight
         if self._reducer is not None and self.group.size > 1:
@@ -47,7 +47,7 @@ class FastReplica(Replica):
         else:
             self._alone(loss, share)
 
-    def _alone(self, loss: torch.Tensor, share: Share) -> None:
+    def _alone(self, loss: torch.Tensor, share: BatchSlice) -> None:
         """Every share is a part of its own."""
         if share.weight == 1.0:  # an optimizer may evaluate the whole batch again and again
             self._part = [0.0] * len(PART)
@@ -65,7 +65,7 @@ class FastReplica(Replica):
         if self.listened_to:
             self._find(self._part, self._norms_of_gradients() if self._measures else None)
 
-    def _with_others(self, reducer: FlatReducer, loss: torch.Tensor, share: Share) -> None:
+    def _with_others(self, reducer: FlatReducer, loss: torch.Tensor, share: BatchSlice) -> None:
         """All that this worker runs in a step is one part."""
         self._restore_gradients()
         if share.weight:

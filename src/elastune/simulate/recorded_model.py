@@ -47,7 +47,7 @@ class Epoch:
 
 
 @dataclass
-class Course:
+class TrialTrace:
     """A recorded trial as far as it went."""
 
     config: Config
@@ -122,7 +122,7 @@ class RecordedModel:
         recorded = self._course(config)[1][epoch - 1]
         return recorded.seconds * self._scaling(config, recorded.workers, workers)
 
-    def _course(self, config: Config) -> tuple[Course, list[Epoch]]:
+    def _course(self, config: Config) -> tuple[TrialTrace, list[Epoch]]:
         return self._courses[self._nearest(json.dumps(config, sort_keys=True))]
 
     def _find(self, key: str) -> int:
@@ -206,14 +206,14 @@ def _amdahl(serial: float, workers: int) -> float:
     return serial + (1 - serial) / workers
 
 
-def _courses(entries: Sequence[Entry]) -> dict[int, Course]:
+def _courses(entries: Sequence[Entry]) -> dict[int, TrialTrace]:
     """Every trial's course, by number."""
-    found: dict[int, Course] = defaultdict(lambda: Course({}))
+    found: dict[int, TrialTrace] = defaultdict(lambda: TrialTrace({}))
     for record in (entry.record for entry in entries):
         match record:
             case TrialStarted(trial=trial, parent=None):
                 logs = {name: bool(getattr(d, "log", False)) for name, d in from_json(record.distributions).items()}
-                found[trial] = Course(record.config, logs, int(record.means.get("workers", 1)))
+                found[trial] = TrialTrace(record.config, logs, int(record.means.get("workers", 1)))
             case TrialResumed(trial=trial, workers=workers) if trial in found:
                 found[trial].workers = workers
             case TrialRegrouped(trial=trial, change=change) if trial in found:
@@ -225,7 +225,7 @@ def _courses(entries: Sequence[Entry]) -> dict[int, Course]:
     return found
 
 
-def _take(course: Course, report: Reported) -> None:
+def _take(course: TrialTrace, report: Reported) -> None:
     known = course.reports.get(report.epoch)
     metrics = {name: value for name, value in report.metrics.items() if name not in CLOCKED}
     course.reports[report.epoch] = (report.seconds, course.workers, {**(known[2] if known else {}), **metrics})

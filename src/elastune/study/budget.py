@@ -10,7 +10,7 @@ from elastune.job.pool import Pool
 from elastune.journal.entry import Entry
 from elastune.journal.records import StudyStarted
 from elastune.study.request import StudyRequest
-from elastune.study.trial_table import Roster
+from elastune.study.trial_table import TrialTable
 
 TICK_S = 0.01
 
@@ -18,7 +18,7 @@ TICK_S = 0.01
 class Budget:
     """The bounds of ``request``, against what trials on ``pool``, and those of ``roster`` before, have used."""
 
-    def __init__(self, request: StudyRequest, roster: Roster, pool: Pool, clock: Clock) -> None:
+    def __init__(self, request: StudyRequest, roster: TrialTable, pool: Pool, clock: Clock) -> None:
         self._request = request
         self._roster = roster
         self._pool = pool

@@ -11,36 +11,36 @@ from elastune.job.validate_adapt import check_adapt
 from elastune.journal.records import TrialResumed, TrialStarted
 from elastune.search.samplers.suggest import Suggestion
 from elastune.study.trial_results import settings
-from elastune.study.trial_table import Entrant
+from elastune.study.trial_table import TrialStatus
 from elastune.study.validate import Plan
 from elastune.train.checkpoints.checkpoint import drop_damaged
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedTrial:
     """A trial that is to start, or to go on, as soon as there is room for it."""
 
     number: int
     spec: RunSpec
     record: TrialStarted | TrialResumed
 
-    def on(self, workers: int) -> Ready:
+    def on(self, workers: int) -> PreparedTrial:
         """The same on so many workers."""
         spec = replace(self.spec, means=replace(self.spec.means, workers=workers))
         if isinstance(self.record, TrialResumed):
-            return Ready(self.number, spec, replace(self.record, workers=workers))
+            return PreparedTrial(self.number, spec, replace(self.record, workers=workers))
         means = {**self.record.means, "workers": workers}
-        return Ready(self.number, spec, replace(self.record, means=means))
+        return PreparedTrial(self.number, spec, replace(self.record, means=means))
 
 
-class Starts:
-    """Makes ``Ready``s for the trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
+class TrialLaunches:
+    """Makes ``PreparedTrial``s for the trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
 
     def __init__(self, plan: Plan, *, pauses: bool) -> None:
         self._plan = plan
         self._pauses = pauses
 
-    def new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> Ready:
+    def new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> PreparedTrial:
         """A trial that never ran; it begins with the newest checkpoint of ``parent``, if it has one."""
         spec = self._spec(suggestion.number, suggestion.values)
         chosen = {**asdict(spec.means), "policy": suggestion.values["policy"]}
@@ -55,17 +55,17 @@ class Starts:
             until_epoch=until_epoch,
         )
         folder = None if parent is None else self._folder(parent)
-        return Ready(suggestion.number, replace(spec, until_epoch=until_epoch, parent=folder), record)
+        return PreparedTrial(suggestion.number, replace(spec, until_epoch=until_epoch, parent=folder), record)
 
     def again(
-        self, number: int, entrant: Entrant, reason: str, until_epoch: int | None, cut_off: bool = False
-    ) -> Ready:
+        self, number: int, entrant: TrialStatus, reason: str, until_epoch: int | None, cut_off: bool = False
+    ) -> PreparedTrial:
         """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
         drop_damaged(self._folder(number) / "checkpoints")
         spec = replace(self._spec(number, entrant.known), resume=True, until_epoch=until_epoch)
         parent = entrant.started.parent
         spec = replace(spec, parent=None if parent is None else self._folder(parent))
-        return Ready(number, spec, TrialResumed(number, spec.means.workers, reason, until_epoch, cut_off))
+        return PreparedTrial(number, spec, TrialResumed(number, spec.means.workers, reason, until_epoch, cut_off))
 
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers

@@ -30,15 +30,15 @@ from elastune.journal.records import (
 )
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
-from elastune.search.stopping.schedule import Child, Fresh, Resume
+from elastune.search.stopping.schedule import ForkTrial, NewTrial, Resume
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.priority import rungs_passed
 from elastune.study.allocation.rebalancer import Sharing
 from elastune.study.async_suggester import WAIT_S, Proposals
 from elastune.study.budget import Budget
-from elastune.study.launches import Ready, Starts
+from elastune.study.launches import PreparedTrial, TrialLaunches
 from elastune.study.trial_results import glimpse, judge
-from elastune.study.trial_table import Entrant, Roster
+from elastune.study.trial_table import TrialStatus, TrialTable
 from elastune.study.validate import Plan
 from elastune.train.checkpoints.checkpoint import UNWRITABLE, back_to_epoch
 
@@ -67,7 +67,7 @@ class Driver:
         self._keep = keep
         self._settle = settle
         self._clock = clock
-        self._roster = Roster()
+        self._roster = TrialTable()
         self._schedule = make_schedule(
             request.stopping, objectives, request.seed, space=plan.space, constraints=plan.pricing.constraints
         )
@@ -86,8 +86,8 @@ class Driver:
             mirror=request.out / MIRROR,
         )
         self._proposals = Proposals(self._suggester, inline=request.simulated)
-        self._starts = Starts(plan, pauses=self._schedule.pauses)
-        self._ready: Ready | None = None
+        self._starts = TrialLaunches(plan, pauses=self._schedule.pauses)
+        self._ready: PreparedTrial | None = None
         self._awaits = False  # a proposal that is on its way
         self._results: dict[int, tuple[float, ...]] = {}
         self._exhausted = False
@@ -176,7 +176,7 @@ class Driver:
                 return  # what is wide comes first once workers are free: no trial is passed over for being wide
             self._begin(self._ready, self._ready.spec.means.workers)
 
-    def _begin(self, ready: Ready, workers: int) -> None:
+    def _begin(self, ready: PreparedTrial, workers: int) -> None:
         """Start a trial, or let it go on."""
         self._ready, ready = None, ready.on(workers)
         self._tell(ready.record)
@@ -216,7 +216,7 @@ class Driver:
         signs = [-1.0 if o.direction == "max" else 1.0 for o in self._plan.pricing.objectives]
         return {n: tuple(s * v for s, v in zip(signs, values, strict=True)) for n, values in found.items()}
 
-    def _next(self) -> Ready | None:
+    def _next(self) -> PreparedTrial | None:
         self._awaits = False
         if self._cut_off:
             number = self._cut_off[0]
@@ -226,9 +226,9 @@ class Driver:
         match self._schedule.next(fresh):
             case Resume(trial=number, reason=reason, epoch=epoch):
                 return self._starts.again(number, self._roster.trials[number], reason, epoch)
-            case Child(parent=parent, params=params, epoch=epoch):
+            case ForkTrial(parent=parent, params=params, epoch=epoch):
                 return self._starts.new(self._proposals.adopt(params), epoch, parent)
-            case Fresh(epoch=epoch):
+            case NewTrial(epoch=epoch):
                 estimates = self._schedule.estimates()
                 suggestion = self._proposals.ask({n: (v, self._violations.get(n, 0.0)) for n, v in estimates.items()})
                 if suggestion is not None:
@@ -256,7 +256,7 @@ class Driver:
         for job in ended:
             self._ended(job, why)
 
-    def _average(self, entrant: Entrant, seconds: float, worker_seconds: float) -> float:
+    def _average(self, entrant: TrialStatus, seconds: float, worker_seconds: float) -> float:
         """The workers that a trial has had on average, in all the times that it ran."""
         whole_s = entrant.seconds + seconds
         return (entrant.worker_seconds + worker_seconds) / whole_s if whole_s > 0 else float(entrant.workers)

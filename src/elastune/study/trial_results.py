@@ -15,7 +15,7 @@ from elastune.job.validate_adapt import NO_POLICY, policies_of
 from elastune.journal.records import Reported, RunFailed, TrialFinished
 from elastune.search.space.constraint import Constraint, violations
 from elastune.search.space.objective import Objective
-from elastune.search.stopping.schedule import Glimpse
+from elastune.search.stopping.schedule import IntermediateResult
 from elastune.train.program.load import merge
 
 OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
@@ -60,7 +60,9 @@ def measured(
     return {**metrics, "seconds": seconds, "cost": Cost(workers * seconds, price_per_worker_hour).total}
 
 
-def glimpse(trial: int, report: Reported, workers: float, known: Mapping[str, Any], pricing: Pricing) -> Glimpse | None:
+def glimpse(
+    trial: int, report: Reported, workers: float, known: Mapping[str, Any], pricing: Pricing
+) -> IntermediateResult | None:
     """What early stopping may see of a report; None where it lacks an objective, or does not tell how far it is."""
     metrics = _visible(measured(report.metrics, report.seconds, workers, pricing.price_per_worker_hour))
     if not report.epochs or any(o.name not in metrics for o in pricing.objectives):
@@ -68,7 +70,7 @@ def glimpse(trial: int, report: Reported, workers: float, known: Mapping[str, An
     told = [c for c in pricing.constraints if c.decidable({*known, *metrics})]
     worst = max(violations(told, {**known, **metrics}).values(), default=0.0)
     values = tuple(metrics[o.name] for o in pricing.objectives)
-    return Glimpse(trial, report.epoch, report.epochs, values, worst)
+    return IntermediateResult(trial, report.epoch, report.epochs, values, worst)
 
 
 def judge(trial: int, ended: Ended, known: Mapping[str, Any], pricing: Pricing) -> TrialFinished:

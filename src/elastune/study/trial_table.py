@@ -19,7 +19,7 @@ from elastune.study.trial_results import SYSTEM_PARAMETERS
 
 
 @dataclass(frozen=True)
-class Entrant:
+class TrialStatus:
     """A trial and how far it is. ``metrics``: what it reported after ``epoch``, all reports together.
 
     ``seconds`` and ``worker_seconds``: of the times that it ran before, to their ends; ``average``: workers, so far.
@@ -46,11 +46,11 @@ class Entrant:
         return {**self.started.config, **{name: self.started.means.get(name) for name in SYSTEM_PARAMETERS}}
 
 
-class Roster:
+class TrialTable:
     """The trials that a search decides, by number. ``launched``: how many were ever started."""
 
     def __init__(self) -> None:
-        self.trials: dict[int, Entrant] = {}
+        self.trials: dict[int, TrialStatus] = {}
         self.complete: list[tuple[float, float]] = []  # seconds and worker-seconds of the complete ones
 
     @property
@@ -75,7 +75,7 @@ class Roster:
         """Take in what happened."""
         if isinstance(record, TrialStarted):
             if record.phase == "search":
-                self.trials[record.trial] = Entrant(record, until_epoch=record.until_epoch)
+                self.trials[record.trial] = TrialStatus(record, until_epoch=record.until_epoch)
             return
         if not isinstance(record, (TrialReported, TrialPaused, TrialResumed, TrialFinished)):
             return
@@ -83,7 +83,9 @@ class Roster:
         if entrant is not None:
             self.trials[record.trial] = self._next(entrant, record)
 
-    def _next(self, entrant: Entrant, record: TrialReported | TrialPaused | TrialResumed | TrialFinished) -> Entrant:
+    def _next(
+        self, entrant: TrialStatus, record: TrialReported | TrialPaused | TrialResumed | TrialFinished
+    ) -> TrialStatus:
         match record:
             case TrialReported(report=report):
                 metrics = {**(entrant.metrics if report.epoch == entrant.epoch else {}), **report.metrics}

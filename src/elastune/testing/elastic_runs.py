@@ -12,7 +12,7 @@ from typing import Any
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.local_run import LocalHandle
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.supervisor import Watch
+from elastune.job.supervisor import JobSupervisor
 from elastune.journal.entry import Entry
 from elastune.journal.records import Record, Regrouped, Reported, RunFailed, RunFinished, WorkerGone
 from elastune.report.tables.sample_ledger import Ledger, ledger
@@ -81,7 +81,7 @@ class Runs:
             **(spec or {}),
         )
         handle = self._cluster.start(run)
-        watch = Watch(handle, timeout_s=LIMIT_S)
+        watch = JobSupervisor(handle, timeout_s=LIMIT_S)
         records: list[Record] = []
         try:
             while watch.outcome is None:

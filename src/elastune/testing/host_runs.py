@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from elastune.cluster.spawner import Forked, Spawner
-from elastune.cluster.wire import Order, encode_order
+from elastune.cluster.wire import WorkerSpec, encode_order
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.protocol.events import End, GiveUp, Lost, Start, decode_event
@@ -80,7 +80,7 @@ class HostRun:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
         environment |= {SPACE: host.space.path, JOURNAL: str(self.journal(worker))}
         entry = f"{__name__}:on_host"
-        order = encode_order(Order(entry, self.spec, place, environment, str(Path.cwd()), sys.path))
+        order = encode_order(WorkerSpec(entry, self.spec, place, environment, str(Path.cwd()), sys.path))
         ours, theirs = socket.socketpair()
         key = next(_KEYS)
         self.processes[worker], self._by_key[key] = Process(host, ours), worker

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.protocol.frames import Lines
 from elastune.elastic.protocol.messages import Hello, Message, decode, encode
-from elastune.elastic.worker.client import Member
+from elastune.elastic.worker.client import CoordinatorClient
 from elastune.journal.records import MembershipEvent
 
 LIMIT_S = 60.0
@@ -39,12 +39,12 @@ def coordinating(workers: int = 3, **changed: Any) -> Iterator[Coordinator]:
 
 
 @contextlib.contextmanager
-def members(coordinator: Coordinator, *workers: int) -> Iterator[list[Member]]:
+def members(coordinator: Coordinator, *workers: int) -> Iterator[list[CoordinatorClient]]:
     """These workers, connected from this process."""
-    found: list[Member] = []
+    found: list[CoordinatorClient] = []
     try:
         for worker in workers:
-            found.append(Member(coordinator.address, coordinator.token, worker, pid=1, host="here"))
+            found.append(CoordinatorClient(coordinator.address, coordinator.token, worker, pid=1, host="here"))
             found[-1].on_orphaned = lambda why: None
         yield found
     finally:
@@ -52,7 +52,7 @@ def members(coordinator: Coordinator, *workers: int) -> Iterator[list[Member]]:
             member.close()
 
 
-def begun(found: list[Member]) -> int:
+def begun(found: list[CoordinatorClient]) -> int:
     """Let the first version begin; its number."""
     for member in found:
         member.ready()

@@ -11,7 +11,7 @@ import torch
 
 from elastune.comm.group import Group
 from elastune.core.run import Means, Program, RunSpec
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Record
 from elastune.policies.base import Policy
 from elastune.train.session import Session
@@ -33,7 +33,7 @@ def lone_session(
     run = RunSpec(Program(out / "none.py"), out, **spec)
     return Session(
         run,
-        Crew(group or Group()),
+        WorkerGroup(group or Group()),
         torch.device("cpu"),
         config=config or {},
         send=send,

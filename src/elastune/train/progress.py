@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastune.core.run import Position
-from elastune.train.data.sample_log import Trail
+from elastune.train.data.sample_log import SampleSpans
 from elastune.train.timing import StepTimes
 
 Made = dict[str, tuple[float, int]]
@@ -33,7 +33,7 @@ class Progress:
     made: Made = field(default_factory=dict)
     unmade: Made = field(default_factory=dict)
     reports: int = 0
-    trail: Trail = field(default_factory=list)
+    trail: SampleSpans = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """What another worker needs to go on from here."""

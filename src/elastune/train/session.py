@@ -18,13 +18,13 @@ from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported, RunContext
 from elastune.mechanisms.registry import prepare as prepare_replica
 from elastune.policies.base import Policy
 from elastune.train.adapt.adapter import Adapter
-from elastune.train.checkpoints.run_state import Keeper
+from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.machine import run_context
 from elastune.train.precision import autocast_forward
@@ -33,7 +33,7 @@ from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
-from elastune.train.training_state import Trained
+from elastune.train.training_state import TrainingState
 
 Number = float | int | bool | torch.Tensor
 
@@ -49,7 +49,7 @@ class Session:
     def __init__(
         self,
         spec: RunSpec,
-        crew: Crew,
+        crew: WorkerGroup,
         device: torch.device,
         *,
         config: Config,
@@ -71,7 +71,7 @@ class Session:
         self._snapshot = snapshot
         self._progress = Progress(StepTimes(self._clock), unmade=unmade or {})
         self._adapter = Adapter(spec, crew, self._progress, send, policies)
-        self.keeper = Keeper(spec, config, crew, self._progress, self._adapter, send)
+        self.keeper = RunState(spec, config, crew, self._progress, self._adapter, send)
         self._stepper = Stepper(
             spec, crew, self._progress, self.keeper, self._adapter, device, send, stop_requested, rehearsal
         )
@@ -150,7 +150,7 @@ class Session:
         return self._progress.stopped
 
     @property
-    def trained(self) -> Trained | None:
+    def trained(self) -> TrainingState | None:
         """What was prepared."""
         return self.keeper.trained
 
@@ -175,7 +175,7 @@ class Session:
         control = len(self._stepper.control().to_list())
         replica = prepare_replica(model, means, crew.group, control=control, elastic=crew.elastic)
         replica.listened_to = bool(self._adapter.monitoring)
-        self.keeper.trained = Trained(replica, optimizer, schedulers, tuple(learning_rates(optimizer)))
+        self.keeper.trained = TrainingState(replica, optimizer, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
             autocast_forward(model, self.device)
         if self._snapshot is not None:

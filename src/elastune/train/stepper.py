@@ -10,16 +10,16 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from elastune.comm.group import GroupBroken
-from elastune.core.batch_slices import Share, contributors
+from elastune.core.batch_slices import BatchSlice, contributors
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means, RunSpec
 from elastune.core.seeds import derive
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Record, Regrouped
 from elastune.mechanisms.base import Replica
 from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
-from elastune.train.checkpoints.run_state import Keeper
+from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import (
     Loading,
     Step,
@@ -30,11 +30,11 @@ from elastune.train.data.loading import (
     training_steps,
     usable,
 )
-from elastune.train.data.sample_log import PRIME, Claims, Control, checksum, cut, follow
+from elastune.train.data.sample_log import PRIME, ControlVector, SampleLog, checksum, cut, follow
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
-from elastune.train.training_state import Trained
+from elastune.train.training_state import TrainingState
 
 CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
 REHEARSED = 2
@@ -56,9 +56,9 @@ class Stepper:
     def __init__(
         self,
         spec: RunSpec,
-        crew: Crew,
+        crew: WorkerGroup,
         progress: Progress,
-        keeper: Keeper,
+        keeper: RunState,
         adapter: Adapter,
         device: torch.device,
         send: Callable[[Record], None],
@@ -74,14 +74,14 @@ class Stepper:
         self._send = send
         self._stop_requested = stop_requested
         self._rehearsal = rehearsal
-        self.claims = Claims(crew.worker, send if crew.elastic or crew.rank == 0 else lambda record: None)
+        self.claims = SampleLog(crew.worker, send if crew.elastic or crew.rank == 0 else lambda record: None)
         self.mid_step = False  # this worker has more batches to run before the step is completed
         self.left_inside = False
         self.several_closures = False
-        self._share: Share | None = None
+        self._share: BatchSlice | None = None
         self._used = False
         self._step: Step | None = None
-        self._expected = Control()
+        self._expected = ControlVector()
         self._length = 0
         self._completed_step = 0
         self._among = 0, 0  # of the step at hand: workers, and those of them that have samples
@@ -113,7 +113,7 @@ class Stepper:
             self._adapter.after_epoch(trained, progress.batch_size or self._size)
 
     def _under_one_version(
-        self, dataset: Any, order: torch.Tensor, size: int, drop_last: bool, loading: Loading, trained: Trained
+        self, dataset: Any, order: torch.Tensor, size: int, drop_last: bool, loading: Loading, trained: TrainingState
     ) -> Generator[Any, None, Outcome]:
         crew, progress, means = self._crew, self._progress, self._means()
         at = progress.position
@@ -132,7 +132,7 @@ class Stepper:
                 return "stopped"
             if crew.version != version or progress.batch_size not in (None, size) or self._means() != means:
                 return "again"
-            self._expected = Control(
+            self._expected = ControlVector(
                 samples=step.size, checksum=checksum(order[step.offset : step.offset + step.size]) % PRIME
             )
             self._step = step
@@ -162,7 +162,7 @@ class Stepper:
         return step.offset + step.size >= self._length or self._progress.position.step + 1 == self._spec.max_steps
 
     def _one_step(
-        self, step: Step, data: Iterator[Any], order: torch.Tensor, trained: Trained
+        self, step: Step, data: Iterator[Any], order: torch.Tensor, trained: TrainingState
     ) -> Generator[Any, None, bool]:
         """Yields the step's batches. True if the step is completed, False if it is to be done again."""
         crew, progress = self._crew, self._progress
@@ -199,7 +199,9 @@ class Stepper:
         self._times = WorkerTimes(data_s, max(0.0, step_s - data_s - wait_s), wait_s)
         return True
 
-    def _rehearse(self, plan: list[Step], data: Iterator[Any], trained: Trained) -> Generator[Any, None, NoReturn]:
+    def _rehearse(
+        self, plan: list[Step], data: Iterator[Any], trained: TrainingState
+    ) -> Generator[Any, None, NoReturn]:
         """Passes whose gradients are thrown away."""
         for _, share in zip(range(REHEARSED), plan[0].shares if plan else (), strict=False):
             batch = to_device(next(data), self._device)
@@ -252,7 +254,7 @@ class Stepper:
             return
         self._completed_step = self._progress.position.step + 1
         self._keeper.mid_step, self._keeper.uncounted = False, 1
-        found = Control.of(replica.totals, len(self._adapter.votes()))
+        found = ControlVector.of(replica.totals, len(self._adapter.votes()))
         expected = self._expected
         if (found.samples, int(found.checksum) % PRIME) != (expected.samples, expected.checksum):
             raise RuntimeError(f"a step of {expected.samples:g} samples summed up {found.samples:g}, or other ones")
@@ -290,7 +292,7 @@ class Stepper:
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
-    def _go_on(self, trained: Trained) -> bool:
+    def _go_on(self, trained: TrainingState) -> bool:
         """At a step boundary: stop, save or change what is due; False once ``max_steps`` are done."""
         crew, progress = self._crew, self._progress
         crew.live, progress.dirty = True, False
@@ -321,7 +323,7 @@ class Stepper:
             self._keeper.save()
         return True
 
-    def _change(self, changes: dict[str, float], trained: Trained) -> None:
+    def _change(self, changes: dict[str, float], trained: TrainingState) -> None:
         """Parameters that all members change here."""
         self._progress.made |= {name: (value, self._progress.position.step) for name, value in changes.items()}
         if "batch_size" in changes:
@@ -330,7 +332,7 @@ class Stepper:
             for parameters in trained.optimizer.param_groups:
                 parameters["lr"] = changes["lr"]
 
-    def _set_control(self, step: Step, order: torch.Tensor, trained: Trained) -> None:
+    def _set_control(self, step: Step, order: torch.Tensor, trained: TrainingState) -> None:
         size = self._crew.size
         self._among = size, contributors(step.size, self._spec.means.num_slots, size)
         own = [share for share in step.shares if share.weight]
@@ -345,7 +347,9 @@ class Stepper:
             checksum=sum(checksum(part) for part in indices) % PRIME,
         ).to_list()
 
-    def control(self, stop: float = 0.0, heard: float = 0.0, samples: float = 0.0, checksum: float = 0.0) -> Control:
+    def control(
+        self, stop: float = 0.0, heard: float = 0.0, samples: float = 0.0, checksum: float = 0.0
+    ) -> ControlVector:
         """This worker's part of the next step's control vector; always of the same length."""
         adapter = self._adapter
         times: list[float] = []
@@ -357,7 +361,7 @@ class Stepper:
                 times[at : at + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
         seconds = self._progress.times.seconds if self._crew.rank == 0 else 0.0
         adapting = adapter.waiting, seconds, adapter.unsure, adapter.votes()
-        return Control(stop, heard, samples, checksum, *adapting, times)
+        return ControlVector(stop, heard, samples, checksum, *adapting, times)
 
     def count(self) -> None:
         """The user's lines about a completed step have run, if there is one that was not counted yet."""
@@ -376,7 +380,7 @@ class Stepper:
         self._enough = self._adapter.behind_step(trained)
         self._adapter.after_step(trained, self._progress.batch_size or self._size)
 
-    def _check_used(self, rates: list[float] | None, trained: Trained) -> None:
+    def _check_used(self, rates: list[float] | None, trained: TrainingState) -> None:
         """The user's loop body must have done its part, and inside of a step no more than that."""
         self._share = None
         if not self._used:
@@ -398,7 +402,7 @@ class Stepper:
         self._keeper.save()
         raise StopTraining
 
-    def _trained(self) -> Trained:
+    def _trained(self) -> TrainingState:
         if self._keeper.trained is None:
             raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
         return self._keeper.trained

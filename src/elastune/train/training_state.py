@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from elastune.core.errors import UserError
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.mechanisms.base import Replica
 from elastune.train.checkpoints.tree import fingerprint
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingState:
     """One worker's replica and what belongs to it. ``built_rates``: the learning rates that the program built."""
 
     replica: Replica
@@ -43,7 +43,7 @@ class Trained:
             fix = "resume with the program that wrote it"
             raise UserError("a checkpoint must fit the program", f"{source}: {error}", fix) from None
 
-    def fingerprint(self, crew: Crew) -> str:
+    def fingerprint(self, crew: WorkerGroup) -> str:
         """SHA-256 of weights, buffers and optimizer state. Raises ``RuntimeError`` where workers disagree."""
         state = self.state()
         digest = fingerprint({"model": state["model"], "optimizer": state["optimizer"]})

@@ -15,9 +15,9 @@ from elastune.comm.group import GroupBroken, join
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, Place, RunSpec
-from elastune.elastic.worker.client import Member
-from elastune.elastic.worker.elastic_group import ChangingCrew
-from elastune.elastic.worker.group import Crew, Leave, Rewind
+from elastune.elastic.worker.client import CoordinatorClient
+from elastune.elastic.worker.elastic_group import ElasticWorkerGroup
+from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
@@ -57,9 +57,11 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
         program = load(spec.program)
         one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if place.coordinator:
-            one.come_and_go(Member(place.coordinator, place.token, place.rank, pid=os.getpid(), host=_host()))
+            one.come_and_go(
+                CoordinatorClient(place.coordinator, place.token, place.rank, pid=os.getpid(), host=_host())
+            )
         else:
-            one.stay(Crew(join(place)))
+            one.stay(WorkerGroup(join(place)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
@@ -90,7 +92,7 @@ class Worker:
         self._send = send
         self._stop_requested = stop_requested
 
-    def stay(self, crew: Crew) -> None:
+    def stay(self, crew: WorkerGroup) -> None:
         """Train with workers that stay as they are."""
         session = self._session(crew)
         if crew.size > 1:
@@ -99,11 +101,11 @@ class Worker:
             self._program.train(session)
         self._finish(session, crew)
 
-    def come_and_go(self, member: Member) -> None:
+    def come_and_go(self, member: CoordinatorClient) -> None:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
-        crew = ChangingCrew(member)
+        crew = ElasticWorkerGroup(member)
         rehearsal, begins = member.joins, not member.joins
         snapshot: Packed | None = None
         unmade: Made = {}
@@ -135,7 +137,7 @@ class Worker:
                 session.flush()
 
     def _session(
-        self, crew: Crew, snapshot: Packed | None = None, rehearsal: bool = False, unmade: Made | None = None
+        self, crew: WorkerGroup, snapshot: Packed | None = None, rehearsal: bool = False, unmade: Made | None = None
     ) -> Session:
         return Session(
             self._spec,
@@ -150,7 +152,7 @@ class Worker:
             policies=self._program.policies,
         )
 
-    def _finish(self, session: Session, crew: Crew) -> None:
+    def _finish(self, session: Session, crew: WorkerGroup) -> None:
         session.finish()
         seconds, trained = session.seconds, session.trained
         session.flush()

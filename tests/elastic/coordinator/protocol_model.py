@@ -23,10 +23,10 @@ from elastune.elastic.coordinator.machine import (
     End,
     Event,
     GiveUp,
+    InstallView,
     Left,
     Lost,
     Membership,
-    Proclaim,
     Ready,
     Release,
     Running,
@@ -34,8 +34,8 @@ from elastune.elastic.coordinator.machine import (
     StopRun,
     step,
 )
-from elastune.elastic.protocol.view import Version
-from elastune.elastic.worker.reconcile import Settlement, Standing, settle
+from elastune.elastic.protocol.view import View
+from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
 
 
 class Wrong(AssertionError):
@@ -113,11 +113,11 @@ class Model:
 
     def __post_init__(self) -> None:
         self.memberships: list[Membership] = []
-        self.versions: dict[int, Version] = {}
+        self.versions: dict[int, View] = {}
         self._known: list[set[int]] = []
         self._index: dict[str, int] = {}
         self._told: dict[Any, Any] = {}
-        self._settled: dict[Any, Settlement] = {}
+        self._settled: dict[Any, RecoveryPlan] = {}
         self._version_keys: dict[str, int] = {}
 
     # -- beginnings ---------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Model:
             self._known.append({worker.number for worker in membership.workers})
         return self._index[key]
 
-    def _intern_version(self, version: Version) -> int:
+    def _intern_version(self, version: View) -> int:
         """Different histories give a version's number to different ones, so those have names of their own."""
         key = repr(version)
         if key not in self._version_keys:
@@ -265,7 +265,7 @@ class Model:
 
     def _obey(self, state: State, instruction: Any) -> State:
         match instruction:
-            case Proclaim(version):
+            case InstallView(version):
                 if version.fresh and version.number > 1:
                     self._check_fresh(state, version)
                 self._check_size(state, version)
@@ -302,13 +302,13 @@ class Model:
             state = self._to(state, i, message)
         return state
 
-    def _check_fresh(self, state: State, version: Version) -> None:
+    def _check_fresh(self, state: State, version: View) -> None:
         for i, w in enumerate(state.workers):
             gone = w.mode not in ALIVE or w.cut or ("bye",) in w.down  # released: it lacks what was done without it
             if i not in version.members and w.member and w.log and not gone:
                 raise Wrong(f"worker {i} holds {len(w.log)} steps, but {version} begins anew")
 
-    def _check_size(self, state: State, version: Version) -> None:
+    def _check_size(self, state: State, version: View) -> None:
         """Nobody is left out by a plan that the run could not spare; but those with notice go."""
         membership = self.memberships[state.machine]
         if version.planned and not any(worker.noticed for worker in membership.members):
@@ -367,7 +367,7 @@ class Model:
         arrived[name] = tuple(sorted(arrived[name]))
         return put_all(state._replace(arrived=tuple(sorted(arrived.items()))), i, w)
 
-    def _settlement(self, state: State, name: int) -> tuple[Settlement, list[int]]:
+    def _settlement(self, state: State, name: int) -> tuple[RecoveryPlan, list[int]]:
         members = self.versions[name].members
         came = dict(dict(state.arrived)[name])
         joiners = self.versions[name].joiners
@@ -505,10 +505,10 @@ class Model:
 GONE = Worker(mode="dead")
 
 
-def _standing(w: Worker, joins: bool) -> Standing:
+def _standing(w: Worker, joins: bool) -> MemberStatus:
     dirty = w.part is not None
     snapshot = len(w.snapshot[1]) if w.snapshot is not None else -1
-    return Standing(w.completed, len(w.log), dirty, w.lost, snapshot, w.rewinds, joins)
+    return MemberStatus(w.completed, len(w.log), dirty, w.lost, snapshot, w.rewinds, joins)
 
 
 def put(state: State, i: int, **facts: Any) -> State:

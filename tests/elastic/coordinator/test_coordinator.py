@@ -19,7 +19,7 @@ from elastune.elastic.protocol.messages import (
     Beat,
     Broken,
     Bye,
-    Proclaim,
+    InstallView,
     Publish,
     Ready,
     Resize,
@@ -234,7 +234,7 @@ def test_addresses_reach_those_who_come_later(coordinator: Coordinator) -> None:
             welcome, proclaim, publish = late.hear(), late.hear(), late.hear()
             assert isinstance(welcome, Welcome)
             assert welcome.joins
-            assert isinstance(proclaim, Proclaim)
+            assert isinstance(proclaim, InstallView)
             assert publish == Publish(f"{number}/0/0", "aGk=")
 
 

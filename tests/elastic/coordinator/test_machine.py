@@ -19,12 +19,12 @@ from elastune.elastic.coordinator.machine import (
     End,
     Event,
     GiveUp,
+    InstallView,
     Instruction,
     Left,
     Lost,
     Membership,
     Noticed,
-    Proclaim,
     ProtocolViolation,
     Ready,
     Release,
@@ -38,7 +38,7 @@ from elastune.elastic.coordinator.machine import (
     encode_event,
     step,
 )
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.view import View
 
 
 def told(state: Membership, *events: Event) -> tuple[Membership, list[Instruction]]:
@@ -64,18 +64,18 @@ def training(workers: int, low: int = 1, high: int = 4, free: int = 0, most_loss
     return told(begin(numbers, low, high, most_losses), *events)[0]
 
 
-def fresh(number: int, *members: int) -> Proclaim:
-    return Proclaim(Version(number, members, fresh=True))
+def fresh(number: int, *members: int) -> InstallView:
+    return InstallView(View(number, members, fresh=True))
 
 
-def forced(number: int, *members: int, changes: dict[str, float] | None = None) -> Proclaim:
-    return Proclaim(Version(number, members, changes=changes or {}))
+def forced(number: int, *members: int, changes: dict[str, float] | None = None) -> InstallView:
+    return InstallView(View(number, members, changes=changes or {}))
 
 
 def planned(
     number: int, *members: int, joiners: Sequence[int] = (), changes: dict[str, float] | None = None
-) -> Proclaim:
-    return Proclaim(Version(number, members, planned=True, joiners=tuple(joiners), changes=changes or {}))
+) -> InstallView:
+    return InstallView(View(number, members, planned=True, joiners=tuple(joiners), changes=changes or {}))
 
 
 # -- beginning --------------------------------------------------------------------------------------------------------

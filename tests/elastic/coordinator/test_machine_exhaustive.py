@@ -28,7 +28,7 @@ from elastune.elastic.coordinator.machine import (
     ResizeAsked,
     begin,
 )
-from elastune.elastic.worker.reconcile import Settlement, Standing, settle
+from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
 
 _spec = importlib.util.spec_from_file_location("protocol_model", Path(__file__).parent / "protocol_model.py")
 assert _spec is not None
@@ -163,7 +163,7 @@ def test_no_order_of_events_breaks_a_rule(program: str, workers: int, case: dict
 def test_a_rewind_for_anyones_evaluation_would_lose_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only that of the furthest counts: see ``settle``."""
 
-    def rash(rows: Sequence[Standing]) -> Settlement:
+    def rash(rows: Sequence[MemberStatus]) -> RecoveryPlan:
         dirty = any(row.dirty for row in rows)
         return settle([replace(row, dirty=dirty) for row in rows])
 

@@ -19,11 +19,11 @@ from elastune.elastic.coordinator.machine import (
     Done,
     End,
     Event,
+    InstallView,
     Left,
     Lost,
     Membership,
     Noticed,
-    Proclaim,
     ProtocolViolation,
     Ready,
     Release,
@@ -38,7 +38,7 @@ from elastune.elastic.coordinator.machine import (
     replay,
     step,
 )
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.view import View
 
 
 class Histories(RuleBasedStateMachine):
@@ -49,7 +49,7 @@ class Histories(RuleBasedStateMachine):
         self.arguments = list(range(workers)), low, max(workers, low) + extra, 5
         self.state = begin(*self.arguments)
         self.history: list[Event] = []
-        self.proclaimed: list[Version] = []
+        self.proclaimed: list[View] = []
         self.started = set(range(workers))
         self.training = 0  # completed steps
         self.ended: set[int] = set()
@@ -66,7 +66,7 @@ class Histories(RuleBasedStateMachine):
                     assert not set(workers) & self.started, "a number is used once"
                     free -= len(workers)
                     self.started |= set(workers)
-                case Proclaim(version):
+                case InstallView(version):
                     assert version.number == len(self.proclaimed) + 1
                     self.check(before, version)
                     self.proclaimed.append(version)
@@ -80,7 +80,7 @@ class Histories(RuleBasedStateMachine):
         assert free >= 0, "more were started than there was room for"
         assert free == self.state.free
 
-    def check(self, before: Membership, version: Version) -> None:
+    def check(self, before: Membership, version: View) -> None:
         assert version.members
         assert len(set(version.members)) == len(version.members)
         assert not set(version.members) & self.ended, "it has a worker that was ended"

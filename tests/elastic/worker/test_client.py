@@ -14,8 +14,8 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.protocol import dial
-from elastune.elastic.protocol.view import Version
-from elastune.elastic.worker.client import ORPHANED_CODE, Member, RunOver
+from elastune.elastic.protocol.view import View
+from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
 from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
 
 # A worker process that takes part, then does what its argument says.
@@ -101,9 +101,9 @@ def test_a_joiner_whose_hand_over_breaks_is_told_so(coordinator: Coordinator) ->
 
 def test_a_death_breaks_the_version_for_the_others_at_once(coordinator: Coordinator) -> None:
     with members(coordinator, 0, 1) as (first, second):
-        heard: list[tuple[Version, str]] = []
+        heard: list[tuple[View, str]] = []
 
-        def hook(version: Version) -> None:
+        def hook(version: View) -> None:
             heard.append((version, threading.current_thread().name))
             raise RuntimeError("a hook that fails must not cost the connection")
 
@@ -196,7 +196,7 @@ def test_a_silent_coordinator_is_gone() -> None:
 
         kept: list[socket.socket] = []
         threading.Thread(target=welcome).start()
-        member = Member(f"127.0.0.1:{listener.getsockname()[1]}", "token", 0)
+        member = CoordinatorClient(f"127.0.0.1:{listener.getsockname()[1]}", "token", 0)
         orphaned: list[str] = []
         member.on_orphaned = orphaned.append
         assert "silent" in eventually(lambda: orphaned)[0]
@@ -240,7 +240,7 @@ def test_doing_is_cheap_and_told(coordinator: Coordinator) -> None:
 @pytest.mark.parametrize("address", ["", "nowhere", "host:", ":5", "host:99999", "host:5x", "host:-1"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(UserError, match="HOST:PORT"):
-        Member(address, "token", 0)
+        CoordinatorClient(address, "token", 0)
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(UserError, match="must reach its coordinator"):
-        Member(f"127.0.0.1:{port}", "token", 0)
+        CoordinatorClient(f"127.0.0.1:{port}", "token", 0)
 
 
 def test_a_coordinator_that_starts_later_is_found() -> None:
@@ -263,7 +263,7 @@ def test_a_coordinator_that_starts_later_is_found() -> None:
         servers.append(connection)
 
     threading.Timer(0.3, serve).start()
-    member = Member(f"127.0.0.1:{port}", "token", 0)
+    member = CoordinatorClient(f"127.0.0.1:{port}", "token", 0)
     assert member.joins
     member.close()
     for server in servers:
@@ -284,15 +284,15 @@ def test_what_is_no_coordinator_is_refused(answer: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(UserError, match="must let its workers in"):
-            Member(f"127.0.0.1:{listener.getsockname()[1]}", "token", 0)
+            CoordinatorClient(f"127.0.0.1:{listener.getsockname()[1]}", "token", 0)
         thread.join()
 
 
 def test_a_wrong_token_and_a_taken_number_are_refused(coordinator: Coordinator) -> None:
     with members(coordinator, 0), pytest.raises(UserError, match="number of its own"):
-        Member(coordinator.address, coordinator.token, 0)
+        CoordinatorClient(coordinator.address, coordinator.token, 0)
     with pytest.raises(UserError, match="the token of this run"):
-        Member(coordinator.address, "0" * 32, 1)
+        CoordinatorClient(coordinator.address, "0" * 32, 1)
     with Raw(coordinator) as raw:
         raw.hello(coordinator, 1)
         assert raw.hear() is not None

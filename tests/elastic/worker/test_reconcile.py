@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.elastic.coordinator.membership import ProtocolViolation
-from elastune.elastic.worker.reconcile import Settlement, Standing, settle
+from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
 
-CALM = Standing(completed=7, step=5, dirty=False, lost=False, snapshot=-1, rewinds=0, joins=False)
+CALM = MemberStatus(completed=7, step=5, dirty=False, lost=False, snapshot=-1, rewinds=0, joins=False)
 BEHIND = replace(CALM, completed=6, step=4)
 DIRTY = replace(CALM, dirty=True, snapshot=5)
-JOINER = Standing(completed=0, step=0, dirty=False, lost=False, snapshot=-1, rewinds=0, joins=True)
-NOTHING = Settlement(None, None, (), None, (), {}, 5, 0)
+JOINER = MemberStatus(completed=0, step=0, dirty=False, lost=False, snapshot=-1, rewinds=0, joins=True)
+NOTHING = RecoveryPlan(None, None, (), None, (), {}, 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ NOTHING = Settlement(None, None, (), None, (), {}, 5, 0)
         ([DIRTY, DIRTY], NOTHING),
     ],
 )
-def test_where_all_are_at_the_same_place_nothing_is_to_be_done(rows: list[Standing], decided: Settlement) -> None:
+def test_where_all_are_at_the_same_place_nothing_is_to_be_done(rows: list[MemberStatus], decided: RecoveryPlan) -> None:
     assert settle(rows) == decided
 
 
@@ -101,13 +101,13 @@ def test_a_rewind_that_broke_half_way_is_done_by_all_again() -> None:
         [CALM, replace(CALM, rewinds=1), JOINER],
     ],
 )
-def test_what_no_history_leads_to_is_refused(rows: list[Standing]) -> None:
+def test_what_no_history_leads_to_is_refused(rows: list[MemberStatus]) -> None:
     with pytest.raises(ProtocolViolation):
         settle(rows)
 
 
 standings = st.builds(
-    Standing,
+    MemberStatus,
     completed=st.integers(6, 7),
     step=st.integers(4, 5),
     dirty=st.booleans(),
@@ -119,7 +119,7 @@ standings = st.builds(
 
 
 @given(st.lists(standings, min_size=1, max_size=5))
-def test_every_decision_can_be_carried_out(rows: list[Standing]) -> None:
+def test_every_decision_can_be_carried_out(rows: list[MemberStatus]) -> None:
     try:
         decided = settle(rows)
     except ProtocolViolation:

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import RunFinished, RunStarted, StepsTaken
+from elastune.journal.records import RunFinished, RunStarted, StepsCompleted
 from elastune.report.tables.sample_ledger import ledger, lines
 
 STARTED = RunStarted("p.py", {}, 0, {})
 
 
-def claim(first: int, last: int, start: int, stop: int, **more: int) -> StepsTaken:
+def claim(first: int, last: int, start: int, stop: int, **more: int) -> StepsCompleted:
     fields = {"worker": 0, "version": 1, "workers": 2, "epoch": 0, "length": 100, **more}
-    return StepsTaken(start=start, stop=stop, first_step=first, last_step=last, **fields)
+    return StepsCompleted(start=start, stop=stop, first_step=first, last_step=last, **fields)
 
 
 def finished(stopped: str = "complete", steps: int = 10) -> RunFinished:
@@ -90,16 +90,16 @@ def test_steps_that_nobody_claims_are_told() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[StepsTaken], dict[int, Counter[int]], dict[int, int]]:
+def histories(draw: st.DrawFn) -> tuple[list[StepsCompleted], dict[int, Counter[int]], dict[int, int]]:
     """Claims of a simulated training, its places counted one by one, and the epochs' lengths."""
-    claims: list[StepsTaken] = []
+    claims: list[StepsCompleted] = []
     counted: dict[int, Counter[int]] = {}
     lengths: dict[int, int] = {}
     step, version, workers = 0, 1, {0: 0}  # worker -> the step it has been there since
     for epoch in range(draw(st.integers(1, 3))):
         length = draw(st.integers(1, 40))
         lengths[epoch], counted[epoch], place = length, Counter(), 0
-        own: dict[int, StepsTaken] = {}
+        own: dict[int, StepsCompleted] = {}
         while place < length:
             if draw(st.integers(0, 3)) == 0:  # a new version, perhaps with other workers
                 claims += own.values()
@@ -125,7 +125,7 @@ def histories(draw: st.DrawFn) -> tuple[list[StepsTaken], dict[int, Counter[int]
 
 @given(histories())
 def test_it_counts_as_one_who_watched_every_step(
-    history: tuple[list[StepsTaken], dict[int, Counter[int]], dict[int, int]],
+    history: tuple[list[StepsCompleted], dict[int, Counter[int]], dict[int, int]],
 ) -> None:
     claims, counted, lengths = history
     found = of(*claims, finished())

@@ -7,8 +7,8 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.search.space.objective import parse_objectives
 from elastune.search.stopping.registry import STOPPINGS, make_schedule
-from elastune.search.stopping.rungs import Entrant, levels, ranked
-from elastune.search.stopping.schedule import Fresh, Glimpse, Resume, ToTheEnd
+from elastune.search.stopping.rungs import RungEntry, levels, ranked
+from elastune.search.stopping.schedule import IntermediateResult, NewTrial, Resume, ToTheEnd
 
 ONE = parse_objectives({"error": "min"})
 TWO = parse_objectives({"error": "min", "seconds": "min"})
@@ -54,7 +54,7 @@ class Loop:
     def epoch(self, number):
         self.at[number] += 1
         values = self.curve(number, self.at[number])
-        glimpse = Glimpse(number, self.at[number], self.epochs, values, self.violation(number))
+        glimpse = IntermediateResult(number, self.at[number], self.epochs, values, self.violation(number))
         reason = self.tell("reported", glimpse)
         if self.at[number] == self.epochs:
             self.done.append(number)
@@ -158,7 +158,7 @@ def test_a_single_trial_completes(objectives, text):
 def test_what_could_be_on_the_front_is_brought_to_its_end():
     loop = Loop(make_schedule("asha", TWO), falling, 4).run(40)
     assert loop.schedule.next(False) is None
-    assert loop.schedule.next(True) == Fresh()
+    assert loop.schedule.next(True) == NewTrial()
     ends = {trial: falling(trial, EPOCHS) for trial in loop.at}
     front = [t for t in ends if not any(u[0] < ends[t][0] and u[1] < ends[t][1] for u in ends.values())]
     assert sum(trial in loop.done for trial in front) >= 0.75 * len(front)
@@ -177,13 +177,13 @@ def test_a_broken_constraint_ranks_behind_all_that_are_feasible():
 
 def test_ranks_are_by_constrained_domination():
     entrants = [
-        Entrant(0, (0.0, 0.0), 2.0),
-        Entrant(1, (3.0, 3.0)),
-        Entrant(2, (1.0, 2.0)),
-        Entrant(3, (2.0, 1.0), -5.0),
-        Entrant(4, (0.0, 0.0), 1.0),
-        Entrant(5, (math.nan, 0.0)),
-        Entrant(6, (1.0, 2.0)),
+        RungEntry(0, (0.0, 0.0), 2.0),
+        RungEntry(1, (3.0, 3.0)),
+        RungEntry(2, (1.0, 2.0)),
+        RungEntry(3, (2.0, 1.0), -5.0),
+        RungEntry(4, (0.0, 0.0), 1.0),
+        RungEntry(5, (math.nan, 0.0)),
+        RungEntry(6, (1.0, 2.0)),
     ]
     assert set(ranked(entrants, 3)) == {2, 3, 6}
     assert ranked(entrants, 7)[3:] == [1, 4, 0, 5]
@@ -193,9 +193,9 @@ def test_a_trial_that_diverges_is_paused_and_never_estimated():
     schedule = make_schedule("asha:least=1", TWO)
     schedule.started(0, {})
     schedule.started(1, {})
-    assert schedule.reported(Glimpse(0, 1, EPOCHS, (math.nan, 1.0)))
+    assert schedule.reported(IntermediateResult(0, 1, EPOCHS, (math.nan, 1.0)))
     schedule.paused(0, 1)
-    assert schedule.reported(Glimpse(1, 1, EPOCHS, (0.5, 1.0)))
+    assert schedule.reported(IntermediateResult(1, 1, EPOCHS, (0.5, 1.0)))
     schedule.paused(1, 1)
     assert set(schedule.estimates()) == {1}
     assert schedule.next(False).trial == 1
@@ -204,22 +204,22 @@ def test_a_trial_that_diverges_is_paused_and_never_estimated():
 def test_a_trial_told_to_pause_is_not_told_otherwise_by_later_reports():
     schedule = make_schedule("asha:least=1", ONE)
     schedule.started(0, {})
-    reason = schedule.reported(Glimpse(0, 1, EPOCHS, (0.5,)))
+    reason = schedule.reported(IntermediateResult(0, 1, EPOCHS, (0.5,)))
     assert reason
-    assert schedule.reported(Glimpse(0, 2, EPOCHS, (0.4,))) == reason
+    assert schedule.reported(IntermediateResult(0, 2, EPOCHS, (0.4,))) == reason
     schedule.paused(0, 2)
     schedule.resumed(0)
-    assert schedule.reported(Glimpse(0, 2, EPOCHS, (0.4,))) == ""
+    assert schedule.reported(IntermediateResult(0, 2, EPOCHS, (0.4,))) == ""
 
 
 def test_a_trial_paused_for_another_cause_goes_on_first():
     schedule = make_schedule("asha:least=3", ONE)
     schedule.started(0, {})
-    schedule.reported(Glimpse(0, 1, EPOCHS, (0.5,)))
+    schedule.reported(IntermediateResult(0, 1, EPOCHS, (0.5,)))
     schedule.paused(0, 1)
     assert schedule.next(True).trial == 0
     schedule.resumed(0)
-    assert schedule.next(True) == Fresh()
+    assert schedule.next(True) == NewTrial()
 
 
 def test_hyperband_fills_its_brackets_in_proportion():
@@ -229,10 +229,12 @@ def test_hyperband_fills_its_brackets_in_proportion():
     brackets = [schedule._trials[trial].bracket for trial in range(110)]
     assert [brackets.count(b) for b in range(3)] == pytest.approx([60, 30, 20], abs=1)
     last = brackets.index(2)
-    assert all(schedule.reported(Glimpse(last, epoch, EPOCHS, (9.0,))) == "" for epoch in range(1, EPOCHS + 1))
+    assert all(
+        schedule.reported(IntermediateResult(last, epoch, EPOCHS, (9.0,))) == "" for epoch in range(1, EPOCHS + 1)
+    )
     first, second = brackets.index(0), brackets.index(1)
-    assert [schedule.reported(Glimpse(first, e, EPOCHS, (9.0,))) != "" for e in (2, 3)] == [False, True]
-    assert [schedule.reported(Glimpse(second, e, EPOCHS, (9.0,))) != "" for e in (3, 9)] == [False, True]
+    assert [schedule.reported(IntermediateResult(first, e, EPOCHS, (9.0,))) != "" for e in (2, 3)] == [False, True]
+    assert [schedule.reported(IntermediateResult(second, e, EPOCHS, (9.0,))) != "" for e in (3, 9)] == [False, True]
 
 
 def test_rungs_end_before_the_training_does():

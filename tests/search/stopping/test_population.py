@@ -16,7 +16,7 @@ from elastune.search.space.objective import Objective, parse_objectives
 from elastune.search.space.space import probe
 from elastune.search.stopping.explore import explore, pushed
 from elastune.search.stopping.population import PopulationBasedTraining, Selection, parse_selection
-from elastune.search.stopping.schedule import Child, Fresh, Glimpse, Resume
+from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume
 
 LOSS = parse_objectives(["loss:min"])
 BOTH = parse_objectives(["accuracy:max", "seconds:min"])
@@ -117,13 +117,13 @@ PARAMS = {"lr": 0.01, "width": 16, "kind": "plain"}
 
 
 def come(pbt: PopulationBasedTraining, trial: int, epoch: int, *values: float, violation: float = 0.0) -> None:
-    assert pbt.reported(Glimpse(trial, epoch, EPOCHS, values, violation)) == ""
+    assert pbt.reported(IntermediateResult(trial, epoch, EPOCHS, values, violation)) == ""
     pbt.paused(trial, epoch)
 
 
 def four(pbt: PopulationBasedTraining, *values: tuple[float, ...], epoch: int = 2) -> None:
     for trial in range(4):
-        assert pbt.next(fresh=True) == Fresh(2)
+        assert pbt.next(fresh=True) == NewTrial(2)
         pbt.started(trial, PARAMS)
     for trial, each in enumerate(values):
         come(pbt, trial, epoch, *each)
@@ -136,7 +136,7 @@ def test_the_worst_is_replaced_by_a_child_of_the_best() -> None:
     assert pbt.next(fresh=True) == pbt.next(fresh=True)
     pbt.resumed(0)
     child = pbt.next(fresh=True)
-    assert isinstance(child, Child)
+    assert isinstance(child, ForkTrial)
     assert (child.parent, child.epoch) == (2, 4)
     assert child.reason == "trial 1 was among the worst 1 of 4, trial 2 among the best at epoch 2"
     assert child.params["lr"] in (0.01 * 1.2, 0.01 / 1.2)
@@ -164,10 +164,10 @@ def test_members_rank_by_front_and_crowding(
 ) -> None:
     pbt = schedule(objectives)
     four(pbt, *values)
-    found: dict[int, Child] = {}
+    found: dict[int, ForkTrial] = {}
     for _ in range(4):
         match pbt.next(fresh=True):
-            case Child() as child:
+            case ForkTrial() as child:
                 found[len(found)] = child
                 break
             case Resume(trial=trial):
@@ -183,7 +183,7 @@ def test_a_broken_constraint_ranks_last() -> None:
     for trial, (value, violation) in enumerate([(0.1, 5.0), (0.9, 0.0), (0.8, -1.0), (0.7, 0.0)]):
         come(pbt, trial, 2, value, violation=violation)
     child = pbt.next(fresh=True)
-    assert isinstance(child, Child)
+    assert isinstance(child, ForkTrial)
     assert (child.reason[:11], child.parent) == ("trial 0 was", 3)
 
 
@@ -191,7 +191,7 @@ def test_members_are_compared_after_as_many_passes() -> None:
     """Trial 0 is far ahead: what it had reached after two passes counts, which was the worst."""
     pbt = schedule(quantile=0.25)
     four(pbt)
-    pbt.reported(Glimpse(0, 2, EPOCHS, (0.9,)))
+    pbt.reported(IntermediateResult(0, 2, EPOCHS, (0.9,)))
     come(pbt, 0, 6, 0.1)
     for trial, loss in ((1, 0.5), (2, 0.6), (3, 0.7)):
         come(pbt, trial, 2, loss)
@@ -216,14 +216,14 @@ def test_who_failed_is_replaced_too() -> None:
     pbt = schedule()
     four(pbt)
     pbt.ended(0, None)
-    assert pbt.next(fresh=True) == Fresh(2), "nobody has shown anything"
+    assert pbt.next(fresh=True) == NewTrial(2), "nobody has shown anything"
     assert pbt.next(fresh=False) is None
     pbt.started(4, PARAMS)
     for trial, loss in ((1, 0.3), (2, 0.2), (3, 0.4)):
         come(pbt, trial, 2, loss)
     pbt.ended(4, None)
     child = pbt.next(fresh=True)
-    assert isinstance(child, Child)
+    assert isinstance(child, ForkTrial)
     assert child.parent == 2
     assert child.reason == "trial 4 failed, trial 2 among the best at epoch 2"
     pbt.started(5, child.params, parent=2)
@@ -236,13 +236,13 @@ def test_a_second_population_knows_nothing_of_the_first() -> None:
     for trial in range(4):
         pbt.ended(trial, (0.1,))
     for trial in range(4, 8):
-        assert pbt.next(fresh=True) == Fresh(2)
+        assert pbt.next(fresh=True) == NewTrial(2)
         pbt.started(trial, PARAMS)
         come(pbt, trial, 2, float(trial))
         pbt.resumed(trial)
     pbt.paused(7, 2)
     child = pbt.next(fresh=True)
-    assert isinstance(child, Child)
+    assert isinstance(child, ForkTrial)
     assert child.parent == 4
     assert pbt.estimates() == {}
 
@@ -254,7 +254,7 @@ def test_what_is_not_allowed_is_not_proposed() -> None:
             pbt = PopulationBasedTraining(LOSS, space, Selection(4, 2), seed, allowed)
             four(pbt, (0.9,), (0.1,), (0.2,), (0.3,))
             child = pbt.next(fresh=True)
-            assert isinstance(child, Child)
+            assert isinstance(child, ForkTrial)
             found.append(child.params["lr"])
         return found
 
@@ -310,24 +310,24 @@ class World:
                 match found:
                     case Resume(trial=trial):
                         self.tell("resumed", trial)
-                    case Child(parent=parent, params=params):
+                    case ForkTrial(parent=parent, params=params):
                         trial, number = number, number + 1
                         before = trials[parent]
                         trials[trial] = Trained(params["lr"], before.epoch, list(before.losses))
                         self.tell("started", trial, dict(params), parent)
-                    case Fresh() if drawn:
+                    case NewTrial() if drawn:
                         trial, number = number, number + 1
                         trials[trial] = Trained(drawn[0]["lr"])
                         self.tell("started", trial, drawn.pop(0), None)
                     case _:
                         break
-                assert isinstance(found, (Resume, Child, Fresh))
+                assert isinstance(found, (Resume, ForkTrial, NewTrial))
                 heapq.heappush(queue, (now + 1 + 0.1 * (trial % 3), trial, found.epoch or epochs))
             if not queue:
                 return lowest, cost
             now, trial, until = heapq.heappop(queue)
             loss, cost, at = trials[trial].train(), cost + 1, trials[trial].epoch
-            self.tell("reported", Glimpse(trial, at, epochs, (loss,)))
+            self.tell("reported", IntermediateResult(trial, at, epochs, (loss,)))
             if at >= epochs:
                 lowest = min(lowest, loss)
                 self.tell("ended", trial, (loss,))

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from elastune.plan.goodput import Performance, throughput
 from elastune.plan.step_time import StepTime
-from elastune.study.allocation.allocate import Claim, Rules, allocate, hopeless
+from elastune.study.allocation.allocate import Demand, Rules, allocate, hopeless
 from elastune.study.allocation.throughput import Fitted, Measured, samples_per_s
 
 FREE = Rules(stay_s=0.0)  # moves are weighed by their pauses alone
 
 
-def claim(trial: int, current: int = 0, low: int = 1, high: int = 8, **more) -> Claim:
+def claim(trial: int, current: int = 0, low: int = 1, high: int = 8, **more) -> Demand:
     """Perfect scaling up to 1,000 workers at 100 samples a second each, unless told."""
     known = {"remaining": 1e6, "pace": Measured(((1, 100.0), (1000, 100_000.0)))}
-    return Claim(trial, current, low, high, **{**known, **more})
+    return Demand(trial, current, low, high, **{**known, **more})
 
 
 def concave(gains: list[float]) -> Measured:
@@ -47,12 +47,12 @@ seconds = st.sampled_from([0.0, 1.0, 10.0, 100.0, 1000.0])
 
 
 @st.composite
-def many(draw: st.DrawFn, pace: st.SearchStrategy = paces) -> list[Claim]:
+def many(draw: st.DrawFn, pace: st.SearchStrategy = paces) -> list[Demand]:
     found = []
     for trial in draw(st.lists(st.integers(0, 99), max_size=7, unique=True)):
         low = draw(st.integers(1, 4))
         found.append(
-            Claim(
+            Demand(
                 trial,
                 current=draw(st.integers(0, 9)),
                 low=low,
@@ -80,18 +80,18 @@ rules = st.builds(
 )
 
 
-def after(claims: list[Claim], given: dict[int, int]) -> list[Claim]:
+def after(claims: list[Demand], given: dict[int, int]) -> list[Demand]:
     """The claims once ``given`` is so."""
     return [c if c.current == given[c.trial] else replace(c, current=given[c.trial], since_s=0.0) for c in claims]
 
 
-def worth(claims: list[Claim], given: dict[int, int]) -> float:
+def worth(claims: list[Demand], given: dict[int, int]) -> float:
     """Value a second of an allocation."""
     return sum(c.worth * c.efficiency * float(samples_per_s(c.pace, 99)[given[c.trial]]) for c in claims)
 
 
 @given(many(), st.integers(0, 30), rules)
-def test_bounds_hold(claims: list[Claim], workers: int, rules: Rules) -> None:
+def test_bounds_hold(claims: list[Demand], workers: int, rules: Rules) -> None:
     given = allocate(claims, workers, rules)
     assert set(given) == {c.trial for c in claims}
     assert sum(given.values()) <= workers
@@ -101,21 +101,21 @@ def test_bounds_hold(claims: list[Claim], workers: int, rules: Rules) -> None:
 
 @settings(max_examples=300)
 @given(many(), st.integers(0, 30), rules)
-def test_a_result_is_its_own_result(claims: list[Claim], workers: int, rules: Rules) -> None:
+def test_a_result_is_its_own_result(claims: list[Demand], workers: int, rules: Rules) -> None:
     given = allocate(claims, workers, rules)
     assert allocate(after(claims, given), workers, rules) == given
 
 
 @given(many(), st.integers(0, 30), rules, st.randoms())
 def test_the_order_of_claims_does_not_matter(
-    claims: list[Claim], workers: int, rules: Rules, rng: random.Random
+    claims: list[Demand], workers: int, rules: Rules, rng: random.Random
 ) -> None:
     mixed = rng.sample(claims, len(claims))
     assert allocate(mixed, workers, rules) == allocate(claims, workers, rules)
 
 
 @given(many(gains.map(concave)), st.integers(0, 12))
-def test_equals_brute_force_where_values_are_concave(claims: list[Claim], workers: int) -> None:
+def test_equals_brute_force_where_values_are_concave(claims: list[Demand], workers: int) -> None:
     claims = [replace(c, low=1, high=min(c.high, 6), pause_s=0.0, paused=False, remaining=1e6) for c in claims[:4]]
     workers = max(workers, len(claims))
     rooms = product(*(range(c.low, c.high + 1) for c in claims))
@@ -125,7 +125,7 @@ def test_equals_brute_force_where_values_are_concave(claims: list[Claim], worker
 
 
 @given(many(gains.map(concave)), st.integers(0, 30))
-def test_a_worker_more_takes_from_nobody_where_values_are_concave(claims: list[Claim], workers: int) -> None:
+def test_a_worker_more_takes_from_nobody_where_values_are_concave(claims: list[Demand], workers: int) -> None:
     claims = [replace(c, current=0, paused=False, high=min(c.high, 6)) for c in claims]
     workers = max(workers, sum(c.low for c in claims))
     few, more = allocate(claims, workers), allocate(claims, workers + 1)
@@ -133,14 +133,14 @@ def test_a_worker_more_takes_from_nobody_where_values_are_concave(claims: list[C
 
 
 @given(many(), st.integers(0, 30), rules)
-def test_who_runs_is_not_stopped_while_there_is_room(claims: list[Claim], workers: int, rules: Rules) -> None:
+def test_who_runs_is_not_stopped_while_there_is_room(claims: list[Demand], workers: int, rules: Rules) -> None:
     workers = max(workers, sum(c.low for c in claims))
     given = allocate(claims, workers, replace(rules, budget_s=math.inf))
     assert all(given[c.trial] >= c.low for c in claims if c.current and not c.paused)
 
 
 @given(many(known), st.integers(0, 30), st.sampled_from([0.0, 30.0]))
-def test_a_move_is_worth_its_pauses(claims: list[Claim], workers: int, stay_s: float) -> None:
+def test_a_move_is_worth_its_pauses(claims: list[Demand], workers: int, stay_s: float) -> None:
     """Where nothing must be (all run, within their bounds, and fit), the work done within the horizon only grows."""
     claims = [replace(c, current=min(max(c.current, c.low), c.high), remaining=1e9, paused=False) for c in claims]
     workers = max(workers, sum(c.current for c in claims))
@@ -157,7 +157,7 @@ def test_a_move_is_worth_its_pauses(claims: list[Claim], workers: int, stay_s: f
 
 
 @given(many(), st.integers(4, 12))
-def test_nobody_starves(claims: list[Claim], workers: int) -> None:
+def test_nobody_starves(claims: list[Demand], workers: int) -> None:
     """With patience everybody who could run has run after some rounds."""
     claims = [replace(c, paused=False) for c in claims]
     rules, ran = Rules(stay_s=5.0, patience_s=50.0), set()
@@ -191,7 +191,7 @@ def test_without_patience_the_running_keep_their_workers() -> None:
         ([claim(1, pace=Measured()), claim(2, high=2)], 8, {1: 2, 2: 2}),  # unseen: twice its least
     ],
 )
-def test_table(claims: list[Claim], workers: int, expected: dict[int, int]) -> None:
+def test_table(claims: list[Demand], workers: int, expected: dict[int, int]) -> None:
     assert allocate(claims, workers) == expected
 
 
@@ -294,7 +294,7 @@ def test_who_brings_too_little_is_given_back_where_that_pays(pause_s: float, exp
         ),
     ],
 )
-def test_deadline(claims: list[Claim], workers: int, deadline_s: float, expected: dict[int, int]) -> None:
+def test_deadline(claims: list[Demand], workers: int, deadline_s: float, expected: dict[int, int]) -> None:
     assert allocate(claims, workers, Rules(deadline_s=deadline_s)) == expected
 
 
@@ -307,7 +307,7 @@ def test_the_hopeless_are_told() -> None:
 
 
 @given(many(known), st.integers(0, 30), rules)
-def test_a_budget_is_kept(claims: list[Claim], workers: int, rules: Rules) -> None:
+def test_a_budget_is_kept(claims: list[Demand], workers: int, rules: Rules) -> None:
     given = allocate(claims, workers, rules)
     rate = {c.trial: c.efficiency * float(samples_per_s(c.pace, 99)[given[c.trial]]) for c in claims}
     spent = sum(given[c.trial] * c.remaining / rate[c.trial] for c in claims if given[c.trial])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from elastune.journal.records import Reported
 from elastune.study.allocation.allocate import Rules
-from elastune.study.allocation.allocator import Broker, Grant, Waiting
+from elastune.study.allocation.allocator import Allocation, Broker, Pending
 from elastune.study.allocation.priority import rungs_passed, standing
-from elastune.study.allocation.throughput import Measured, Paces, samples_per_s
+from elastune.study.allocation.throughput import Measured, ThroughputTable, samples_per_s
 
 AT_ONCE = Rules(stay_s=0.0)
 
@@ -39,15 +39,15 @@ class World:
         self.workers: dict[int, int] = {}
         self.leaving: dict[int, int] = {}
         self.bounds: dict[int, tuple[int, int]] = {}
-        self.queue: list[Waiting] = []
+        self.queue: list[Pending] = []
         self.number = 0
 
     def add(self, low: int, more: int, fresh: bool) -> None:
         self.bounds[self.number] = low, low + more
-        self.queue.append(Waiting(self.number, low, low + more, self.now_s, fresh))
+        self.queue.append(Pending(self.number, low, low + more, self.now_s, fresh))
         self.number += 1
 
-    def apply(self, slow: bool, supply: bool) -> list[Grant]:
+    def apply(self, slow: bool, supply: bool) -> list[Allocation]:
         grants = self.broker.grants(self.now_s, self.queue, supply)
         assert grants == self.broker.grants(self.now_s, self.queue, supply), "asking changes nothing"
         for grant in grants:
@@ -153,7 +153,7 @@ def test_with_patience_everybody_runs_some_day(asked: list[tuple[int, int, bool]
         world.apply(slow=False, supply=True)
         ran |= set(world.workers)
         for trial in before - set(world.workers):
-            world.queue.append(Waiting(trial, *world.bounds[trial], world.now_s, fresh=False))
+            world.queue.append(Pending(trial, *world.bounds[trial], world.now_s, fresh=False))
         world.now_s += 120.0
     assert ran == set(range(len(asked)))
 
@@ -194,7 +194,7 @@ def test_a_rung_hands_workers_on() -> None:
     broker.paused(1, 10.0)
     broker.paused(3, 10.0)
     broker.ranked({2: 3.0})
-    assert broker.grants(10.0) == [Grant(2, 1, 2, "rank 1 of 1 at epoch 2, trial 3 paused")]
+    assert broker.grants(10.0) == [Allocation(2, 1, 2, "rank 1 of 1 at epoch 2, trial 3 paused")]
 
 
 def test_who_is_worth_less_makes_room_first() -> None:
@@ -204,7 +204,7 @@ def test_who_is_worth_less_makes_room_first() -> None:
         running(broker, trial, 2, 100.0, high=3)
     broker.ranked({1: 9.0, 2: 1.0})
     (shrink,) = broker.grants(10.0)
-    assert shrink == Grant(2, 2, 1, "makes room for trial 1")
+    assert shrink == Allocation(2, 2, 1, "makes room for trial 1")
     broker.granted(shrink, 10.0)
     assert broker.free == 0
     assert broker.grants(10.0) == []
@@ -226,18 +226,18 @@ def test_who_is_worth_less_makes_room_first() -> None:
 def test_one_more_trial_or_a_wider_one(gain: float, worth: float, expected: dict[int, int]) -> None:
     broker = Broker(2, AT_ONCE)
     running(broker, 5, 2, 100.0 * (1 + gain))
-    broker.granted(Grant(5, 2, 1, ""), 0.0)
+    broker.granted(Allocation(5, 2, 1, ""), 0.0)
     broker.regrouped(5, 1, 0.0, 0.0)
     for epoch, seconds in ((3, 20.0), (4, 30.0)):
         broker.reported(5, report(epoch, seconds), 1, 0.0)
     broker.ranked({5: worth})
-    found = broker.grants(10.0, [Waiting(7, 1, 4, 10.0)], supply=True)
+    found = broker.grants(10.0, [Pending(7, 1, 4, 10.0)], supply=True)
     assert {grant.trial: grant.after for grant in found} == expected
 
 
 def test_the_last_new_trials_begin_as_wide_as_there_is_room() -> None:
     broker = Broker(4, AT_ONCE)
-    last = [Waiting(7, 1, 4, 0.0)]
+    last = [Pending(7, 1, 4, 0.0)]
     assert [grant.after for grant in broker.grants(0.0, last)] == [2]  # nobody knows more than twice its least
     for trial in (1, 2):
         for workers in (1, 2, 4):
@@ -251,10 +251,10 @@ def test_the_last_new_trials_begin_as_wide_as_there_is_room() -> None:
 def test_nobody_is_moved_to_and_fro() -> None:
     broker = Broker(2, Rules(stay_s=30.0))
     running(broker, 1, 1, 100.0)
-    broker.granted(Grant(1, 1, 2, ""), 100.0)
+    broker.granted(Allocation(1, 1, 2, ""), 100.0)
     broker.regrouped(1, 2, 0.1, 101.0)
     broker.ranked({1: 0.1})
-    asking = [Waiting(2, 1, 1, 101.0)]
+    asking = [Pending(2, 1, 1, 101.0)]
     assert [grant.after for grant in broker.grants(120.0, asking)] == []
     assert [(grant.trial, grant.after) for grant in broker.grants(131.0, asking, supply=True)] == [(1, 1)]
 
@@ -273,14 +273,14 @@ def test_deadline_and_budget_are_those_of_the_study() -> None:
     for bound in ({"deadline_s": 190.0}, {"budget_s": 190.0}):
         broker = Broker(2, Rules(stay_s=0.0, **bound))
         running(broker, 1, 1, 100.0, high=1)
-        assert [grant.trial for grant in broker.grants(50.0, [Waiting(2, 1, 1, 0.0)], supply=True)] == (
+        assert [grant.trial for grant in broker.grants(50.0, [Pending(2, 1, 1, 0.0)], supply=True)] == (
             [2] if "deadline_s" in bound else []  # 190 - 50 spent - 70 that trial 1 needs < 90
         )
-        assert broker.grants(101.0, [Waiting(2, 1, 1, 0.0)], supply=True)[-1:] == []
+        assert broker.grants(101.0, [Pending(2, 1, 1, 0.0)], supply=True)[-1:] == []
 
 
 def test_more_new_trials_begin_at_once_where_no_budget_counts_them() -> None:
-    one = [Waiting(7, 1, 1, 0.0)]
+    one = [Pending(7, 1, 1, 0.0)]
     for bound, room in (({}, 7), ({"budget_s": 250.0}, 0)):
         broker = Broker(8, Rules(**bound))
         assert [grant.after for grant in broker.grants(0.0, one, supply=True)] == [1]
@@ -292,17 +292,17 @@ def test_more_new_trials_begin_at_once_where_no_budget_counts_them() -> None:
 def test_pace_is_measured_between_changes_only() -> None:
     broker = Broker(8, AT_ONCE, pause_s=0.0)
     running(broker, 1, 1, 100.0)
-    broker.granted(Grant(1, 1, 2, ""), 20.0)
+    broker.granted(Allocation(1, 1, 2, ""), 20.0)
     broker.reported(1, report(3, 25.0), 1, 25.0)  # on the old workers still
     broker.regrouped(1, 2, 0.0, 26.0)
     broker.reported(1, report(4, 40.0), 2, 40.0)
     assert [grant.after for grant in broker.grants(40.0)] == []  # two were not seen yet: nothing is known beyond
     broker.reported(1, report(5, 50.0), 2, 50.0)  # no faster than on one: given back, as soon as others want it
-    assert [(grant.trial, grant.after) for grant in broker.grants(50.0, [Waiting(2, 1, 1, 50.0)])] == [(2, 1)]
+    assert [(grant.trial, grant.after) for grant in broker.grants(50.0, [Pending(2, 1, 1, 50.0)])] == [(2, 1)]
 
 
 def test_others_tell_how_a_trial_would_scale() -> None:
-    paces = Paces()
+    paces = ThroughputTable()
     for trial, rate in ((1, 100.0), (2, 10.0), (3, 50.0)):
         for workers, gain in ((1, 1.0), (2, 1.8), (4, 3.0)):
             paces.add(trial, workers, round(rate * gain * 100), 100.0)
@@ -313,11 +313,11 @@ def test_others_tell_how_a_trial_would_scale() -> None:
     assert dict(paces.of(9).points) == pytest.approx({1: 35.0, 2: 63.0, 4: 105.0})  # nobody saw it: all that is known
     paces.add(4, 4, 5000, 100.0)
     assert dict(paces.of(4).points)[4] == 50.0  # what it measured itself counts
-    assert Paces().of(1).points == ((1, 1.0),)
+    assert ThroughputTable().of(1).points == ((1, 1.0),)
 
 
 def test_what_nobody_ran_on_one_worker_is_not_taken_to_scale() -> None:
-    paces = Paces()
+    paces = ThroughputTable()
     for trial, rate in ((1, 100.0), (2, 10.0), (3, 50.0)):
         for workers, gain in ((2, 1.0), (4, 1.1), (8, 1.15)):
             paces.add(trial, workers, round(rate * gain * 100), 100.0)

@@ -7,7 +7,7 @@ import json
 from elastune.core.signals import Decision, Signal, Snapshot
 from elastune.core.votes import VOTE
 from elastune.policies.runtime.host import Proposal
-from elastune.train.adapt.agreement import Ballot, Verdict
+from elastune.train.adapt.agreement import Agreed, Agreement
 
 CAUSE = Snapshot(7, 1, 448, 3.0, 2, 64, 0.1, signals={"loss": Signal(0.5, 0.1)})
 
@@ -16,12 +16,12 @@ def proposed(policy: str, **decision: float) -> Proposal:
     return Proposal(policy, 7, Decision(**decision), CAUSE, {"seen": 3})
 
 
-def summed(*ballots: Ballot) -> list[float]:
+def summed(*ballots: Agreement) -> list[float]:
     return [sum(column) for column in zip(*(ballot.vote() for ballot in ballots), strict=True)]
 
 
-def holding(*proposals: Proposal) -> Ballot:
-    ballot = Ballot(["a", "b"])
+def holding(*proposals: Proposal) -> Agreement:
+    ballot = Agreement(["a", "b"])
     for proposal in proposals:
         ballot.add(proposal)
     return ballot
@@ -37,8 +37,8 @@ def test_what_all_propose_is_agreed_on() -> None:
     own = proposed("b", batch_size=128)
     one, other = holding(own), holding(proposed("b", batch_size=128))
     sums = summed(one, other)
-    assert one.settle(sums, 2) == [Verdict("b", own.decision, own)]
-    assert other.settle(sums, 2) == [Verdict("b", own.decision, own)]
+    assert one.settle(sums, 2) == [Agreed("b", own.decision, own)]
+    assert other.settle(sums, 2) == [Agreed("b", own.decision, own)]
     assert one.settle(summed(one, other), 2) == [], "it is settled once"
 
 
@@ -51,9 +51,9 @@ def test_a_quarrel_about_one_policy_leaves_the_other_alone() -> None:
 
 def test_who_proposed_nothing_hears_that_others_did() -> None:
     one, other = holding(proposed("a", lr=0.1)), holding()
-    assert other.settle(summed(one, other), 2) == [Verdict("a", None, None)]
+    assert other.settle(summed(one, other), 2) == [Agreed("a", None, None)]
     idle = holding()  # it had no samples of the step, and so no vote
-    assert idle.settle(summed(one), 1) == [Verdict("a", Decision(lr=0.1), None)]
+    assert idle.settle(summed(one), 1) == [Agreed("a", Decision(lr=0.1), None)]
 
 
 def test_a_policys_second_proposal_waits_for_the_next_vote() -> None:
@@ -69,6 +69,6 @@ def test_open_proposals_travel_as_json() -> None:
     taken.take(json.loads(json.dumps(ballot.to_json())))
     assert taken.to_json() == ballot.to_json()
     assert taken.vote() == ballot.vote()
-    fewer = Ballot(["b"])
+    fewer = Agreement(["b"])
     fewer.take(ballot.to_json())
     assert [p["policy"] for p in fewer.to_json()] == ["b"], "what a resumed run has no policy for is dropped"

@@ -30,7 +30,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.comm.group import Group
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.job.run import run_job
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.checkpoint import complete, load
@@ -85,7 +85,7 @@ def trained(
 
 def digest(session: Session) -> str:
     assert session.trained is not None
-    return session.trained.fingerprint(Crew(Group()))
+    return session.trained.fingerprint(WorkerGroup(Group()))
 
 
 def sgd(make: Any, **settings: Any) -> Any:

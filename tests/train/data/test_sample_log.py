@@ -4,12 +4,12 @@ from elastune.core.run import Position
 from elastune.journal.entry import Entry
 from elastune.journal.records import RunStarted
 from elastune.report.tables.sample_ledger import ledger
-from elastune.train.data.sample_log import Trail, claims_of, follow
+from elastune.train.data.sample_log import SampleSpans, claims_of, follow
 
 
-def trail_of(*sizes: int, length: int = 100) -> Trail:
+def trail_of(*sizes: int, length: int = 100) -> SampleSpans:
     """Of steps of these sizes, epoch after epoch."""
-    trail: Trail = []
+    trail: SampleSpans = []
     at = Position()
     for step, size in enumerate(sizes, 1):
         follow(trail, at, size, length)

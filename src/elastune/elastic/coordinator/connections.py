@@ -1,6 +1,7 @@
 """The coordinator's end of all connections: let in by token, read and written without ever blocking.
 
-What peers do comes out as events of ``Hub.wait``; nothing is called back. Whoever breaks the protocol is cut off.
+What peers do comes out as events of ``ConnectionServer.wait``; nothing is called back. A
+peer that breaks the protocol is cut off.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MUTE_S = 0.1
 GONE = "its connection closed"
 
 
-class Bell:
+class WakeupPipe:
     """A file descriptor that a selector finds readable from ``ring`` to ``quiet``. Any thread may ring."""
 
     def __init__(self) -> None:
@@ -99,13 +100,13 @@ class Closed:
 HubEvent = Greeted | Heard | Closed
 
 
-class Hub:
+class ConnectionServer:
     """A listening socket and everybody who came. Used by one thread.
 
     Raises ``OSError`` where ``host`` cannot be listened on.
     """
 
-    def __init__(self, host: str, token: str, bell: Bell) -> None:
+    def __init__(self, host: str, token: str, bell: WakeupPipe) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=CONNECTIONS_LIMIT)
         self._listener.setblocking(False)

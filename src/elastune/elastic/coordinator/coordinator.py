@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from elastune.elastic.coordinator import machine
-from elastune.elastic.coordinator.connections import Bell, Closed, Connection, Greeted, Heard, Hub
-from elastune.elastic.coordinator.liveness import Peers
+from elastune.elastic.coordinator.connections import Closed, Connection, ConnectionServer, Greeted, Heard, WakeupPipe
+from elastune.elastic.coordinator.liveness import WorkerConnections
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.frames import ProtocolError
 from elastune.elastic.protocol.messages import Answer, Beat, Hello, Message
-from elastune.elastic.protocol.rendezvous import Board
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.rendezvous import RendezvousStore
+from elastune.elastic.protocol.view import View
 from elastune.journal.records import MembershipEvent, Record, Straggling
 
 BROKEN_GRACE_S = 0.02
@@ -56,8 +56,8 @@ class Coordinator:
         last_line: Callable[[int], str] = lambda worker: "",
     ) -> None:
         self.token = secrets.token_hex(16)
-        self._bell = Bell()
-        self._hub = Hub(host, self.token, self._bell)
+        self._bell = WakeupPipe()
+        self._hub = ConnectionServer(host, self.token, self._bell)
         self.address = f"{host}:{self._hub.port}"
         self._state = machine.begin(workers, low, high, most_losses)
         self._heartbeat_s = heartbeat_s
@@ -66,9 +66,9 @@ class Coordinator:
         self._last_line = last_line
         self._known = set(workers)
         self._gone: set[int] = set()
-        self._peers = Peers(heartbeat_s)
-        self._newest: Version | None = None
-        self._board = Board()
+        self._peers = WorkerConnections(heartbeat_s)
+        self._newest: View | None = None
+        self._board = RendezvousStore()
         self._over = False
         self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
@@ -77,7 +77,7 @@ class Coordinator:
         self._for_controller: list[ForController] = []
         self._records: list[Record] = []
         self._out = threading.Lock()
-        self._out_bell = Bell()
+        self._out_bell = WakeupPipe()
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
 
@@ -211,7 +211,7 @@ class Coordinator:
         self._peers.add(worker, connection, hello.host, time.monotonic())
         self._say([connection], messages.Welcome(self._newest is not None, self._beat_s, self._silence_s))
         if self._newest is not None:
-            self._say([connection], messages.Proclaim(self._newest))
+            self._say([connection], messages.InstallView(self._newest))
         for key, value in self._board.items():
             self._say([connection], messages.Publish(key, value))
         self._feed(machine.Connected(worker))
@@ -293,10 +293,10 @@ class Coordinator:
     def _obey(self, instruction: machine.Instruction) -> None:
         everybody = self._peers.connections()
         match instruction:
-            case machine.Proclaim(version):
+            case machine.InstallView(version):
                 self._newest = version
                 self._board.begin(version.number)
-                self._say(everybody, messages.Proclaim(version))
+                self._say(everybody, messages.InstallView(version))
             case machine.Confirm(worker, version):
                 self._say_to(worker, messages.Confirmed(version))
             case machine.Release(worker):

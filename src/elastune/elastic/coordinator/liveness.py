@@ -22,7 +22,7 @@ class Peer:
     beat: Beat = field(default_factory=Beat)
 
 
-class Peers:
+class WorkerConnections:
     """Workers by number. A worker that is not heard for ``heartbeat_s`` is silent."""
 
     def __init__(self, heartbeat_s: float) -> None:

@@ -23,11 +23,11 @@ from elastune.elastic.protocol.events import (
     End,
     Event,
     GiveUp,
+    InstallView,
     Instruction,
     Left,
     Lost,
     Noticed,
-    Proclaim,
     Ready,
     Release,
     ReplaceAsked,
@@ -38,7 +38,7 @@ from elastune.elastic.protocol.events import (
     decode_event,
     encode_event,
 )
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.view import View
 
 # All that a coordinator needs, from one place.
 __all__ = ["Membership", "ProtocolViolation", "Worker", "begin", "decode_event", "encode_event", "replay", "step"]
@@ -55,7 +55,7 @@ __all__ += [
     "Ready",
 ]
 __all__ += ["ReplaceAsked", "ResizeAsked", "Running"]
-__all__ += ["Confirm", "Dismiss", "End", "GiveUp", "Instruction", "Proclaim", "Release", "Start", "StopRun"]
+__all__ += ["Confirm", "Dismiss", "End", "GiveUp", "InstallView", "Instruction", "Release", "Start", "StopRun"]
 
 Outcome = tuple[Membership, tuple[Instruction, ...]]
 
@@ -351,12 +351,12 @@ def _proclaim(
     joiners: tuple[int, ...] = (),
     fresh: bool = False,
 ) -> tuple[Membership, Instruction]:
-    version = Version(state.next_version, members, planned, joiners, dict(state.changes), fresh)
+    version = View(state.next_version, members, planned, joiners, dict(state.changes), fresh)
     for worker in state.members:
         if worker.number not in members:
             state = state.put(worker.number, dropped=True)
     state = replace(state, proposed=version, next_version=version.number + 1, running=frozenset())
-    return state, Proclaim(version)
+    return state, InstallView(version)
 
 
 def _let_go(state: Membership, numbers: set[int]) -> Outcome:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.view import View
 
 Phase = Literal["starting", "connected", "ready", "member"]
 
@@ -51,8 +51,8 @@ class Membership:
     next_worker: int
     workers: tuple[Worker, ...]
     next_version: int = 1
-    current: Version | None = None
-    proposed: Version | None = None
+    current: View | None = None
+    proposed: View | None = None
     running: frozenset[int] = frozenset()
     first_step: int = -1
     changes: dict[str, float] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Membership:
         return tuple(worker for worker in self.workers if worker.phase == "member")
 
     @property
-    def live(self) -> tuple[Version, ...]:
+    def live(self) -> tuple[View, ...]:
         """The versions whose members may train now, oldest first: the one before a planned one goes on until that is
         settled."""
         before = self.proposed is None or self.proposed.planned

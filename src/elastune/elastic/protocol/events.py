@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.view import View
 
 _RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Number = Annotated[int, Field(ge=0)]
@@ -125,10 +125,10 @@ Event = (
 
 
 @dataclass(frozen=True)
-class Proclaim:
+class InstallView:
     """Tell every connected worker of ``version``."""
 
-    version: Version
+    version: View
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class StopRun:
     why: str
 
 
-Instruction = Proclaim | Confirm | Release | Start | End | Dismiss | GiveUp | StopRun
+Instruction = InstallView | Confirm | Release | Start | End | Dismiss | GiveUp | StopRun
 
 # -- events as JSON ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.view import View
 
 _RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 KEY_LIMIT = 256
@@ -147,10 +147,10 @@ class Welcome:
 
 
 @dataclass(frozen=True, config=_RULES)
-class Proclaim:
+class InstallView:
     """A new version; sent to every connected worker, members or not."""
 
-    version: Version
+    version: View
     kind: Literal["proclaim"] = "proclaim"
 
 
@@ -193,7 +193,7 @@ Message = Annotated[
     | Left
     | Done
     | Welcome
-    | Proclaim
+    | InstallView
     | Confirmed
     | Bye
     | Answer,

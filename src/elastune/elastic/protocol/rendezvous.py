@@ -8,7 +8,7 @@ KEPT_VERSIONS = 2
 LIMIT_BYTES = 1 << 23
 
 
-class Board:
+class RendezvousStore:
     """Values by key. A key begins with the number of its version and a slash: ``7/0/2``."""
 
     def __init__(self) -> None:

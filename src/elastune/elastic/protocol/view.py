@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Version:
+class View:
     """The ``number``-th composition of a run: its ``members`` (worker numbers) in the order of their ranks.
 
     A planned version takes effect at one step boundary, which its members agree on in the reduction of a step; until

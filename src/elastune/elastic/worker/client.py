@@ -18,8 +18,8 @@ from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.dial import DIAL_LIMIT_S, READ_BYTES, dial, first_message
 from elastune.elastic.protocol.frames import Lines, ProtocolError
 from elastune.elastic.protocol.messages import Beat, Doing, Message
-from elastune.elastic.protocol.rendezvous import Board
-from elastune.elastic.protocol.view import Version
+from elastune.elastic.protocol.rendezvous import RendezvousStore
+from elastune.elastic.protocol.view import View
 
 ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h
 SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
@@ -30,7 +30,7 @@ class RunOver(Exception):
     """The run has ended, or this worker is cut off from it: there is nothing to wait for."""
 
 
-class Member:
+class CoordinatorClient:
     """Worker ``worker``, connected and known to the coordinator at ``address``.
 
     The constructor returns once the coordinator has let it in. Raises ``UserError`` where it does not.
@@ -38,7 +38,7 @@ class Member:
 
     def __init__(self, address: str, token: str, worker: int, *, pid: int = 0, host: str = "") -> None:
         self.worker = worker
-        self.on_break: Callable[[Version], None] = lambda version: None
+        self.on_break: Callable[[View], None] = lambda version: None
         """Called in this object's thread for every version that takes effect at once."""
         self.on_orphaned: Callable[[str], None] = self._end_process
         """Called in this object's thread when the coordinator is gone; ends this process and its data loaders."""
@@ -48,9 +48,9 @@ class Member:
         self._sending = threading.Lock()
         self._doing: tuple[Doing, int, int, float] = ("starting", 0, 0, time.monotonic())
         self._news = threading.Condition()
-        self._latest: Version | None = None
+        self._latest: View | None = None
         self._forced = self._confirmed = 0
-        self._board = Board()
+        self._board = RendezvousStore()
         self._over = ""
         self._closed = False
         welcome = self._enter(address, messages.Hello(token, worker, pid or os.getpid(), host))
@@ -146,11 +146,11 @@ class Member:
     # -- what the main thread asks ------------------------------------------------------------------------------------
 
     @property
-    def latest(self) -> Version | None:
+    def latest(self) -> View | None:
         """The newest version that was proclaimed."""
         return self._latest
 
-    def pending(self, current: int) -> Version | None:
+    def pending(self, current: int) -> View | None:
         """A planned version newer than ``current``."""
         latest = self._latest
         return latest if latest is not None and latest.planned and latest.number > current else None
@@ -159,7 +159,7 @@ class Member:
         """Whether version ``number`` is over: a newer one took effect at once, or the run has ended."""
         return self._forced > number or bool(self._over)
 
-    def await_version(self, after: int, timeout_s: float) -> Version:
+    def await_version(self, after: int, timeout_s: float) -> View:
         """Block until there is a version newer than ``after`` that this worker has to enter at once.
 
         That is one which takes effect at once, or takes this worker in. Raises ``TimeoutError`` and ``RunOver``.
@@ -178,7 +178,7 @@ class Member:
         self._wait(lambda: self._confirmed >= version or self._is_newer(version), None)
         return self._confirmed >= version
 
-    def await_bye(self, after: int) -> Version | None:
+    def await_bye(self, after: int) -> View | None:
         """Block until the run is over (None), or there is a version newer than ``after`` to be entered at once."""
         try:
             self._wait(lambda: self._to_enter(after) is not None, None)
@@ -210,7 +210,7 @@ class Member:
         with self._news:
             return self._board.get(key) is not None
 
-    def _to_enter(self, after: int) -> Version | None:
+    def _to_enter(self, after: int) -> View | None:
         latest = self._latest
         if latest is None or latest.number <= after or self.worker not in latest.members:
             return None
@@ -274,7 +274,7 @@ class Member:
             with self._news:
                 self._note(message)
                 self._news.notify_all()
-            if isinstance(message, messages.Proclaim) and not message.version.planned:
+            if isinstance(message, messages.InstallView) and not message.version.planned:
                 try:
                     self.on_break(message.version)
                 except Exception:  # noqa: BLE001 - the hook's fault must not cost the connection
@@ -282,7 +282,7 @@ class Member:
 
     def _note(self, message: Message) -> None:
         match message:
-            case messages.Proclaim(version):
+            case messages.InstallView(version):
                 self._latest = version
                 self._board.begin(version.number)
                 if not version.planned:
@@ -321,7 +321,7 @@ class Member:
         os._exit(ORPHANED_CODE)
 
 
-def _leave_to_parent(member: Member) -> None:
+def _leave_to_parent(member: CoordinatorClient) -> None:
     """A forked child (of a data loader) must not keep the connection open when its parent is killed."""
     reference = weakref.ref(member)
 

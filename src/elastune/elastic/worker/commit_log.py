@@ -7,11 +7,11 @@ from dataclasses import astuple
 from elastune.comm.group import Group
 from elastune.elastic.worker import state_transfer as handover
 from elastune.elastic.worker.group import Rows
-from elastune.elastic.worker.reconcile import Settlement, Standing, settle
-from elastune.elastic.worker.state_owner import Holder
+from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
+from elastune.elastic.worker.state_owner import StateOwner
 
 
-class Operations:
+class CommitLog:
     """``completed`` operations, the newest of them a gather with the result ``rows``, or (None) a step.
 
     ``in_step``: the operation at hand is a step's reduction. ``lost``: since members last settled one has gone without
@@ -39,9 +39,9 @@ class Operations:
         """A step is completed here."""
         self.completed, self.rows = self.completed + 1, None
 
-    def compare(self, group: Group, holder: Holder, *, joins: bool) -> Settlement:
+    def compare(self, group: Group, holder: StateOwner, *, joins: bool) -> RecoveryPlan:
         """Tell the others how far this worker is, hear the same of them, and draw the conclusion that all draw."""
-        standing = Standing(
+        standing = MemberStatus(
             completed=self.completed,
             step=holder.step,
             dirty=holder.dirty and not joins,
@@ -53,7 +53,7 @@ class Operations:
         )
         return settle([_standing(row) for row in group.gather_floats([float(x) for x in astuple(standing)])])
 
-    def exchange(self, group: Group, holder: Holder, settlement: Settlement) -> None:
+    def exchange(self, group: Group, holder: StateOwner, settlement: RecoveryPlan) -> None:
         """Hand on what ``settlement`` says, and take what it says. Raises ``GroupBroken``."""
         me = group.rank
         if settlement.rewind_to is not None:
@@ -76,7 +76,7 @@ class Operations:
                 self.completed, self.rewinds = int(completed), int(rewinds)
                 holder.unpack(handover.receive_packed(group, source))
 
-    def _give_result(self, group: Group, holder: Holder, rank: int) -> None:
+    def _give_result(self, group: Group, holder: StateOwner, rank: int) -> None:
         if self.rows is None:
             for tensor in holder.held():
                 group.send(tensor, rank)
@@ -85,7 +85,7 @@ class Operations:
         for row in self.rows:
             handover.send_floats(group, rank, row)
 
-    def _take_result(self, group: Group, holder: Holder, source: int) -> None:
+    def _take_result(self, group: Group, holder: StateOwner, source: int) -> None:
         """What the worker at ``source`` has completed; both are at the same operation, so both know its kind."""
         if self.in_step:
             result = holder.held_like()
@@ -99,6 +99,6 @@ class Operations:
         self.served = True
 
 
-def _standing(row: list[float]) -> Standing:
+def _standing(row: list[float]) -> MemberStatus:
     completed, step, dirty, lost, snapshot, rewinds, joins, done = (int(x) for x in row)
-    return Standing(completed, step, bool(dirty), bool(lost), snapshot, rewinds, bool(joins), bool(done))
+    return MemberStatus(completed, step, bool(dirty), bool(lost), snapshot, rewinds, bool(joins), bool(done))

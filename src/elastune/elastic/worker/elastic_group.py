@@ -10,12 +10,12 @@ from typing import cast
 from elastune.comm.gloo import form
 from elastune.comm.group import Group, GroupBroken, drop
 from elastune.elastic.protocol.messages import Doing
-from elastune.elastic.protocol.view import Version
-from elastune.elastic.worker.client import Member, RunOver
-from elastune.elastic.worker.commit_log import Operations
-from elastune.elastic.worker.group import Crew, Leave, Rewind, Rows
-from elastune.elastic.worker.reconcile import Settlement
-from elastune.elastic.worker.state_owner import Holder
+from elastune.elastic.protocol.view import View
+from elastune.elastic.worker.client import CoordinatorClient, RunOver
+from elastune.elastic.worker.commit_log import CommitLog
+from elastune.elastic.worker.group import Leave, Rewind, Rows, WorkerGroup
+from elastune.elastic.worker.reconcile import RecoveryPlan
+from elastune.elastic.worker.state_owner import StateOwner
 from elastune.elastic.worker.store import MemberStore
 
 # Nothing has to end by waiting: the coordinator notices who is lost, and who waited so long begins again. It bounds how
@@ -24,7 +24,7 @@ LONG_S = 3600.0
 POLL_S = 0.001
 
 
-class ChangingCrew(Crew):
+class ElasticWorkerGroup(WorkerGroup):
     """Follows the versions that a coordinator proclaims. Used by the main thread alone.
 
     ``live`` is False while this worker builds what it will train: as a joiner that has not been admitted, or on its way
@@ -34,20 +34,20 @@ class ChangingCrew(Crew):
 
     elastic = True
 
-    holder: Holder  # of the session at hand
+    holder: StateOwner  # of the session at hand
     begins_again = False  # the run begins at its newest checkpoint, or at the start, once more
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: CoordinatorClient) -> None:
         super().__init__(Group())
         self.live = False
         self._member = member
         self._store = MemberStore(member)
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        self._now: Version | None = None
-        self._first: Version | None = None
-        self._agreed: Version | None = None
-        self._voted: Version | None = None
-        self._done = Operations()
+        self._now: View | None = None
+        self._first: View | None = None
+        self._agreed: View | None = None
+        self._voted: View | None = None
+        self._done = CommitLog()
         self._changes: dict[str, float] = {}
         member.on_break = self._break
 
@@ -86,7 +86,7 @@ class ChangingCrew(Crew):
         """Enter the version that begins with this worker."""
         assert self._first is not None
         version, self._first = self._first, None
-        self._done, self.live = Operations(), True
+        self._done, self.live = CommitLog(), True
         self._enter(version)
 
     def admit(self) -> None:
@@ -118,7 +118,7 @@ class ChangingCrew(Crew):
             self._let_go()
             self._now = None
 
-    def _is_confirmed(self, version: Version) -> bool:
+    def _is_confirmed(self, version: View) -> bool:
         try:
             return self._member.await_confirmed(version.number)
         except RunOver:
@@ -131,7 +131,7 @@ class ChangingCrew(Crew):
         return self.live and self._now is not None and self._member.superseded(self._now.number)
 
     def gather(self, values: Sequence[float]) -> Rows:
-        """As ``Crew.gather``; done again with the survivors where a worker was lost."""
+        """As ``WorkerGroup.gather``; done again with the survivors where a worker was lost."""
         if not self.live:
             return [list(values)]
         self.say("gathering", self.holder.step, 8 * len(values))
@@ -168,7 +168,7 @@ class ChangingCrew(Crew):
             # A worker without samples of this batch had no vote and may hear of the version only now.
             self._agreed = self._voted or self._await_pending()
 
-    def _await_pending(self) -> Version | None:
+    def _await_pending(self) -> View | None:
         while not self.broken:
             if (version := self._member.pending(self.version)) is not None:
                 return version
@@ -218,16 +218,16 @@ class ChangingCrew(Crew):
         while (version := self._member.await_bye(self.version)) is not None:
             self._serve(version)
 
-    def _serve(self, version: Version) -> None:
+    def _serve(self, version: View) -> None:
         """Another worker may need a result of this one's."""
         if self.worker in version.members:
             self._enter(version)
 
-    def _await_after(self, version: Version) -> Version:
+    def _await_after(self, version: View) -> View:
         self.say("forming", self.holder.step)
         return self._await(version.number)
 
-    def _await(self, after: int) -> Version:
+    def _await(self, after: int) -> View:
         while True:
             try:
                 return self._member.await_version(after, LONG_S)
@@ -236,7 +236,7 @@ class ChangingCrew(Crew):
             except RunOver:
                 raise Leave from None
 
-    def _enter(self, version: Version) -> bool:
+    def _enter(self, version: View) -> bool:
         """Form the group of ``version`` or of a later one, and settle; True if that brought a missing result."""
         served = False
         while True:
@@ -256,7 +256,7 @@ class ChangingCrew(Crew):
             raise Rewind
         return served
 
-    def _form(self, version: Version, joins: bool) -> Settlement:
+    def _form(self, version: View, joins: bool) -> RecoveryPlan:
         """One attempt at ``version``: its group, the table of standings, and what follows from it."""
         self.say("forming", self.holder.step)
         self._done.served = False
@@ -293,7 +293,7 @@ class ChangingCrew(Crew):
         self._done.lost = False
         return settlement
 
-    def _break(self, version: Version) -> None:
+    def _break(self, version: View) -> None:
         """In the member's thread: ``version`` takes effect at once, so what the main thread waits for must not last."""
         if self._now is None or version.number > self._now.number:
             self.group.abandon()

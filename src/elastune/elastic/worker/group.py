@@ -24,7 +24,7 @@ class Leave(BaseException):
     """This worker is no member any more."""
 
 
-class Crew:
+class WorkerGroup:
     """Workers that stay as they are: one alone, or those that torchrun or srun started. A lost one ends the run."""
 
     elastic = False

@@ -9,7 +9,7 @@ from elastune.elastic.coordinator.membership import ProtocolViolation
 
 
 @dataclass(frozen=True)
-class Standing:
+class MemberStatus:
     """One member's line of the table. All numbers, so that it travels in one gather."""
 
     completed: int  # collectives ("ops") whose result this worker holds or has used
@@ -23,7 +23,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Settlement:
+class RecoveryPlan:
     """What every member has to do. Workers are named by their ranks in the new version.
 
     ``rewind_to``: all go back to the snapshot of this step, which ``rewind_source`` holds and sends to those that lack
@@ -43,7 +43,7 @@ class Settlement:
     rewinds: int
 
 
-def settle(rows: Sequence[Standing]) -> Settlement:
+def settle(rows: Sequence[MemberStatus]) -> RecoveryPlan:
     """The decision for members whose standings, by rank, are ``rows``. Raises ``ProtocolViolation``."""
     holders = [rank for rank, row in enumerate(rows) if not row.joins]
     joiners = [rank for rank, row in enumerate(rows) if row.joins]
@@ -65,7 +65,7 @@ def settle(rows: Sequence[Standing]) -> Settlement:
     if spoilt or unfinished:
         return _rewound(rows, holders, max(rewinds) + 1)
     step = _common_step(rows, furthest, lagging)
-    return Settlement(
+    return RecoveryPlan(
         rewind_to=None,
         rewind_source=None,
         rewind_lacking=(),
@@ -77,11 +77,11 @@ def settle(rows: Sequence[Standing]) -> Settlement:
     )
 
 
-def _rewound(rows: Sequence[Standing], holders: Sequence[int], rewinds: int) -> Settlement:
+def _rewound(rows: Sequence[MemberStatus], holders: Sequence[int], rewinds: int) -> RecoveryPlan:
     newest = max(rows[rank].snapshot for rank in holders)
     having = [rank for rank in holders if rows[rank].snapshot == newest]
     found = newest >= 0
-    return Settlement(
+    return RecoveryPlan(
         rewind_to=newest if found else -1,
         rewind_source=having[0] if found else None,
         rewind_lacking=tuple(rank for rank in holders if rank not in having),
@@ -93,7 +93,7 @@ def _rewound(rows: Sequence[Standing], holders: Sequence[int], rewinds: int) -> 
     )
 
 
-def _common_step(rows: Sequence[Standing], furthest: Sequence[int], lagging: Sequence[int]) -> int:
+def _common_step(rows: Sequence[MemberStatus], furthest: Sequence[int], lagging: Sequence[int]) -> int:
     """The furthest ranks' step, which is everyone's once the others have the newest op: it may have been a step."""
     steps = {rows[rank].step for rank in furthest}
     step = max(steps)

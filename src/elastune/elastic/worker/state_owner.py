@@ -12,7 +12,7 @@ Packed = tuple[bytes, list[torch.Tensor]]
 """A state: a description (JSON), and its tensors on the CPU in the order that the description names."""
 
 
-class Holder(Protocol):
+class StateOwner(Protocol):
     """One worker's training, as its crew sees it."""
 
     @property

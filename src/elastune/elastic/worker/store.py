@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from elastune.elastic.worker.client import Member, RunOver
+from elastune.elastic.worker.client import CoordinatorClient, RunOver
 
 DEFAULT_S = 300.0
 
@@ -20,7 +20,7 @@ class MemberStore(Store):
     members ever write the same key.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: CoordinatorClient) -> None:
         super().__init__()
         self._member = member
 

@@ -14,7 +14,7 @@ from elastune.report.tables.text import count, duration, number, plain
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import oriented
 from elastune.study.results.study import Study
-from elastune.study.results.timeline import Spell
+from elastune.study.results.timeline import AllocationSpan
 
 FATES = {
     "complete": ("completed", palette.AFTER),
@@ -125,7 +125,7 @@ def _importance(found: Importance) -> Panel:
     return Panel(plain(found.objective, 40), Axis("share of the variance"), axis, (), bars=drawn)
 
 
-def _lanes(spells: Sequence[Spell]) -> list[list[tuple[int, int]]]:
+def _lanes(spells: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:
     """Of each spell, the runs [low, high) of worker lanes that it is drawn on: free ones, the lowest first.
 
     A trial whose workers change keeps what it had, as far as it may.
@@ -159,7 +159,7 @@ def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
     return [[n for _, n in group] for _, group in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
 
 
-def _told(spell: Spell) -> str:
+def _told(spell: AllocationSpan) -> str:
     ended = f"{spell.ended}: {plain(spell.reason, 100)}" if spell.reason else spell.ended
     return (
         f"trial {spell.trial}; {count(spell.workers, 'worker')}; {spell.begun} after {duration(spell.begin_s)}; "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import RunFinished, RunStarted, StepsTaken
+from elastune.journal.records import RunFinished, RunStarted, StepsCompleted
 
 Places = tuple[int, int]
 """From the first to the last place, the last one exclusive."""
@@ -58,7 +58,7 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     claims = _valid(records)
     ends = [record for record in records if isinstance(record, RunFinished)]
     complete = bool(ends) and ends[-1].stopped == "complete"
-    by_epoch: dict[int, list[StepsTaken]] = defaultdict(list)
+    by_epoch: dict[int, list[StepsCompleted]] = defaultdict(list)
     for claim in claims:
         by_epoch[claim.epoch].append(claim)
     last = max(by_epoch, default=0)
@@ -96,24 +96,24 @@ def _line(seen: EpochSeen) -> str:
     return text
 
 
-def _valid(records: Iterable[object]) -> list[StepsTaken]:
+def _valid(records: Iterable[object]) -> list[StepsCompleted]:
     """The claims that stand, in order."""
-    done: list[StepsTaken] = []
-    attempt: list[StepsTaken] = []
+    done: list[StepsCompleted] = []
+    attempt: list[StepsCompleted] = []
     for record in records:
         if isinstance(record, RunStarted):
             done = _taken_back([*done, *_settled(attempt)], record.resumed_step or 0)
             attempt = []
-        elif isinstance(record, StepsTaken):
+        elif isinstance(record, StepsCompleted):
             attempt.append(record)
     attempt = _settled(attempt)
     # A resumed run may have nothing new to say; what it has says where its checkpoint was in the order of samples.
     return [*done, *attempt]
 
 
-def _settled(attempt: Sequence[StepsTaken]) -> list[StepsTaken]:
+def _settled(attempt: Sequence[StepsCompleted]) -> list[StepsCompleted]:
     """Of one controller's claims those that no later version has taken back."""
-    standing: list[StepsTaken] = []
+    standing: list[StepsCompleted] = []
     begun: int | None = None
     for version in sorted({claim.version for claim in attempt}, reverse=True):
         own = [claim for claim in attempt if claim.version == version]
@@ -125,7 +125,9 @@ def _settled(attempt: Sequence[StepsTaken]) -> list[StepsTaken]:
     return standing
 
 
-def _taken_back(claims: Sequence[StepsTaken], step: int, marks_of: Sequence[StepsTaken] = ()) -> list[StepsTaken]:
+def _taken_back(
+    claims: Sequence[StepsCompleted], step: int, marks_of: Sequence[StepsCompleted] = ()
+) -> list[StepsCompleted]:
     """``claims`` without what they say of the steps after ``step``; one that goes beyond is cut at the mark there."""
     known = {(claim.epoch, claim.first_step - 1): claim.start for claim in (*marks_of, *claims)}
     known |= {(claim.epoch, claim.last_step): claim.stop for claim in (*marks_of, *claims)}
@@ -141,7 +143,7 @@ def _taken_back(claims: Sequence[StepsTaken], step: int, marks_of: Sequence[Step
     return kept
 
 
-def _pieces(claims: Sequence[StepsTaken]) -> tuple[dict[tuple[int, int], Places], list[str]]:
+def _pieces(claims: Sequence[StepsCompleted]) -> tuple[dict[tuple[int, int], Places], list[str]]:
     """Claims cut at all marks: (boundary before, boundary after) -> places; and what contradicts itself, in words."""
     marks: dict[int, int] = {}
     disputes: dict[str, None] = {}

@@ -23,7 +23,7 @@ from elastune.search.space import space as spaces
 from elastune.search.space.constraint import Constraint, violations
 from elastune.search.space.objective import Objective, oriented
 from elastune.search.space.space import Sample, Space
-from elastune.search.stopping.rungs import Entrant, ranked
+from elastune.search.stopping.rungs import RungEntry, ranked
 
 TOLD = 100  # trials that samplers are told of: a Gaussian process's proposal takes 0.16 s then, and 0.5 s at 300
 PROPOSED = 5  # of the best of one earlier study
@@ -117,7 +117,7 @@ def best_of(
     if not valid:
         return []
     front = [valid[i] for i in representative(points[valid], k)]
-    order = [*front, *ranked([Entrant(i, tuple(points[i]), broken[i]) for i in valid], len(valid))]
+    order = [*front, *ranked([RungEntry(i, tuple(points[i]), broken[i]) for i in valid], len(valid))]
     chosen: dict[str, int] = {}
     for i in order:
         chosen.setdefault(repr(sorted(trials[i].sample.params.items())), i)
@@ -131,7 +131,7 @@ def spread_of(
     if len(trials) <= k:
         return list(range(len(trials)))
     points, broken = _judged(trials, objectives, constraints)
-    order = ranked([Entrant(i, tuple(points[i]), broken[i]) for i in range(len(trials))], len(trials))
+    order = ranked([RungEntry(i, tuple(points[i]), broken[i]) for i in range(len(trials))], len(trials))
     best, others = order[: k // 2], order[k // 2 :]
     chosen = np.linspace(0, len(others) - 1, k - len(best)).round().astype(int)
     return sorted({*best, *(others[i] for i in chosen)})

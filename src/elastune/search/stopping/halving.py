@@ -23,8 +23,8 @@ import numpy as np
 from elastune.search.analysis.front import nondominated
 from elastune.search.space.objective import Floats, Objective
 from elastune.search.stopping.extrapolate import Curve, Extrapolator, Forecast
-from elastune.search.stopping.rungs import Entrant, Rung, levels, ranked
-from elastune.search.stopping.schedule import Child, Fresh, Glimpse, Resume, Schedule
+from elastune.search.stopping.rungs import Rung, RungEntry, levels, ranked
+from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
 
 CLOCKED = ("seconds", "cost", "time")
 
@@ -85,7 +85,7 @@ class SuccessiveHalving(Schedule):
         self._filled: dict[int, int] = {}
         self._front: Floats = np.empty((0, len(objectives)))
         self._fronts = 0  # how often it has changed
-        self._answers: dict[bool, Resume | Fresh | None] = {}  # of ``next``, until something happens
+        self._answers: dict[bool, Resume | NewTrial | None] = {}  # of ``next``, until something happens
         self._refused: set[int] = set()  # of the paused, who may not go on by what is known now
 
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
@@ -94,7 +94,7 @@ class SuccessiveHalving(Schedule):
         bracket = self._trials[trial].bracket
         self._filled[bracket] = self._filled.get(bracket, 0) + 1
 
-    def reported(self, glimpse: Glimpse) -> str:
+    def reported(self, glimpse: IntermediateResult) -> str:
         trial = self._trials[glimpse.trial]
         finite = all(map(math.isfinite, (*glimpse.values, glimpse.violation)))
         trial.violation = glimpse.violation if finite else math.inf  # behind all others
@@ -111,7 +111,7 @@ class SuccessiveHalving(Schedule):
         self._answers.clear()
         trial.rung = come
         rung = self._rung(trial)
-        if rung.enter(Entrant(glimpse.trial, self._oriented(glimpse.values), trial.violation)):
+        if rung.enter(RungEntry(glimpse.trial, self._oriented(glimpse.values), trial.violation)):
             self._refused.clear()
         if self._why_on(glimpse.trial):
             rung.gone_on.add(glimpse.trial)
@@ -146,12 +146,12 @@ class SuccessiveHalving(Schedule):
             if on_front[-1]:
                 self._front, self._fronts = points[on_front], self._fronts + 1
 
-    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+    def next(self, fresh: bool) -> Resume | ForkTrial | NewTrial | None:
         if fresh not in self._answers:
             self._answers[fresh] = self._next(fresh)
         return self._answers[fresh]
 
-    def _next(self, fresh: bool) -> Resume | Fresh | None:
+    def _next(self, fresh: bool) -> Resume | NewTrial | None:
         waiting = [number for number, trial in self._trials.items() if trial.paused]
         open_ones = [number for number in waiting if number not in self._refused]
         for number in sorted(open_ones, key=lambda n: (-self._trials[n].rung, n)):
@@ -159,7 +159,7 @@ class SuccessiveHalving(Schedule):
                 return Resume(number, reason)
             self._refused.add(number)
         if fresh:
-            return Fresh()
+            return NewTrial()
         return self._last(waiting)
 
     def estimates(self) -> Mapping[int, tuple[float, ...]]:
@@ -227,7 +227,7 @@ class SuccessiveHalving(Schedule):
         for number in hopeful:
             trial = self._trials[number]
             point = self._optimistic(trial, 1.0) or (math.inf,) * len(self._signs)
-            entrants.append(Entrant(number, point, trial.violation))
+            entrants.append(RungEntry(number, point, trial.violation))
         best = ranked(entrants, 1)
         return Resume(best[0], "could still be on the front") if best else None
 

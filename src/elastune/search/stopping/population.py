@@ -23,8 +23,8 @@ from elastune.core.seeds import derive
 from elastune.search.space.objective import Objective
 from elastune.search.space.space import Sample, Space, probe
 from elastune.search.stopping.explore import explore
-from elastune.search.stopping.rungs import Entrant, ranked
-from elastune.search.stopping.schedule import Child, Fresh, Glimpse, Resume, Schedule
+from elastune.search.stopping.rungs import RungEntry, ranked
+from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
 
 ALWAYS_FIXED = ("mode", "workers", "optimizer")  # with others of them a run cannot begin with this checkpoint
 _ATTEMPTS = 20  # to change settings so that they are allowed
@@ -109,12 +109,12 @@ class _Member:
     def trains(self) -> bool:
         return self.state in ("running", "paused")
 
-    def at(self, epoch: int) -> Entrant | None:
+    def at(self, epoch: int) -> RungEntry | None:
         """What it had reached after ``epoch`` passes; None where it is not so far, or says nothing."""
         newest = max((e for e in self.shown if e <= epoch), default=None)
         if self.epoch < epoch or newest is None or self.state == "failed":
             return None
-        return Entrant(self.trial, *self.shown[newest])
+        return RungEntry(self.trial, *self.shown[newest])
 
 
 Population = list[_Member]
@@ -169,7 +169,7 @@ class PopulationBasedTraining(Schedule):
     def _seat(self, member: _Member, population: Population, instead: int | None) -> None:
         population[:] = [other for other in population if other.trial != instead] + [member]
 
-    def reported(self, glimpse: Glimpse) -> str:
+    def reported(self, glimpse: IntermediateResult) -> str:
         if member := self._find(glimpse.trial):
             oriented = tuple(sign * value for sign, value in zip(self._signs, glimpse.values, strict=True))
             member.shown[glimpse.epoch] = oriented, glimpse.violation
@@ -194,24 +194,24 @@ class PopulationBasedTraining(Schedule):
 
     # -- what is to be done -------------------------------------------------------------------------------------------
 
-    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+    def next(self, fresh: bool) -> Resume | ForkTrial | NewTrial | None:
         for population in self._populations:
             if fresh and len(population) < self._selection.population:
-                return Fresh(self._selection.every)
+                return NewTrial(self._selection.every)
             for member in _waiting(population):
                 if fresh and (child := self._successor(member, population)):
                     return child
                 if member.state == "paused":
                     return Resume(member.trial, "not among the worst", self._pause_after(member.epoch))
                 if fresh:
-                    return Fresh(self._selection.every)
-        return Fresh(self._selection.every) if fresh else None
+                    return NewTrial(self._selection.every)
+        return NewTrial(self._selection.every) if fresh else None
 
     def estimates(self) -> Mapping[int, tuple[float, ...]]:
         """None: what a member will reach depends on settings that it does not have yet."""
         return {}
 
-    def _successor(self, member: _Member, population: Population) -> Child | None:
+    def _successor(self, member: _Member, population: Population) -> ForkTrial | None:
         """Who is to take the member's place: None where the member goes on, or nobody can be its successor's parent."""
         failed = member.state == "failed"
         after = min((m.epoch for m in population if m.shown and m.trains), default=0) if failed else member.epoch
@@ -227,7 +227,7 @@ class PopulationBasedTraining(Schedule):
         why = "failed" if failed else f"among the worst {count} of {len(order)}"
         reason = f"trial {member.trial} {'' if failed else 'was '}{why}, trial {parent.trial} among the best"
         reason += f" at epoch {after}"
-        return Child(parent.trial, self._changed(parent.params, rng), reason, self._pause_after(parent.epoch))
+        return ForkTrial(parent.trial, self._changed(parent.params, rng), reason, self._pause_after(parent.epoch))
 
     def _ranking(self, population: Population, epoch: int) -> list[int]:
         """Trials by what they had reached after ``epoch`` passes, best first; none while too few have come so far."""

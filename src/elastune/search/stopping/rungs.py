@@ -13,7 +13,7 @@ from elastune.search.space.objective import Floats
 
 
 @dataclass(frozen=True)
-class Entrant:
+class RungEntry:
     """A trial at a rung: its values there, smaller is better, and its largest violation (0 or less: feasible)."""
 
     trial: int
@@ -34,7 +34,7 @@ def levels(least: int, eta: int, epochs: int) -> list[int]:
     return found
 
 
-def ranked(entrants: Sequence[Entrant], k: int) -> list[int]:
+def ranked(entrants: Sequence[RungEntry], k: int) -> list[int]:
     """The ``k`` best trials, best first, by constrained domination (Deb et al. 2002, VI).
 
     The feasible come first, by front and crowding; then the infeasible, by their violation. The earlier of equals.
@@ -45,11 +45,11 @@ def ranked(entrants: Sequence[Entrant], k: int) -> list[int]:
     return found + [e.trial for e in broken[: k - len(found)]]
 
 
-def _brokenness(entrant: Entrant) -> float:
+def _brokenness(entrant: RungEntry) -> float:
     return entrant.violation if all(map(math.isfinite, (*entrant.values, entrant.violation))) else math.inf
 
 
-def _points(entrants: Sequence[Entrant]) -> Floats:
+def _points(entrants: Sequence[RungEntry]) -> Floats:
     return np.array([e.values for e in entrants])
 
 
@@ -62,14 +62,14 @@ class Rung:
     def __init__(self, eta: int) -> None:
         self.gone_on: set[int] = set()
         self._eta = eta
-        self._entrants: list[Entrant] = []
+        self._entrants: list[RungEntry] = []
         self._compared = 0
         self._best: frozenset[int] | None = None
 
     def __len__(self) -> int:
         return len(self._entrants)
 
-    def enter(self, entrant: Entrant) -> bool:
+    def enter(self, entrant: RungEntry) -> bool:
         """A trial has come; whether all are compared anew."""
         self._entrants.append(entrant)
         anew = len(entrant.values) == 1 or len(self) >= int(1.02 * self._compared)

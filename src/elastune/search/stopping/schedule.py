@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Glimpse:
+class IntermediateResult:
     """What a trial has shown by one of its reports, after ``epoch`` of ``epochs`` planned training passes.
 
     ``values``: one number per objective, as the user counts them; time and cost are those so far. ``violation``: the
@@ -38,7 +38,7 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Child:
+class ForkTrial:
     """Start a new trial from the checkpoint of ``parent``, with ``params`` instead of the parent's."""
 
     parent: int
@@ -48,7 +48,7 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Fresh:
+class NewTrial:
     """Start a new trial that the sampler proposes."""
 
     epoch: int | None = None
@@ -69,7 +69,7 @@ class Schedule(ABC):
         """A trial began."""
 
     @abstractmethod
-    def reported(self, glimpse: Glimpse) -> str:
+    def reported(self, glimpse: IntermediateResult) -> str:
         """A trial reported: why it is to be paused now; empty: it goes on."""
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Schedule(ABC):
         """A trial is over, with its values or (None) without valid ones."""
 
     @abstractmethod
-    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
+    def next(self, fresh: bool) -> Resume | ForkTrial | NewTrial | None:
         """What to do with free workers; None: nothing, until something else happens.
 
         ``fresh``: whether new trials may begin. Without it, what was promised is brought to an end: paused trials that
@@ -105,7 +105,7 @@ class ToTheEnd(Schedule):
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
         pass
 
-    def reported(self, glimpse: Glimpse) -> str:
+    def reported(self, glimpse: IntermediateResult) -> str:
         return ""
 
     def paused(self, trial: int, epoch: int) -> None:
@@ -117,8 +117,8 @@ class ToTheEnd(Schedule):
     def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
         pass
 
-    def next(self, fresh: bool) -> Resume | Child | Fresh | None:
-        return Fresh() if fresh else None
+    def next(self, fresh: bool) -> Resume | ForkTrial | NewTrial | None:
+        return NewTrial() if fresh else None
 
     def estimates(self) -> Mapping[int, tuple[float, ...]]:
         return {}

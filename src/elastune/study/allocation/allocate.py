@@ -29,7 +29,7 @@ SAME = 1e-9  # relative: gains this close are equal, so that rounding moves nobo
 
 
 @dataclass(frozen=True)
-class Claim:
+class Demand:
     """What a trial asks for.
 
     ``current``: workers it has, 0 while it waits. ``low`` to ``high``: bounds while it runs. ``remaining``: useful
@@ -90,7 +90,7 @@ class Rules:
 class _Seat:
     """A claim, its useful samples a second on 0, 1, 2 ... workers, and the workers it may have now."""
 
-    claim: Claim
+    claim: Demand
     rates: Floats
     floor: int
     cap: int
@@ -107,7 +107,7 @@ class _Seat:
         return workers * self.left_s(workers)
 
 
-def allocate(claims: Sequence[Claim], workers: int, rules: Rules | None = None) -> dict[int, int]:
+def allocate(claims: Sequence[Demand], workers: int, rules: Rules | None = None) -> dict[int, int]:
     """Workers for every trial, by its number; 0: it waits, or stays paused. Never more than ``workers`` in all.
 
     Who runs has ``low`` to ``high``. Where not all can run, the order is: just resized, waiting beyond patience,
@@ -127,7 +127,7 @@ def allocate(claims: Sequence[Claim], workers: int, rules: Rules | None = None) 
         claims = [c if c.current == given[c.trial] else replace(c, current=given[c.trial], since_s=0) for c in claims]
 
 
-def _decided(claims: Sequence[Claim], workers: int, rules: Rules) -> dict[int, int]:
+def _decided(claims: Sequence[Demand], workers: int, rules: Rules) -> dict[int, int]:
     """One round of ``allocate``."""
     seats = _admitted(_seats(claims, workers), workers, rules)
     seats = _staying(_in_time(seats, workers, rules), workers, rules)
@@ -137,13 +137,13 @@ def _decided(claims: Sequence[Claim], workers: int, rules: Rules) -> dict[int, i
     return found | {seat.claim.trial: count for seat, count in zip(seats, given, strict=True)}
 
 
-def hopeless(claims: Sequence[Claim], workers: int, rules: Rules) -> frozenset[int]:
+def hopeless(claims: Sequence[Demand], workers: int, rules: Rules) -> frozenset[int]:
     """The trials, paused ones aside, that cannot end by the deadline on any number of workers, were they alone."""
     able = {seat.claim.trial for seat in _seats(claims, workers) if _needed(seat, rules.deadline_s) is not None}
     return frozenset(claim.trial for claim in claims if not claim.paused and claim.trial not in able)
 
 
-def _seats(claims: Sequence[Claim], workers: int) -> list[_Seat]:
+def _seats(claims: Sequence[Demand], workers: int) -> list[_Seat]:
     """Those that could run at all, by trial number."""
     able = sorted((c for c in claims if not c.paused and c.low <= workers), key=lambda claim: claim.trial)
     seen = {c.trial: samples_per_s(c.pace, min(c.high, workers)) for c in able if c.pace != Measured()}

@@ -1,6 +1,6 @@
 """Workers are handed on to the trials that deserve them: what a study knows of its trials, made into claims.
 
-Told of everything that happens to trials, and asked who is to have how many workers, it answers with ``Grant``s by
+Told of everything that happens to trials, and asked who is to have how many workers, it answers with ``Allocation``s by
 ``allocate``. It starts nothing and has no clock: every time is an argument, so a study that resumes from its journal
 decides as before, and a simulated one like a real one.
 
@@ -25,15 +25,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from elastune.journal.records import Reported
-from elastune.study.allocation.allocate import Claim, Rules, allocate
-from elastune.study.allocation.throughput import Paces, samples_per_s
+from elastune.study.allocation.allocate import Demand, Rules, allocate
+from elastune.study.allocation.throughput import ThroughputTable, samples_per_s
 
 NEW = 1.0  # worth of a trial that nobody knows
 LOOKS = 8  # at a trial, after its workers have changed; then its reports tell its pace
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Pending:
     """A trial that asks for ``low`` to ``high`` workers since ``since_s``; ``fresh``: it never ran.
 
     ``slots``: the equal parts that its work is dealt out in (None: any share can be had).
@@ -48,7 +48,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Grant:
+class Allocation:
     """``trial`` is to go on with ``after`` workers: from 0 it is started or resumed, to 0 it is paused."""
 
     trial: int
@@ -114,7 +114,7 @@ class Broker:
         self._held: dict[int, _Held] = {}
         self._progress: dict[int, _Progress] = {}
         self._worth: dict[int, float] = {}
-        self._paces = Paces()
+        self._paces = ThroughputTable()
         self._pauses_s: deque[float] = deque(maxlen=32)
         self._pause_s = pause_s
         self._keen = keen
@@ -144,7 +144,7 @@ class Broker:
         self._spend(now_s)
         self._held[trial] = _Held(low, high, slots, workers, workers, now_s)
 
-    def granted(self, grant: Grant, now_s: float) -> None:
+    def granted(self, grant: Allocation, now_s: float) -> None:
         """A running trial was told to take the workers of ``grant``."""
         self._spend(now_s)
         held = self._held[grant.trial]
@@ -197,7 +197,7 @@ class Broker:
         """What trials are worth against a new one (1): see ``worth.standing``."""
         self._worth = dict(worth)
 
-    def grants(self, now_s: float, waiting: Sequence[Waiting] = (), supply: bool = False) -> list[Grant]:
+    def grants(self, now_s: float, waiting: Sequence[Pending] = (), supply: bool = False) -> list[Allocation]:
         """Who is to change: shrinks first, then those that grow or begin on workers that are free now.
 
         Who must wait for another's workers to be given back is left out: ask again once they are. Of ``waiting``, the
@@ -216,18 +216,18 @@ class Broker:
             if after > before:
                 starved.append((trial, before, after, after - (held.taken if held else 0)))
             elif after < before:
-                found.append(Grant(trial, before, after, ""))
+                found.append(Allocation(trial, before, after, ""))
         late = {one.trial: one.since_s for one in waiting if self._starves(one, now_s)}
         starved.sort(key=lambda change: (late.get(change[0], math.inf), -self._value(change[0]), change[0]))
         why = f"makes room for trial {starved[0][0]}" if starved else "its workers bring more elsewhere"
         found = [replace(grant, reason=why) for grant in found]
         for trial, before, after, need in starved:
             if need <= max(free, 0):
-                found.append(Grant(trial, before, after, self._standing(trial, given)))
+                found.append(Allocation(trial, before, after, self._standing(trial, given)))
             free -= max(need, 0)  # where it does not fit yet: nobody behind it takes what it waits for
         return found
 
-    def _given(self, now_s: float, waiting: Sequence[Waiting], supply: bool) -> dict[int, int]:
+    def _given(self, now_s: float, waiting: Sequence[Pending], supply: bool) -> dict[int, int]:
         """Workers of everybody who has some or is to have some."""
         fresh = [one for one in waiting if one.fresh and not self._starves(one, now_s)]
         claims = [self._running(trial, held, now_s) for trial, held in self._held.items()]
@@ -256,21 +256,21 @@ class Broker:
             budget_s=max(rules.budget_s - spent_s, 0.0),
         )
 
-    def _starves(self, one: Waiting, now_s: float) -> bool:
+    def _starves(self, one: Pending, now_s: float) -> bool:
         return now_s - one.since_s > self._rules.patience_s
 
-    def _running(self, trial: int, held: _Held, now_s: float) -> Claim:
+    def _running(self, trial: int, held: _Held, now_s: float) -> Demand:
         return self._claim(trial, held.wish, held.low, held.high, held.slots, now_s - held.changed_s)
 
-    def _asking(self, one: Waiting, now_s: float) -> Claim:
+    def _asking(self, one: Pending, now_s: float) -> Demand:
         return self._claim(one.trial, 0, one.low, one.high, one.slots, max(now_s - one.since_s, 0.0))
 
-    def _claim(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Claim:
+    def _claim(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Demand:
         pace = self._paces.of(trial, slots)
         per_worker = float(samples_per_s(pace, low)[low]) / low
         length_s = self._whole(trial) / per_worker
         shortness = max((self._usual_length_s or length_s) / length_s, 1.0)
-        return Claim(
+        return Demand(
             trial,
             current,
             low,

@@ -11,7 +11,7 @@ from elastune.core.clock import Clock
 from elastune.job.pool import Pool
 from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
 from elastune.study.allocation.allocate import Rules
-from elastune.study.allocation.allocator import Broker, Waiting
+from elastune.study.allocation.allocator import Broker, Pending
 from elastune.study.allocation.priority import standing
 
 FEW = 100  # trials: so many are decided about in milliseconds
@@ -45,14 +45,14 @@ class Sharing:
         self._bounds = bounds
         self._slots = slots
         self._broker = Broker(pool.capacity, rules, began_s=clock.now())
-        self._waiting: Waiting | None = None
+        self._waiting: Pending | None = None
         self._rest_s = (rules or Rules()).stay_s  # between decisions that only a report gives reason for
         self._settled_s = -self._rest_s
         self.changed = True
 
     def asks(self, trial: int, fresh: bool) -> None:
         """``trial`` waits for workers; ``fresh``: it never ran."""
-        self._waiting = Waiting(trial, *self._bounds, self._clock.now(), fresh, self._slots)
+        self._waiting = Pending(trial, *self._bounds, self._clock.now(), fresh, self._slots)
         self.changed = True
 
     def begun(self, trial: int, workers: int) -> None:

@@ -99,7 +99,7 @@ def _step_s(pace: Fitted, counts: Floats) -> Floats:
     return np.asarray(longer * (1 + (shorter / longer) ** model.overlap) ** (1 / model.overlap))
 
 
-class Paces:
+class ThroughputTable:
     """What a study's trials have shown of their speed, in steps a second, and what that tells of others.
 
     Trials differ in speed, but gain alike by more workers: the logarithm of a rate is taken for the sum of one number

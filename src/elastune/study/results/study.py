@@ -17,7 +17,7 @@ from elastune.search.analysis.front import default_reference, hypervolume, nondo
 from elastune.search.analysis.importance import Importance, Tried, importance
 from elastune.search.space.objective import Objective, oriented, parse_objectives
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.timeline import Spell, spells, study_times
+from elastune.study.results.timeline import AllocationSpan, spells, study_times
 from elastune.study.results.trials import Trial, trials
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Study:
     workers: int = 1
     seconds: float = 0.0
     ending: str = ""
-    spells: tuple[Spell, ...] = ()
+    spells: tuple[AllocationSpan, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -19,7 +19,7 @@ from elastune.journal.records import (
 
 
 @dataclass(frozen=True)
-class Spell:
+class AllocationSpan:
     """From ``begin_s`` to ``end_s`` of the study's time, ``trial`` had ``workers`` workers.
 
     ``begun``: started, resumed, or regrouped (its workers changed while it ran). ``ended``: complete, infeasible,
@@ -52,7 +52,7 @@ def study_times(entries: Sequence[Entry]) -> list[float]:
     return times
 
 
-def spells(entries: Sequence[Entry]) -> tuple[Spell, ...]:
+def spells(entries: Sequence[Entry]) -> tuple[AllocationSpan, ...]:
     """Every stretch of time that a trial ran with unchanged workers, in the order they ended."""
     fold = _Fold()
     for entry, now_s in zip(entries, study_times(entries), strict=True):
@@ -65,7 +65,7 @@ class _Fold:
     """What runs, by trial: since when, on how many workers, how it came to; and why other workers were asked for."""
 
     def __init__(self) -> None:
-        self.done: list[Spell] = []
+        self.done: list[AllocationSpan] = []
         self._open: dict[int, tuple[float, int, str]] = {}
         self._wanted: dict[int, str] = {}
         self._now_s = 0.0
@@ -101,4 +101,4 @@ class _Fold:
     def _end(self, trial: int, ended: str, reason: str = "") -> None:
         if trial in self._open:
             begin_s, workers, begun = self._open.pop(trial)
-            self.done.append(Spell(trial, begin_s, self._now_s, workers, begun, ended, reason))
+            self.done.append(AllocationSpan(trial, begin_s, self._now_s, workers, begun, ended, reason))

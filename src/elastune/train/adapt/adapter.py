@@ -17,25 +17,25 @@ from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import MOST_VOTERS
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record
 from elastune.policies.base import Policy
 from elastune.policies.library.registry import build_all, monitors_for
 from elastune.policies.run import Limits
 from elastune.policies.runtime.host import PolicyHost
-from elastune.train.adapt.agreement import Ballot, Verdict
-from elastune.train.adapt.apply import Changer
+from elastune.train.adapt.agreement import Agreed, Agreement
+from elastune.train.adapt.apply import DecisionApplier
 from elastune.train.adapt.monitoring import Monitoring
-from elastune.train.data.sample_log import Control
+from elastune.train.data.sample_log import ControlVector
 from elastune.train.progress import Progress
-from elastune.train.training_state import Trained
+from elastune.train.training_state import TrainingState
 
 MEASURED_EVERY_S = 0.5
 MOST_DISAGREEMENTS = 3  # in a row: policies that go on like this only cost time
 
 
 @dataclass
-class _Standing:
+class _AdapterState:
     """What of a run's adaptation is to be known to joiners and checkpoints, beside monitors and policies."""
 
     began: bool = False
@@ -57,7 +57,7 @@ class Adapter:
     def __init__(
         self,
         spec: RunSpec,
-        crew: Crew,
+        crew: WorkerGroup,
         progress: Progress,
         send: Callable[[Record], None],
         kinds: Mapping[str, type[Policy]],
@@ -75,26 +75,26 @@ class Adapter:
         self._send = send
         self._host = PolicyHost(policies, self.monitoring.gives)
         self._adapts = bool(policies)
-        self._standing = _Standing()
-        self._ballot = Ballot([name for name, _ in policies])
-        self._verdicts: list[Verdict] = []  # of the step at hand
+        self._standing = _AdapterState()
+        self._ballot = Agreement([name for name, _ in policies])
+        self._verdicts: list[Agreed] = []  # of the step at hand
         self._last_refused: dict[str, Decision] = {}
         self._regrouped = False
         self.unsure = 0.0  # 1.0: another worker may have seen something else
-        self._changer = Changer(crew, progress, self.monitoring)
+        self._changer = DecisionApplier(crew, progress, self.monitoring)
         self._longest: int | None = None
         self._measured_s = -math.inf
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
-    def begin_pass(self, trained: Trained, length: int, batch_size: int) -> None:
+    def begin_pass(self, trained: TrainingState, length: int, batch_size: int) -> None:
         """A training pass over ``length`` samples goes on, or begins; the program asks for ``batch_size``."""
         self._longest = length
         standing = self._standing
         if not standing.batch_size:
             standing.batch_size, standing.lr = batch_size, _rate(trained)
 
-    def boundary(self, trained: Trained, batch_size: int) -> bool:
+    def boundary(self, trained: TrainingState, batch_size: int) -> bool:
         """Between steps, before another: what has to be done by all workers together. True where training is to end."""
         self._meet()
         if self._standing.resync_due:
@@ -128,12 +128,12 @@ class Adapter:
             self._host.deliver(rows, self._crew.rank)
             self._collect()
 
-    def after_epoch(self, trained: Trained, batch_size: int) -> None:
+    def after_epoch(self, trained: TrainingState, batch_size: int) -> None:
         """A training pass is over."""
         if self._adapts:
             self._call("after_epoch", trained, batch_size)
 
-    def after_train(self, trained: Trained | None) -> None:
+    def after_train(self, trained: TrainingState | None) -> None:
         """The run is over."""
         if self._adapts and trained is not None and self._standing.began:
             batch_size = self._progress.batch_size or self._standing.batch_size
@@ -145,13 +145,13 @@ class Adapter:
             batch_size = self._progress.batch_size or self._standing.batch_size
             self._send(_measured(self.snapshot(trained, batch_size)))
 
-    def _agree_now(self, trained: Trained) -> bool:
+    def _agree_now(self, trained: TrainingState) -> bool:
         """What was decided between epochs is to count from the next one's first step on."""
         rows = self._crew.gather(self._ballot.vote())
         self._verdicts = self._ballot.settle([sum(column) for column in zip(*rows, strict=True)], len(rows))
         return self._apply(trained)
 
-    def _call(self, hook: str, trained: Trained, batch_size: int, ended: bool = False) -> None:
+    def _call(self, hook: str, trained: TrainingState, batch_size: int, ended: bool = False) -> None:
         if not self._crew.live:
             return
         snapshot = self.snapshot(trained, batch_size)
@@ -182,7 +182,7 @@ class Adapter:
         low, high = (elastic.low, self._spec.most_workers) if self._crew.elastic else (size, size)
         return Limits(min(low, size), max(high, size), self._longest, ended)
 
-    def snapshot(self, trained: Trained, batch_size: int) -> Snapshot:
+    def snapshot(self, trained: TrainingState, batch_size: int) -> Snapshot:
         """Where the run stands."""
         at, standing = self._progress.position, self._standing
         return Snapshot(
@@ -211,7 +211,7 @@ class Adapter:
         """This worker's part of a step's control vector, always of the same length."""
         return self._ballot.vote()
 
-    def completed(self, control: Control, voters: int, loss: float) -> None:
+    def completed(self, control: ControlVector, voters: int, loss: float) -> None:
         """A step's reduction is in: ``voters`` workers had a vote."""
         standing = self._standing
         standing.seconds, standing.loss = control.seconds or standing.seconds, loss  # rank 0 may have had no samples
@@ -220,7 +220,7 @@ class Adapter:
             standing.resync_due, self.unsure = True, 0.0
         self._verdicts = self._ballot.settle(control.votes, voters)
 
-    def behind_step(self, trained: Trained) -> bool:
+    def behind_step(self, trained: TrainingState) -> bool:
         """Behind the user's lines of a step: do what was agreed on in it, and what comes about step by step.
 
         True where training is to end.
@@ -228,7 +228,7 @@ class Adapter:
         self._changer.ramp(trained)
         return self._apply(trained)
 
-    def _apply(self, trained: Trained) -> bool:
+    def _apply(self, trained: TrainingState) -> bool:
         """Do what was agreed on, policy by policy. True where training is to end."""
         verdicts, self._verdicts = self._verdicts, []
         done: list[Decision] = []
@@ -252,7 +252,7 @@ class Adapter:
             self._measured_s = -math.inf  # what comes of it is to be seen
         return any(decision.stop for decision in done)
 
-    def _disagreed(self, verdict: Verdict) -> None:
+    def _disagreed(self, verdict: Agreed) -> None:
         standing, name = self._standing, verdict.policy
         standing.resync_due = True
         standing.disagreements[name] = standing.disagreements.get(name, 0) + 1
@@ -265,7 +265,7 @@ class Adapter:
             step = self._progress.position.step
             self._send(PolicyFailed(name, "vote", step, self._crew.worker, detail, off=True))
 
-    def _refused(self, verdict: Verdict, why: str) -> None:
+    def _refused(self, verdict: Agreed, why: str) -> None:
         if verdict.own is None:
             return
         self._host.put_back(verdict.policy, verdict.own.before)
@@ -273,7 +273,7 @@ class Adapter:
             self._last_refused[verdict.policy] = verdict.own.decision
             self._tell(verdict, "refused", why)
 
-    def after_step(self, trained: Trained, batch_size: int) -> None:
+    def after_step(self, trained: TrainingState, batch_size: int) -> None:
         """Behind a step and what it changed."""
         if self._adapts:
             self._call("after_step", trained, batch_size)
@@ -282,7 +282,7 @@ class Adapter:
             self._measured_s = now
             self._send(_measured(self.snapshot(trained, batch_size)))
 
-    def _tell(self, verdict: Verdict, what: Literal["applied", "disagreed", "refused"], detail: str) -> None:
+    def _tell(self, verdict: Agreed, what: Literal["applied", "disagreed", "refused"], detail: str) -> None:
         """Of an elastic run every member tells it: whoever dies, it is known. Of several equal records one is kept."""
         own, step = verdict.own, self._progress.position.step
         if own is not None and (self._crew.elastic or self._crew.rank == 0):
@@ -327,7 +327,7 @@ class Adapter:
         self.monitoring.take(told["monitors"])
         self._host.load(told["policies"], pardon=resumed)
         self._ballot.take(told["proposals"])
-        self._standing = _Standing(**told["standing"])
+        self._standing = _AdapterState(**told["standing"])
         self._verdicts = []
 
     @property
@@ -352,7 +352,7 @@ class Adapter:
         self._changer.take(told["changes"])
 
 
-def _rate(trained: Trained) -> float:
+def _rate(trained: TrainingState) -> float:
     return float(trained.optimizer.param_groups[0].get("lr", 0.0))
 
 

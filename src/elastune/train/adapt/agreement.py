@@ -14,7 +14,7 @@ _ABSTENTION = [0.0] * VOTE
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Agreed:
     """What came of a vote about ``policy``: what all workers ``agreed`` on, None where they decided differently.
 
     ``own``: what this worker proposed, if anything.
@@ -25,7 +25,7 @@ class Verdict:
     own: Proposal | None
 
 
-class Ballot:
+class Agreement:
     """Open proposals by policy; of each policy one rides in a vote, the others in later ones."""
 
     def __init__(self, policies: Sequence[str]) -> None:
@@ -42,13 +42,13 @@ class Ballot:
             return self.abstention
         return [x for own in self._open.values() for x in (vote(own[0].decision) if own else _ABSTENTION)]
 
-    def settle(self, sums: Sequence[float], voters: int) -> list[Verdict]:
+    def settle(self, sums: Sequence[float], voters: int) -> list[Agreed]:
         """What came of the votes of ``voters`` workers, from their sums; nothing of a policy that nobody spoke for."""
         verdicts = []
         for place, (name, own) in enumerate(self._open.items()):
             part = sums[place * VOTE : (place + 1) * VOTE]
             if own or any(part):
-                verdicts.append(Verdict(name, outcome(part, voters), own.pop(0) if own else None))
+                verdicts.append(Agreed(name, outcome(part, voters), own.pop(0) if own else None))
         return verdicts
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -10,25 +10,25 @@ import torch
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.train.adapt.lr import Ramp, scale_rates, set_rates
 from elastune.train.adapt.monitoring import Monitoring
 from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
 from elastune.train.progress import Progress
-from elastune.train.training_state import Trained
+from elastune.train.training_state import TrainingState
 
 
-class Changer:
+class DecisionApplier:
     """Makes changes, the same ones at the same step boundary on every worker."""
 
-    def __init__(self, crew: Crew, progress: Progress, monitoring: Monitoring) -> None:
+    def __init__(self, crew: WorkerGroup, progress: Progress, monitoring: Monitoring) -> None:
         self._crew = crew
         self._monitoring = monitoring
         self._progress = progress
         self._ramps: list[Ramp] = []
         self.remembered: dict[str, Any] | None = None  # a state to go back to: joiners and checkpoints take it over
 
-    def make(self, decision: Decision, trained: Trained) -> None:
+    def make(self, decision: Decision, trained: TrainingState) -> None:
         """Do all of it. Raises ``UserError`` with nothing done where a part cannot be."""
         progress, crew = self._progress, self._crew
         if decision.restore and self.remembered is None:
@@ -57,23 +57,23 @@ class Changer:
         if decision.remember:
             self._remember(trained)
 
-    def ramp(self, trained: Trained) -> None:
+    def ramp(self, trained: TrainingState) -> None:
         """Behind a step: the next part of what comes about step by step."""
         self._ramps = [left for ramp in self._ramps if (left := self._scale(ramp, trained)) is not None]
 
-    def _scale(self, ramp: Ramp, trained: Trained) -> Ramp | None:
+    def _scale(self, ramp: Ramp, trained: TrainingState) -> Ramp | None:
         factor, left = ramp.next()
         factors = [factor] * len(trained.optimizer.param_groups)
         scale_rates(trained.optimizer, trained.schedulers, factors, correct_momentum=ramp.correct_momentum)
         return left
 
-    def _remember(self, trained: Trained) -> None:
+    def _remember(self, trained: TrainingState) -> None:
         tensors: Tensors = {}
         tree = to_tree(trained.state(), tensors)
         copies = from_tree(tree, {name: t.detach().clone() for name, t in tensors.items()})
         self.remembered = {"trained": copies, "monitors": json.dumps(self._monitoring.to_json())}
 
-    def _restore(self, trained: Trained) -> None:
+    def _restore(self, trained: TrainingState) -> None:
         """Weights, optimizer and monitors as remembered; learning rates stay, and so does the place in the data."""
         assert self.remembered is not None
         tensors: Tensors = {}

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from elastune.core.batch_slices import Share
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
-from elastune.mechanisms.base import Found, Replica
+from elastune.mechanisms.base import Replica, StepStatistics
 from elastune.monitors.base import Monitor, Need, Norms, Reading, State, WorkerTimes
 from elastune.monitors.hessian import hessian_trace, top_eigenvalue
 from elastune.monitors.registry import choose
@@ -42,7 +42,7 @@ class Monitoring:
         weights = _preconditioner(replica.params, optimizer) if self.takes("preconditioned", step) else None
         replica.measure(self.compares(step), weights, (step - 1) // self._stride)
 
-    def bend(self, replica: Replica, loss: torch.Tensor, share: Share, step: int) -> None:
+    def bend(self, replica: Replica, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
         """Before a share's backward pass: measure the curvature of its loss, where that is due."""
         due = self.takes("trace", step) or self.takes("sharpness", step)
         if not share.weight or not due:
@@ -60,7 +60,7 @@ class Monitoring:
             fix = "leave the monitor curvature out"
             raise UserError("curvature needs a loss that can be differentiated twice", error, fix) from error
 
-    def read(self, step: int, batch: int, workers: int, found: Found, times: Sequence[float]) -> None:
+    def read(self, step: int, batch: int, workers: int, found: StepStatistics, times: Sequence[float]) -> None:
         """After a step's reduction: ``times`` as the control vector brought them."""
         reading = Reading(
             step=step,
@@ -117,7 +117,7 @@ def _due(monitor: Monitor, step: int) -> bool:
     return (step - 1) % monitor.every == 0
 
 
-def _norms(batch: int, found: Found, name: str, which: int) -> Norms | None:
+def _norms(batch: int, found: StepStatistics, name: str, which: int) -> Norms | None:
     parts = round(found.parts["count"])
     if found.norms is None or parts < 2 or (which == 1 and found.norms[1] == 0.0):
         return None

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from elastune.core.errors import UserError
 from elastune.core.run import Position
 from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
-from elastune.train.data.sample_log import Trail
+from elastune.train.data.sample_log import SampleSpans
 
 KEPT = 2
 DRAFT = ".draft-"
@@ -35,7 +35,7 @@ class Checkpoint:
     metrics: dict[str, float]
     batch_size: int | None = None  # where it was changed while training ran
     micro_batch: int | None = None
-    trail: Trail = field(default_factory=list)
+    trail: SampleSpans = field(default_factory=list)
     adapt: dict[str, Any] = field(default_factory=dict)  # what monitors and policies go on from
 
 
@@ -137,7 +137,7 @@ def load(path: Path, fix: str = "delete this folder to continue from the one bef
         raise UserError("a checkpoint must be whole", f"{path}: {type(error).__name__}: {error}", fix) from None
 
 
-def trail(path: Path) -> Trail:
+def trail(path: Path) -> SampleSpans:
     """Which samples the run at ``path`` has used; nothing where that cannot be told."""
     try:
         return _trail(json.loads((path / "state.json").read_text()))
@@ -145,7 +145,7 @@ def trail(path: Path) -> Trail:
         return []
 
 
-def _trail(tree: dict[str, Any]) -> Trail:
+def _trail(tree: dict[str, Any]) -> SampleSpans:
     return [[int(number) for number in piece] for piece in tree["trail"]]
 
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from elastune.core.errors import UserError
 from elastune.train.schedules import learning_rates
-from elastune.train.training_state import Trained
+from elastune.train.training_state import TrainingState
 
 _BUFFERS = {"momentum": "momentum_buffer", "amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
 """Options of torch's optimizers, and what a parameter's state holds because of them."""
@@ -24,8 +24,8 @@ _BUFFERS = {"momentum": "momentum_buffer", "amsgrad": "max_exp_avg_sq", "centere
 _WAITING = ("best", "num_bad_epochs", "cooldown_counter")  # what a plateau has seen
 
 
-def inherit(trained: Trained, state: Mapping[str, Any], source: str) -> None:
-    """Take over ``state``, the ``Trained.state`` of another run, which came from ``source``.
+def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:
+    """Take over ``state``, the ``TrainingState.state`` of another run, which came from ``source``.
 
     Parameters, buffers and what the optimizer keeps for each parameter are the other run's. Learning rates, momentum
     and whatever else parameter groups hold are as this run's program built them; its schedulers are stepped as often as
@@ -42,7 +42,7 @@ def inherit(trained: Trained, state: Mapping[str, Any], source: str) -> None:
     _move(trained, state)
 
 
-def _check(trained: Trained, state: Mapping[str, Any], source: str) -> None:
+def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:
     rule = "a child has the shapes, optimizer and schedulers of its parent"
     own, found = _shapes(trained.replica.module.state_dict()), _shapes(state["model"])
     for name in {**own, **found}:
@@ -78,7 +78,7 @@ def _fit_options(group: Mapping[str, Any], kept: dict[str, Any] | None, paramete
             kept[name] = torch.zeros_like(parameter)
 
 
-def _move(trained: Trained, state: Mapping[str, Any]) -> None:
+def _move(trained: TrainingState, state: Mapping[str, Any]) -> None:
     """Step the schedulers to where the other run's are.
 
     Of several, one may step with every batch and one with every epoch: they take turns, evenly.

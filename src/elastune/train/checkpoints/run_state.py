@@ -12,7 +12,7 @@ import torch
 from elastune.comm.group import Group
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
-from elastune.elastic.worker.group import Crew
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Checkpointed, Record, Restarted
 from elastune.mechanisms.base import flatten, unflatten
@@ -21,17 +21,17 @@ from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.inherit import inherit
 from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
 from elastune.train.progress import Progress
-from elastune.train.training_state import Trained
+from elastune.train.training_state import TrainingState
 
 
-class Keeper:
+class RunState:
     """One worker's state, for its crew (``elastic.worker.state_owner.Holder``) and for its run's folder."""
 
     def __init__(
         self,
         spec: RunSpec,
         config: Config,
-        crew: Crew,
+        crew: WorkerGroup,
         progress: Progress,
         adapter: Adapter,
         send: Callable[[Record], None],
@@ -43,7 +43,7 @@ class Keeper:
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
-        self.trained: Trained | None = None
+        self.trained: TrainingState | None = None
         self.uncounted = 0  # 1 between a step's reduction and the end of the user's lines about it
         self.mid_step = False  # a step was begun and is not completed
 
@@ -118,10 +118,10 @@ class Keeper:
         self._progress.take(told["progress"])
         self._adapter.take(told["adapt"])
 
-    def _state(self, trained: Trained) -> dict[str, Any]:
+    def _state(self, trained: TrainingState) -> dict[str, Any]:
         return {**trained.state(), "remembered": self._adapter.remembered}
 
-    def _load_state(self, trained: Trained, state: dict[str, Any], source: str) -> None:
+    def _load_state(self, trained: TrainingState, state: dict[str, Any], source: str) -> None:
         trained.load(state, source)
         self._adapter.remembered = state.get("remembered")
 
@@ -174,7 +174,7 @@ class Keeper:
             if any(told for (told,) in self.crew.gather([float(written)])):
                 return
 
-    def _write(self, trained: Trained) -> None:
+    def _write(self, trained: TrainingState) -> None:
         progress = self._progress
         kept = checkpoints.Checkpoint(
             progress.position,
@@ -202,7 +202,7 @@ class Keeper:
         if self.crew.begins_again and self.crew.rank == 0:
             self._send(Restarted(self._progress.position.step))
 
-    def _load(self, path: Path, trained: Trained) -> None:
+    def _load(self, path: Path, trained: TrainingState) -> None:
         kept = checkpoints.load(path)
         self._check_meaning(kept, "a run resumes with the {} it was begun with")
         self._load_state(trained, kept.state, str(path))
@@ -211,7 +211,7 @@ class Keeper:
         if kept.adapt:
             self._adapter.take(kept.adapt, resumed=True)
 
-    def _inherit(self, folder: Path, trained: Trained) -> None:
+    def _inherit(self, folder: Path, trained: TrainingState) -> None:
         """Begin with the newest checkpoint in ``folder``, another run's. What its policies changed is not taken over.
 
         It is written down as this run's first at once: whatever becomes of the parent, this run can begin again.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from elastune.core.batch_slices import Share, shares
+from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Position
 from elastune.train.rng import SeededSamples, epoch_order
@@ -31,7 +31,7 @@ class Step:
 
     offset: int
     size: int
-    shares: list[Share]
+    shares: list[BatchSlice]
 
 
 def check_dataset(dataset: Any, batch_size: Any) -> None:
@@ -62,7 +62,7 @@ def training_steps(
 
     ``compared``: whether in step n, counted from 1, gradients of parts of the batch are to be compared.
     """
-    known: dict[tuple[int, bool], list[Share]] = {}
+    known: dict[tuple[int, bool], list[BatchSlice]] = {}
     offset, number = at.offset, at.step
     while offset < length:
         size = min(batch_size, length - offset)

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from elastune.core.run import Position
-from elastune.journal.records import Record, StepsTaken
+from elastune.journal.records import Record, StepsCompleted
 
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
 
 
-Trail = list[list[int]]
+SampleSpans = list[list[int]]
 """What all steps so far have used, in pieces as long as can be (about one an epoch): the epoch, its first and last
 place, its length, the first and last step. It is part of a checkpoint: claims may be lost with the controller."""
 
 
-def follow(trail: Trail, at: Position, size: int, length: int) -> None:
+def follow(trail: SampleSpans, at: Position, size: int, length: int) -> None:
     """Add the step from ``at`` on, which used ``size`` samples of an epoch that will use ``length``."""
     if trail:
         epoch, _, stop, known, _, last = trail[-1]
@@ -28,16 +28,16 @@ def follow(trail: Trail, at: Position, size: int, length: int) -> None:
     trail.append([at.epoch, at.offset, at.offset + size, length, at.step + 1, at.step + 1])
 
 
-def cut(trail: Trail, length: int) -> None:
+def cut(trail: SampleSpans, length: int) -> None:
     """The epoch at hand ends sooner than was thought, at ``length``."""
     if trail:
         trail[-1][3] = length
 
 
-def claims_of(trail: Trail) -> list[StepsTaken]:
+def claims_of(trail: SampleSpans) -> list[StepsCompleted]:
     """The claims that ``trail`` stands for, whoever made them."""
     return [
-        StepsTaken(-1, 0, 0, epoch, start, stop, length, first_step, last_step)
+        StepsCompleted(-1, 0, 0, epoch, start, stop, length, first_step, last_step)
         for epoch, start, stop, length, first_step, last_step in trail
     ]
 
@@ -48,7 +48,7 @@ def checksum(indices: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlVector:
     """What each worker adds to a step's reduction beside gradients; read back as sums over workers.
 
     ``waiting``: policies of this worker wait for what other workers' policies give. ``seconds``: of training, by rank
@@ -73,19 +73,19 @@ class Control:
         return [*single, *self.votes, *self.times]
 
     @staticmethod
-    def of(sums: Sequence[float], votes: int) -> Control:
+    def of(sums: Sequence[float], votes: int) -> ControlVector:
         """What ``to_list`` of all workers add up to; ``votes`` numbers of it are votes."""
         stop, heard, samples, checksum, waiting, seconds, unsure, *rest = sums
-        return Control(stop, heard, samples, checksum, waiting, seconds, unsure, rest[:votes], rest[votes:])
+        return ControlVector(stop, heard, samples, checksum, waiting, seconds, unsure, rest[:votes], rest[votes:])
 
 
-class Claims:
+class SampleLog:
     """Joins the steps taken under one version to records."""
 
     def __init__(self, worker: int, send: Callable[[Record], None]) -> None:
         self._worker = worker
         self._send = send
-        self._open: StepsTaken | None = None
+        self._open: StepsCompleted | None = None
 
     def step(self, at: Position, size: int, length: int, version: int, workers: int) -> None:
         """The step from ``at`` on used ``size`` samples of an epoch that will use ``length``."""
@@ -98,7 +98,7 @@ class Claims:
             self._open = replace(known, stop=at.offset + size, last_step=number)
             return
         self.flush()
-        self._open = StepsTaken(
+        self._open = StepsCompleted(
             worker=self._worker,
             version=version,
             workers=workers,
