@@ -8,7 +8,7 @@ ranks alone, no forecasts.
 
 - static: every trial has 1, 2, 4 or 8 GPUs, those freed go to the next trial. The best number in hindsight counts.
 - double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best counts.
-- broker: ``elastune.study.allocation``, which knows nothing of a trial's speed but what its reports tell. Each trial has
+- broker: ``elastune.study.allocation``, which knows nothing of a trial but what its reports tell. Each trial has
   from 1 GPU to all of them: nothing is chosen in hindsight.
 
 Figure of merit: seconds until fully trained trials cover 0.95 of the hypervolume that all 64 would, and the GPU-hours

@@ -191,7 +191,7 @@ class Breaking(WorkerGroup):
 def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's lines that are not behind ``ends_step`` run once more, and nobody hears of it."""
     sent: list[Any] = []
-    monkeypatch.setattr("elastune.testing.sessions.Crew", Breaking)
+    monkeypatch.setattr("elastune.testing.sessions.WorkerGroup", Breaking)
     session = lone_session(tmp_path, send=sent.append, means=Means(mode="fast"))
     model = network()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

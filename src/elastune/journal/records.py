@@ -67,7 +67,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
-    "StepsTaken",
+    "StepsCompleted",
     "Straggling",
     "StudyFinished",
     "StudyStarted",

@@ -36,7 +36,7 @@ class WarmStarted:
     """What a study takes over from an earlier one in the folder ``source``, whose journal is not needed again.
 
     ``taken`` of its ``of`` ended trials fit; ``left_out``: why others do not, and how many. ``similarity`` of its
-    context to this study's, from 0 to 1, see ``search.analysis``. ``told``: what samplers take for results of this study;
+    context to this study's, from 0 to 1, see ``search.analysis``. ``told``: what samplers take for its results;
     ``proposed``: the parameters of those that are tried first.
     """
 

@@ -34,7 +34,7 @@ class PreparedTrial:
 
 
 class TrialLaunches:
-    """Makes ``PreparedTrial``s for the trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
+    """Prepares the trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
 
     def __init__(self, plan: Plan, *, pauses: bool) -> None:
         self._plan = plan

@@ -21,9 +21,9 @@ from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinati
 # A worker process that takes part, then does what its argument says.
 WORKER = """
 import os, sys, time
-from elastune.elastic.worker.client import Member
+from elastune.elastic.worker.client import CoordinatorClient
 address, token, worker, then = sys.argv[1:]
-member = Member(address, token, int(worker))
+member = CoordinatorClient(address, token, int(worker))
 member.ready()
 version = member.await_version(0, 30)
 member.running(version.number, 0)

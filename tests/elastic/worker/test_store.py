@@ -25,11 +25,11 @@ WORKERS = f"""
 import os, sys, time
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
-from elastune.elastic.worker.client import Member
+from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.store import MemberStore
 
 def work(worker):
-    member = Member(*sys.argv[1:], worker)
+    member = CoordinatorClient(*sys.argv[1:], worker)
     store = MemberStore(member)
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(interface="lo")]

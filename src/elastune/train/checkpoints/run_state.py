@@ -25,7 +25,7 @@ from elastune.train.training_state import TrainingState
 
 
 class RunState:
-    """One worker's state, for its crew (``elastic.worker.state_owner.Holder``) and for its run's folder."""
+    """One worker's state, for its crew (``elastic.worker.state_owner.StateOwner``) and for its run's folder."""
 
     def __init__(
         self,
