@@ -1,0 +1,89 @@
+"""Workers as a grid: which of them carry one replica together, and which are the same part of different ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from elastune.core.errors import UserError
+
+Axis = Literal["data", "shard", "tensor", "pipeline"]
+AXES: tuple[Axis, ...] = ("data", "shard", "pipeline", "tensor")
+"""From the slowest to the fastest: neighbouring ranks differ in the tensor axis first. A replica's workers, and the
+slots that they run, are therefore consecutive, and a run grows by whole replicas at its end."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How many workers there are along each axis.
+
+    ``data``: replicas of the model; the elastic axis. The others divide ONE replica: ``shard`` its tensors and the
+    samples, ``tensor`` the arithmetic of its layers, ``pipeline`` its layers.
+    """
+
+    data: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            size = getattr(self, axis)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise UserError("a mesh has at least one worker along each axis", f"{axis}={size}", f"use {axis}=1")
+
+    def size(self, axis: Axis) -> int:
+        """How many workers differ in ``axis`` alone."""
+        return int(getattr(self, axis))
+
+    @property
+    def workers(self) -> int:
+        """All of them."""
+        return self.data * self.replica
+
+    @property
+    def replica(self) -> int:
+        """The workers that carry one replica."""
+        return self.shard * self.tensor * self.pipeline
+
+    @property
+    def batch(self) -> int:
+        """How many parts the samples of a global batch are cut into."""
+        return self.data * self.shard
+
+    def coordinates(self, rank: int) -> dict[Axis, int]:
+        """Where worker ``rank`` stands along each axis."""
+        self._check(rank)
+        found: dict[Axis, int] = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, self.size(axis))
+        return found
+
+    def batch_rank(self, rank: int) -> int:
+        """Which part of the samples worker ``rank`` runs: equal for the workers that run a part together."""
+        self._check(rank)
+        return rank // (self.tensor * self.pipeline)
+
+    def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
+        """The workers that differ from ``rank`` in ``axis`` alone, itself included, in order."""
+        self._check(rank)
+        stride = 1
+        for faster in reversed(AXES):
+            if faster == axis:
+                break
+            stride *= self.size(faster)
+        first = rank - self.coordinates(rank)[axis] * stride
+        return tuple(first + i * stride for i in range(self.size(axis)))
+
+    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+        """All groups along ``axis``; every worker is in one of them."""
+        return tuple(sorted({self.group(axis, rank) for rank in range(self.workers)}))
+
+    def fitted(self, workers: int) -> Mesh | None:
+        """As many whole replicas of this kind as ``workers`` carry; None where they do not carry one."""
+        data = workers // self.replica
+        return replace(self, data=data) if data else None
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.workers:
+            raise ValueError(f"rank {rank} in a mesh of {self.workers} workers")
