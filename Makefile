@@ -28,6 +28,7 @@ types: $(VENV)/.installed-dev
 
 # Benchmarks of the search need data in $$ELASTUNE_DATA: hpo/lcbench, pollux_traces.
 bench-smoke: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/hashes.py --check benchmarks/results/hashes.json --smoke
 	$(BIN)/python benchmarks/overhead.py --smoke
 	$(BIN)/python benchmarks/elastic.py --smoke
 	$(BIN)/python benchmarks/elastic_peers.py --smoke
