@@ -24,7 +24,7 @@ def test_the_next_free_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_resuming_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setup.choose_out(tmp_path / "mistyped", Path("digits.py"), "tune", resume=True)
-    assert "mistyped holds nothing to go on with, so this begins anew" in capsys.readouterr().err
+    assert "mistyped holds nothing to go on with, so this starts from the beginning" in capsys.readouterr().err
     (tmp_path / "journal.jsonl").touch()
     setup.choose_out(tmp_path, Path("digits.py"), "tune", resume=True)
     assert capsys.readouterr().err == ""
@@ -42,22 +42,6 @@ def test_data_goes_to_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
         setup.use_data(Path("nothing"))
 
 
-def test_slots_suffice_for_all_workers() -> None:
-    def slots(workers: int, slots: int | None) -> int:
-        means = setup.choose_means(
-            workers, mode="exact", slots=slots, micro_batch=None, precision="fp32", threads=1, device="cpu"
-        )
-        return means.num_slots
-
-    assert [slots(1, None), slots(8, None), slots(12, None), slots(2, 4)] == [8, 8, 12, 4]
-
-
-@pytest.mark.parametrize("price", [0, -1, float("nan"), float("inf")])
-def test_a_price_is_positive(price: float) -> None:
-    with pytest.raises(UserError, match="--price"):
-        setup.check_price(price)
-
-
 def test_an_unknown_device() -> None:
     with pytest.raises(UserError, match="choose one of cpu"):
-        setup.choose_means(1, mode="exact", slots=None, micro_batch=None, precision="fp32", threads=1, device="cuda:99")
+        setup.choose_device("cuda:99")

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import options
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import Execution, FaultOptions, Folders, Notices, Training
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
-from elastune.cli.setup import choose_means, choose_notices, choose_out, choose_workers, use_data
+from elastune.cli.setup import choose_workers
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Elastic, Place, Program, RunSpec
 
@@ -26,18 +28,15 @@ if TYPE_CHECKING:
     from elastune.journal.records import Record, RunFailed
 
 
+@flatten
 def run(
     file: options.File,
+    training: Training,
+    execution: Execution,
+    folders: Folders,
+    faults: FaultOptions,
+    notices: Notices,
     workers: options.Workers = "1",
-    set_: options.Set = None,
-    epochs: options.Epochs = None,
-    seed: options.Seed = 0,
-    mode: options.Mode = "exact",
-    slots: options.Slots = None,
-    micro_batch: options.MicroBatch = None,
-    precision: options.Precision = "fp32",
-    threads: options.Threads = 1,
-    device: options.Device = "auto",
     max_steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Checkpoint after so many steps too, not only each epoch; 0: never.")
@@ -46,15 +45,6 @@ def run(
     monitor: options.Monitors = None,
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = "5s",
-    chaos: options.Chaos = None,
-    chaos_verify: options.ChaosVerify = False,
-    notice_file: options.NoticeFile = None,
-    notice_url: options.NoticeUrl = None,
-    notice_seconds: options.NoticeSeconds = 120.0,
-    data: options.Data = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    json: options.Json = False,
 ) -> int:
     """Train FILE.
 
@@ -69,44 +59,33 @@ def run(
     of weights, buffers and optimizer state; seconds are those of training. A run that fails prints {kind: "run",
     failed: {reason, detail, rank, exit_code}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
     """
-    from elastune.cli.chaos import Faults
     from elastune.cluster.static import from_environment
 
     place = from_environment(os.environ)
-    faults = Faults.of(chaos, chaos_verify, mode, place)
+    chosen = faults.choose(execution.mode, place)
     begin, elastic = choose_workers(workers, heartbeat)
     if place is not None:
-        begin, elastic = _static_workers(workers, place, out), Elastic()
-    _at_least("--epochs", epochs, 1)
+        begin, elastic = _static_workers(workers, place, folders.out), Elastic()
+    _at_least("--epochs", training.epochs, 1)
     _at_least("--max-steps", max_steps, 1)
     _at_least("--checkpoint-every", checkpoint_every, 0)
-    use_data(data)
-    notices = choose_notices(notice_file, notice_url, notice_seconds)
+    sources = notices.sources()
     spec = RunSpec(
         program=Program(file),
-        out=choose_out(out, file, "run", resume),
-        config=parse.settings(set_ or []),
-        seed=seed,
-        means=choose_means(
-            begin,
-            most_workers=elastic.high,
-            mode=mode,
-            slots=slots,
-            micro_batch=micro_batch,
-            precision=precision,
-            threads=threads,
-            device=device,
-        ),
-        epochs=epochs,
+        out=folders.choose(file, "run"),
+        config=training.config,
+        seed=training.seed,
+        means=execution.means(begin, most_workers=elastic.high),
+        epochs=training.epochs,
         max_steps=max_steps,
         checkpoint_every_steps=checkpoint_every,
-        resume=resume,
+        resume=folders.resume,
         elastic=elastic,
         adapt=Adapt(tuple(policy or ()), tuple(monitor or ())),
     )
     if place is not None:
-        return _run_static(spec, place, json, tensorboard)
-    return _run_local(spec, json, faults, notices, tensorboard)
+        return _run_static(spec, place, folders.json, tensorboard)
+    return _run_local(spec, folders.json, chosen, sources, tensorboard)
 
 
 def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[NoticeSource], tensorboard: bool) -> int:

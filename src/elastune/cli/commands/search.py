@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from elastune.cli import options, parse
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import FastExecution, Folders, Search, Training, check_price
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
-from elastune.cli.setup import check_price, choose_means, choose_out, use_data
 from elastune.core.errors import UserError
-from elastune.core.run import DEFAULT_SLOTS, Program
+from elastune.core.run import Program
 
 
+@flatten
 def tune(
     file: options.File,
-    objective: options.Objectives = None,
-    constraint: options.Constraints = None,
-    sampler: options.Sampler = "auto",
-    trials: Annotated[int | None, typer.Option(help="Trials to run.")] = None,
-    budget: options.Budget = None,
-    worker_hours: options.WorkerHours = None,
-    stopping: options.Stopping = "none",
-    warm_start: options.WarmStart = None,
+    search: Search,
+    training: Training,
+    execution: FastExecution,
+    folders: Folders,
     workers: Annotated[int, typer.Option(help="Worker processes for all trials together.")] = 1,
-    trial_workers: options.TrialWorkers = None,
-    set_: options.Set = None,
-    epochs: options.Epochs = None,
-    seed: options.Seed = 0,
-    mode: options.Mode = "fast",
-    slots: options.Slots = None,
-    micro_batch: options.MicroBatch = None,
-    precision: options.Precision = "fp32",
-    threads: options.Threads = 1,
-    device: options.Device = "auto",
-    price: options.Price = 1.0,
-    trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Time of one trial at most.")] = None,
-    data: options.Data = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    json: options.Json = False,
+    warm_start: options.WarmStart = None,
 ) -> int:
     """Search FILE's space(trial) for the best trade-offs among its objectives.
 
@@ -51,50 +35,24 @@ def tune(
     pick: {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker
-    from elastune.search.space.objective import parse_objectives
-    from elastune.study.request import StudyRequest
     from elastune.study.run import tune as run_study
 
-    use_data(data)
-    budget_s = None if budget is None else parse.duration(budget)
-    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
-    request = StudyRequest(
-        program=Program(file),
-        out=choose_out(out, file, "tune", resume),
-        objectives={o.name: o.direction for o in parse_objectives(objective)} if objective else {},
-        constraints=tuple(constraint or ()),
-        sampler=sampler,
-        trials=trials,
-        budget_s=budget_s,
-        worker_hours=worker_hours,
-        stopping=stopping,
-        warm_start=tuple(warm_start or ()),
-        workers=workers,
-        trial_workers=bounds,
-        means=choose_means(
-            1 if bounds is None else bounds[0],
-            most_workers=None if bounds is None else bounds[1],
-            mode=mode,
-            slots=slots,
-            micro_batch=micro_batch,
-            precision=precision,
-            threads=threads,
-            device=device,
-        ),
-        config=parse.settings(set_ or []),
-        epochs=epochs,
-        seed=seed,
-        price_per_worker_hour=check_price(price),
-        trial_timeout_s=None if trial_timeout is None else parse.duration(trial_timeout, "--trial-timeout"),
-        resume=resume,
-    )
-    with Progress(StudyTracker(trials, budget_s)) as progress:
+    out = folders.choose(file, "tune")
+    low, high = search.bounds or (1, None)
+    means = execution.means(low, most_workers=high)
+    request = search.request(file, out, workers, means, training, resume=folders.resume)
+    request = replace(request, warm_start=tuple(warm_start or ()))
+    with Progress(StudyTracker(request.trials, request.budget_s)) as progress:
         run_study(request, observe=progress.observe)
-    return tell_study(request.out, json)
+    return tell_study(out, folders.json)
 
 
+@flatten
 def frontier(
     file: options.File,
+    training: Training,
+    execution: FastExecution,
+    folders: Folders,
     workers: Annotated[str, typer.Option(metavar="N,N,...", help="Worker counts to ask about.")] = "1,2,4,8",
     target: Annotated[float | None, typer.Option(help="Quality that must be reached.")] = None,
     budget: options.Budget = "3m",
@@ -104,20 +62,7 @@ def frontier(
     seeds: Annotated[int, typer.Option(help="Trainings of a cell of the table.")] = 3,
     constraint: options.Constraints = None,
     sampler: options.Sampler = "auto",
-    set_: options.Set = None,
-    epochs: options.Epochs = None,
-    seed: options.Seed = 0,
-    mode: options.Mode = "fast",
-    slots: options.Slots = None,
-    micro_batch: options.MicroBatch = None,
-    precision: options.Precision = "fp32",
-    threads: options.Threads = 1,
-    device: options.Device = "auto",
     price: options.Price = 1.0,
-    data: options.Data = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    json: options.Json = False,
 ) -> int:
     """How far does FILE scale before accuracy pays, and which settings buy it back?
 
@@ -130,37 +75,27 @@ def frontier(
     from elastune.frontier.phases import frontier as find_frontier
     from elastune.study.request import FrontierRequest
 
-    use_data(data)
     counts = parse.worker_counts(workers)
-    budget_s = parse.duration(budget or "")
     request = FrontierRequest(
         program=Program(file),
-        out=choose_out(out, file, "frontier", resume),
+        out=folders.choose(file, "frontier"),
         workers=counts,
-        budget_s=budget_s,
+        budget_s=parse.duration(budget or ""),
         target=target,
         quality=quality,
         seeds=seeds,
-        means=choose_means(
-            1,
-            mode=mode,
-            slots=max(DEFAULT_SLOTS, *counts) if slots is None else slots,
-            micro_batch=micro_batch,
-            precision=precision,
-            threads=threads,
-            device=device,
-        ),
-        config=parse.settings(set_ or []),
+        means=execution.means(1, most_workers=max(counts)),
+        config=training.config,
         constraints=tuple(constraint or ()),
         sampler=sampler,
-        epochs=epochs,
-        seed=seed,
+        epochs=training.epochs,
+        seed=training.seed,
         price_per_worker_hour=check_price(price),
-        resume=resume,
+        resume=folders.resume,
     )
-    with Progress(StudyTracker(None, budget_s)) as progress:
+    with Progress(StudyTracker(None, request.budget_s)) as progress:
         find_frontier(request, observe=progress.observe)
-    return tell_study(request.out, json)
+    return tell_study(request.out, folders.json)
 
 
 def tell_study(out: Path, as_json: bool, **more: object) -> int:

@@ -9,7 +9,8 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.commands.search import tell_study
-from elastune.cli.setup import check_price, choose_out, use_data
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import Folders, Search, Training
 from elastune.core.errors import UserError
 from elastune.core.run import DEFAULT_SLOTS, Means, Program
 
@@ -25,8 +26,12 @@ Pause = Annotated[
 ]
 
 
+@flatten
 def simulate(
     file: options.File,
+    search: Search,
+    training: Training,
+    folders: Folders,
     workers: Annotated[int, typer.Option(help="Simulated workers, for all trials together.")] = 64,
     recorded: Annotated[
         Path | None, typer.Option(help="Folder of a study whose trials to replay, instead of FILE's surrogate.")
@@ -39,23 +44,6 @@ def simulate(
     lose_every: Annotated[
         str | None, typer.Option(metavar="TIME", help="Mean time to the loss of each worker. [default: none is lost]")
     ] = None,
-    objective: options.Objectives = None,
-    constraint: options.Constraints = None,
-    sampler: options.Sampler = "auto",
-    trials: Annotated[int | None, typer.Option(help="Trials to run.")] = None,
-    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Simulated time: 90s, 3m, 1.5h.")] = None,
-    worker_hours: options.WorkerHours = None,
-    stopping: options.Stopping = "none",
-    trial_workers: options.TrialWorkers = None,
-    set_: options.Set = None,
-    epochs: options.Epochs = None,
-    seed: options.Seed = 0,
-    price: options.Price = 1.0,
-    trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Time of one trial at most.")] = None,
-    data: options.Data = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    json: options.Json = False,
 ) -> int:
     """Run the study that tune would run, on simulated workers: thousands of them, in seconds.
 
@@ -66,40 +54,18 @@ def simulate(
     trials had), source}.
     """
     from elastune.cli.progress import Progress, StudyTracker
-    from elastune.search.space.objective import parse_objectives
     from elastune.simulate.cluster import Losses
     from elastune.simulate.run import simulate as run_simulation
-    from elastune.study.request import StudyRequest
 
-    use_data(data)
     if not 1 <= workers <= parse.MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {parse.MOST_WORKERS}", workers, "such as 2048")
-    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
-    request = StudyRequest(
-        program=Program(file),
-        out=choose_out(out, file, "simulate", resume),
-        objectives={o.name: o.direction for o in parse_objectives(objective)} if objective else {},
-        constraints=tuple(constraint or ()),
-        sampler=sampler,
-        trials=trials,
-        budget_s=None if budget is None else parse.duration(budget),
-        worker_hours=worker_hours,
-        stopping=stopping,
-        workers=workers,
-        trial_workers=bounds,
-        means=_means(bounds),
-        config=parse.settings(set_ or []),
-        epochs=epochs,
-        seed=seed,
-        price_per_worker_hour=check_price(price),
-        trial_timeout_s=None if trial_timeout is None else parse.duration(trial_timeout, "--trial-timeout"),
-        resume=resume,
-    )
+    out = folders.choose(file, "simulate")
+    request = search.request(file, out, workers, _means(search.bounds), training, resume=folders.resume)
     model = _model(request.program, recorded, scaling, start, pause)
-    losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), seed)
-    with Progress(StudyTracker(trials, None)) as progress:
+    losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), training.seed)
+    with Progress(StudyTracker(request.trials, None)) as progress:
         found = run_simulation(request, model, losses=losses, observe=progress.observe)
-    return tell_study(request.out, json, simulated=_data(found) if json else _line(found))
+    return tell_study(out, folders.json, simulated=_data(found) if folders.json else _line(found))
 
 
 def _means(bounds: tuple[int, int] | None) -> Means:
