@@ -11,7 +11,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Checkpointed, Record, RunFinished, StepsCompleted
+from elastune.journal.records import Checkpointed, Decided, Record, RunFinished, StepsCompleted
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
@@ -190,17 +190,40 @@ def test_all_die_and_the_run_goes_on_from_its_checkpoint(runs: Runs, undisturbed
     same(ran, undisturbed)
 
 
+def decided(ran: Ran) -> list[tuple[str, int, str, dict[str, object]]]:
+    return [(r.policy, r.step, r.outcome, r.decision) for r in ran.records if isinstance(r, Decided)]
+
+
+def rates(ran: Ran) -> list[float]:
+    """The mean over workers of the first group's learning rate, at every fifth step."""
+    return [r["lr"] for r in ran.reports if "lr" in r]
+
+
 def test_parameters_change_for_all_at_one_step(runs: Runs) -> None:
     """Whoever is there, and whoever dies around it: one batch size a step, and one learning rate."""
-    changes = ["6 batch_size 128", "9 lr 0.01"]  # whichever step it falls to, no slot is left with one sample
-    plain = runs(1, change=changes, pause_s=0.03)
+    changes = ["6 batch_size 128", "9 lr 0.01"]
+    plain = runs(1, change=changes)
     sizes = {
         (s.stop - s.start) / (s.last_step - s.first_step + 1) for s in plain.records if isinstance(s, StepsCompleted)
     }
     assert len(sizes) > 1, "the batch size never changed"
     assert plain.ledger.exact
-    for faults in ([], ["kill 0 12 before"]):
-        ran = runs(3, change=changes, pause_s=0.03, faults=faults)
-        assert isinstance(ran.outcome, RunFinished)
+    assert decided(plain) == [
+        ("program", 8, "applied", {"batch_size": 128}),
+        ("program", 11, "applied", {"lr": 0.01}),
+    ]
+    before, after = 2e-3 * 0.999**10, 0.01 * 0.999**4  # the schedule goes on from the new rate
+    assert rates(plain)[:3] == pytest.approx([2e-3 * 0.999**5, before, after])
+    for faults in ([], ["kill 0 11 before"], ["kill 1 10 gather"], ["break 1 10 reduced"], ["kill 2 9 after"]):
+        ran = runs(3, change=changes, faults=faults)
+        assert ran.sha256 == plain.sha256, faults
+        assert decided(ran) == decided(plain), faults
+        assert rates(ran) == rates(plain), faults
         assert ran.ledger.exact, ran.ledger
         assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3
+
+
+def test_a_change_that_one_worker_asks_for_is_told_and_not_made(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(3, change=["9 lr 0.01"], changing=0)
+    same(ran, undisturbed)
+    assert decided(ran) == [("program", 11, "disagreed", {"lr": 0.01})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
 from elastune.job.run import run_job
 from elastune.journal.reader import read
-from elastune.journal.records import RunFinished
+from elastune.journal.records import Decided, RunFinished
 from elastune.report.tables.sample_ledger import ledger
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
@@ -26,6 +27,17 @@ def torchrun(out: Path, *more: str) -> RunFinished:
     *_, end = (entry.record for entry in read(out / "journal.jsonl"))
     assert isinstance(end, RunFinished)
     return end
+
+
+def test_parameters_change_under_torchrun(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Nothing of it needs a coordinator."""
+    change = ["6 batch_size 128", "9 lr 0.01"]
+    spec = RunSpec(PROGRAM, tmp_path / "elastic", {"change": change}, seed=3, means=Means(workers=1))
+    whole = run_job(spec, cluster=cluster)
+    out = tmp_path / "launched"
+    assert torchrun(out, "--set", f"change={json.dumps(change)}").sha256 == whole.sha256
+    decided = [entry.record for entry in read(out / "journal.jsonl") if isinstance(entry.record, Decided)]
+    assert [(d.policy, d.step, d.outcome) for d in decided] == [("program", 8, "applied"), ("program", 11, "applied")]
 
 
 def exact(out: Path, epochs: int = 3) -> bool:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import Diverged, UserError
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import Means
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Reported
 from elastune.testing.sessions import lone_session
@@ -213,30 +213,6 @@ def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
     assert ended == [True, False, True, True, True]
     assert [record.metrics["step"] for record in sent if isinstance(record, Reported)] == [0, 1, 2, 3]
     assert session.samples == 50
-
-
-def test_changes_behind_the_point_of_a_rewind_are_made_again(tmp_path: Path) -> None:
-    """Of two, the one that the state at that point already has is left alone."""
-    model = network()
-    loop(lone_session(tmp_path, max_steps=4, checkpoint_every_steps=None), model, torch.optim.SGD(model.parameters()))
-    spec = RunSpec(Program(tmp_path / "none.py"), tmp_path, resume=True, checkpoint_every_steps=0)
-    unmade = {"batch_size": (25.0, 6), "lr": (0.5, 3)}
-    session = Session(
-        spec,
-        WorkerGroup(Group()),
-        torch.device("cpu"),
-        config={},
-        send=lambda record: None,
-        stop_requested=lambda: False,
-        unmade=unmade,
-    )
-    optimizer = torch.optim.SGD(model.parameters())
-    before = session.made
-    loop(session, model, optimizer)
-    assert before == unmade
-    assert session.made == {"batch_size": (25.0, 4)}
-    assert session.step == 4 + 2
-    assert optimizer.param_groups[0]["lr"] == 0.001
 
 
 def broken(loss: torch.Tensor, share: Any) -> None:

@@ -9,8 +9,6 @@ from elastune.core.run import Position
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.timing import StepTimes
 
-Made = dict[str, tuple[float, int]]
-
 
 @dataclass
 class Progress:
@@ -18,9 +16,8 @@ class Progress:
 
     ``dirty``: since its last step this worker has done what cannot be repeated without the workers it was done with:
     evaluated a part of a data set, or built what training begins with. ``batch_size`` and ``micro_batch``: what the run
-    was changed to use, instead of what the program and the run's means ask for. ``made``: what the coordinator
-    changed so far, each with its value and the step at which it was made; ``unmade``: those made before
-    this worker was rewound. ``reports``: how many were made since the last step. ``trail``: which samples were used.
+    was changed to use, instead of what the program and the run's means ask for. ``reports``: how many were made
+    since the last step. ``trail``: which samples were used.
     """
 
     times: StepTimes
@@ -30,8 +27,6 @@ class Progress:
     dirty: bool = True
     batch_size: int | None = None
     micro_batch: int | None = None
-    made: Made = field(default_factory=dict)
-    unmade: Made = field(default_factory=dict)
     reports: int = 0
     trail: SampleSpans = field(default_factory=list)
 
@@ -42,7 +37,6 @@ class Progress:
             "metrics": self.metrics,
             "batch_size": self.batch_size,
             "micro_batch": self.micro_batch,
-            "made": self.made,
             "reports": self.reports,
             "trail": self.trail,
             "seconds": self.times.seconds,
@@ -55,6 +49,5 @@ class Progress:
         self.batch_size = None if other["batch_size"] is None else int(other["batch_size"])
         self.micro_batch = None if other["micro_batch"] is None else int(other["micro_batch"])
         self.trail = [[int(number) for number in piece] for piece in other["trail"]]
-        self.made = {str(name): (float(value), int(step)) for name, (value, step) in other["made"].items()}
         self.reports = int(other["reports"])
         self.times.go_on_from(float(other["seconds"]))

@@ -17,18 +17,19 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
-from elastune.core.signals import Signal
+from elastune.core.signals import Decision, Signal
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported, RunContext
 from elastune.mechanisms.registry import prepare as prepare_replica
 from elastune.policies.base import Policy
+from elastune.policies.run import MOST
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.machine import run_context
 from elastune.train.precision import autocast_forward
-from elastune.train.progress import Made, Progress
+from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.stepper import Stepper
@@ -41,9 +42,9 @@ Number = float | int | bool | torch.Tensor
 class Session:
     """A worker's view of a run. Every worker of a run executes the same function with its own session.
 
-    ``snapshot``: what this worker was rewound to, and goes on from; ``unmade``: the changes it had made. ``rehearsal``:
-    a joiner's first time through the training function, which ends after a few passes that do not count. ``policies``:
-    classes of policies of the user's own, by name.
+    ``snapshot``: what this worker was rewound to, and goes on from. ``rehearsal``: a joiner's first time through the
+    training function, which ends after a few passes that do not count. ``policies``: classes of policies of the user's
+    own, by name.
     """
 
     def __init__(
@@ -58,7 +59,6 @@ class Session:
         clock: Clock | None = None,
         snapshot: Packed | None = None,
         rehearsal: bool = False,
-        unmade: Made | None = None,
         policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     ) -> None:
         self.config = config
@@ -69,7 +69,7 @@ class Session:
         self._send = send
         self._clock = clock or SystemClock()
         self._snapshot = snapshot
-        self._progress = Progress(StepTimes(self._clock), unmade=unmade or {})
+        self._progress = Progress(StepTimes(self._clock))
         self._adapter = Adapter(spec, crew, self._progress, send, policies)
         self.keeper = RunState(spec, config, crew, self._progress, self._adapter, send)
         self._stepper = Stepper(
@@ -132,11 +132,6 @@ class Session:
     def metrics(self) -> dict[str, float]:
         """The newest value of everything that was reported."""
         return self._progress.metrics
-
-    @property
-    def made(self) -> Made:
-        """The parameter changes that were made, each with its value and its step."""
-        return self._progress.made | self._progress.unmade
 
     @property
     def context(self) -> RunContext:
@@ -337,16 +332,30 @@ class Session:
         self._crew.resize(workers)
 
     def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
-        """Ask that the global batch size, or all learning rates, change for every worker at one later step boundary.
+        """Ask for another global batch size, or learning rate, on every worker.
 
-        Any worker may ask, or all of them; journaled. Raises ``UserError`` as ``resize``, and for what cannot be set.
+        Every worker must ask for the same between the same two steps. They vote on it in the next step's reduction and
+        change together after that step; schedulers go on from the new rate. What came of it is journaled, as a policy's
+        decision is: applied; refused, where it cannot be (a batch longer than an epoch); or disagreed, where workers
+        asked for different things and nothing changed.
+
+        Args:
+            batch_size: Samples in the global batch; None leaves it as it is.
+            lr: The learning rate of every parameter group; None leaves it as it is.
+
+        Raises:
+            UserError: For a batch size or a learning rate that cannot be.
+
+        Example:
+            >>> if session.ends_step and session.step == 1000:
+            ...     session.change(batch_size=512, lr=0.4)
         """
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+        if batch_size is not None and not (whole and 1 <= batch_size <= MOST):
             raise UserError("a batch holds a whole number of samples, at least 1", batch_size, "session.change(...)")
         if lr is not None and not (math.isfinite(lr) and lr >= 0):
             raise UserError("a learning rate must be finite and not negative", lr, "session.change(lr=0.1)")
-        wishes = {"batch_size": batch_size, "lr": lr}
-        self._crew.change({name: float(value) for name, value in wishes.items() if value is not None})
+        self._adapter.wish(Decision(batch_size=batch_size, lr=None if lr is None else float(lr)))
 
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a step at hand counts as completed."""

@@ -142,6 +142,7 @@ class Stepper:
             if not completed:
                 crew.discarded += 1
                 self.mid_step = False
+                self._adapter.step_discarded()
                 return "again"
             self._adapter.exchange()
             self.count()
@@ -306,11 +307,7 @@ class Stepper:
                 self._keeper.save()
             return False
         version = crew.version
-        again = {name: value for name, (value, at) in progress.unmade.items() if at >= done}
-        changes = again | (crew.boundary() or {})
-        progress.unmade = {}
-        if changes:
-            self._change(changes, trained)
+        crew.boundary()
         if crew.version != version:
             return True  # come here once more, as a member of the new version
         if self._adapter.boundary(trained, self._size):
@@ -322,15 +319,6 @@ class Stepper:
             self.claims.flush()
             self._keeper.save()
         return True
-
-    def _change(self, changes: dict[str, float], trained: TrainingState) -> None:
-        """Parameters that all members change here."""
-        self._progress.made |= {name: (value, self._progress.position.step) for name, value in changes.items()}
-        if "batch_size" in changes:
-            self._progress.batch_size = int(changes["batch_size"])
-        if "lr" in changes:
-            for parameters in trained.optimizer.param_groups:
-                parameters["lr"] = changes["lr"]
 
     def _set_control(self, step: Step, order: torch.Tensor, trained: TrainingState) -> None:
         size = self._crew.size

@@ -22,7 +22,6 @@ from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.program.load import LoadedProgram, load, merge
-from elastune.train.progress import Made
 from elastune.train.session import Session
 from elastune.train.stepper import Rehearsed, StopTraining
 
@@ -108,9 +107,8 @@ class Worker:
         crew = ElasticWorkerGroup(member)
         rehearsal, begins = member.joins, not member.joins
         snapshot: Packed | None = None
-        unmade: Made = {}
         while True:
-            session = self._session(crew, snapshot, rehearsal, unmade)
+            session = self._session(crew, snapshot, rehearsal)
             crew.holder = session.keeper
             try:
                 if begins:
@@ -129,16 +127,13 @@ class Worker:
                 rehearsal = False
             except Rewind:
                 begins = False
-                unmade = session.made
                 snapshot = None if crew.outside or crew.begins_again else session.keeper.newest
             except Leave:
                 return
             finally:
                 session.flush()
 
-    def _session(
-        self, crew: WorkerGroup, snapshot: Packed | None = None, rehearsal: bool = False, unmade: Made | None = None
-    ) -> Session:
+    def _session(self, crew: WorkerGroup, snapshot: Packed | None = None, rehearsal: bool = False) -> Session:
         return Session(
             self._spec,
             crew,
@@ -148,7 +143,6 @@ class Worker:
             stop_requested=self._stop_requested,
             snapshot=snapshot,
             rehearsal=rehearsal,
-            unmade=unmade,
             policies=self._program.policies,
         )
 

@@ -21,6 +21,7 @@ config = {
     "faults": [],
     "resize": [],
     "change": [],
+    "changing": None,
     "optimizer": "adamw",
     "plain": False,
     "wide": 64,
@@ -67,7 +68,7 @@ def train(session) -> None:
                 time.sleep(config["pause_s"])
                 if str(session.step) in wishes:
                     session.resize(int(wishes[str(session.step)]))
-                if str(session.step) in changes:
+                if str(session.step) in changes and config["changing"] in (None, session.rank):
                     name, value = changes[str(session.step)]
                     session.change(**{name: int(value) if name == "batch_size" else value})
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -76,7 +77,7 @@ def train(session) -> None:
             each_step.step()
             if session.ends_step and session.step % 5 == 4:
                 reach("inner")
-                session.report(inner=session.step)
+                session.report(inner=session.step, lr=float(optimizer.param_groups[0]["lr"]))
         reach("tail")
         assert torch.isfinite(loss)  # what the batch loop leaves is there, whatever has happened
         model.eval()

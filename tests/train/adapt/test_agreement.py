@@ -29,7 +29,7 @@ def holding(*proposals: Proposal) -> Agreement:
 
 def test_nobody_says_anything() -> None:
     one, other = holding(), holding()
-    assert summed(one, other) == [0.0] * (2 * VOTE)
+    assert summed(one, other) == [0.0] * (3 * VOTE), "the program has a vote, too"
     assert one.settle(summed(one, other), 2) == []
 
 

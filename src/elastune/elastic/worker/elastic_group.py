@@ -48,7 +48,6 @@ class ElasticWorkerGroup(WorkerGroup):
         self._agreed: View | None = None
         self._voted: View | None = None
         self._done = CommitLog()
-        self._changes: dict[str, float] = {}
         member.on_break = self._break
 
     # -- becoming a member --------------------------------------------------------------------------------------------
@@ -103,7 +102,6 @@ class ElasticWorkerGroup(WorkerGroup):
             seen = version.number
             if self.worker not in version.members:
                 continue
-            self._changes.clear()  # of an attempt that came to nothing: members make them without this worker
             if version.fresh:
                 self._first, self.begins_again = version, version.number > 1
                 raise Rewind
@@ -177,7 +175,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     # -- change -------------------------------------------------------------------------------------------------------
 
-    def boundary(self) -> dict[str, float] | None:
+    def boundary(self) -> None:
         if self._agreed is not None and not self.broken:
             version, self._agreed = self._agreed, None
             if self.worker not in version.members:
@@ -186,8 +184,6 @@ class ElasticWorkerGroup(WorkerGroup):
             self._enter(version)
         elif self.broken:
             self.recover(GroupBroken("the version is over"))
-        changes, self._changes = self._changes, {}
-        return changes or None
 
     def recover(self, error: GroupBroken) -> bool:
         """Meet the survivors in the next version. Raises ``Rewind`` where what broke cannot be done again."""
@@ -207,10 +203,6 @@ class ElasticWorkerGroup(WorkerGroup):
     def replace(self, rank: int) -> None:
         if self.rank == rank and self.live:
             self._member.replace()
-
-    def change(self, changes: dict[str, float]) -> None:
-        if self.rank == 0 and self.live and changes:
-            self._member.change(changes, "session.change")
 
     def finish(self) -> None:
         self._done.all_done = True
@@ -270,7 +262,6 @@ class ElasticWorkerGroup(WorkerGroup):
         if not version.planned:
             self._let_go()
         self._now, self._agreed = version, None
-        self._changes.update(version.changes)
         try:
             group = form(
                 self._store,

@@ -81,9 +81,8 @@ class WorkerGroup:
         ``served``: by another worker's result (``recover``).
         """
 
-    def boundary(self) -> dict[str, float] | None:
-        """At a step boundary: become the version that was agreed on, if one was; the parameter changes it brings."""
-        return None
+    def boundary(self) -> None:
+        """At a step boundary: become the version that was agreed on, if one was."""
 
     def gather(self, values: Sequence[float]) -> Rows:
         """Every worker's ``values``, by rank, on every worker."""
@@ -105,11 +104,6 @@ class WorkerGroup:
     def replace(self, rank: int) -> None:
         """Ask for another worker in place of the one of ``rank``, which goes on until that one is there."""
         self.resize(self.size)
-
-    def change(self, changes: dict[str, float]) -> None:
-        """Ask for parameter changes at one step boundary."""
-        rule = "parameters can be changed for all only where elastune starts the workers"
-        raise UserError(rule, "workers of another launcher", "use elastune run")
 
     def finish(self) -> None:
         """This worker's training function has ended well; returns once no other one needs anything of it."""

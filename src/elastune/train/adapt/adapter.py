@@ -22,8 +22,8 @@ from elastune.journal.records import Decided, Measured, PolicyFailed, Record
 from elastune.policies.base import Policy
 from elastune.policies.library.registry import build_all, monitors_for
 from elastune.policies.run import Limits
-from elastune.policies.runtime.host import PolicyHost
-from elastune.train.adapt.agreement import Agreed, Agreement
+from elastune.policies.runtime.host import PolicyHost, Proposal
+from elastune.train.adapt.agreement import PROGRAM, Agreed, Agreement
 from elastune.train.adapt.apply import DecisionApplier
 from elastune.train.adapt.monitoring import Monitoring
 from elastune.train.data.sample_log import ControlVector
@@ -47,6 +47,7 @@ class _AdapterState:
     asked: int | None = None  # so many workers were asked for, and are not there yet
     seconds: float = 0.0  # rank 0's clock, as the newest step brought it to all
     loss: float | None = None  # of the newest step
+    wished: dict[str, Any] = field(default_factory=dict)  # by the program since the last boundary, a decision as JSON
     exchange_due: bool = False
     resync_due: bool = False
 
@@ -66,6 +67,8 @@ class Adapter:
         if policies and spec.most_workers > MOST_VOTERS:
             rule = f"policies agree among at most {MOST_VOTERS} workers"
             raise UserError(rule, spec.most_workers, "use fewer workers, or no policy")
+        if any(name == PROGRAM for name, _ in policies):
+            raise UserError("a policy needs a name of its own", PROGRAM, "rename its class")
         wanted = (*monitors_for(policy for _, policy in policies), *spec.adapt.monitors)
         self.monitoring = Monitoring((*wanted, *(("loss",) if wanted or policies else ())), spec.seed)
         self.survives_divergence = any(policy.survives_divergence for _, policy in policies)
@@ -97,6 +100,7 @@ class Adapter:
     def boundary(self, trained: TrainingState, batch_size: int) -> bool:
         """Between steps, before another: what has to be done by all workers together. True where training is to end."""
         self._meet()
+        self._propose_wished(trained, batch_size)
         if self._standing.resync_due:
             self._resync()
         self.exchange()
@@ -115,6 +119,24 @@ class Adapter:
             standing.step = at.step
             self._call("before_step", trained, self._progress.batch_size or batch_size)
         return ends
+
+    def wish(self, decision: Decision) -> None:
+        """The program asks for ``decision``; what it asks for between two steps is one decision."""
+        if self._spec.most_workers > MOST_VOTERS:
+            rule = f"parameters can change for at most {MOST_VOTERS} workers"
+            raise UserError(rule, self._spec.most_workers, "use fewer workers, or no session.change")
+        if self._crew.live:
+            self._standing.wished = {**self._standing.wished, **decision.to_json()}
+
+    def step_discarded(self) -> None:
+        """The step under way will be done again, and with it the user's lines that may have wished for something."""
+        self._standing.wished = {}
+
+    def _propose_wished(self, trained: TrainingState, batch_size: int) -> None:
+        wished, self._standing.wished = self._standing.wished, {}
+        if wished:
+            cause = self.snapshot(trained, self._progress.batch_size or batch_size)
+            self._ballot.add(Proposal(PROGRAM, cause.step, Decision(**wished), cause))
 
     def exchange(self) -> None:
         """Where a hook of some worker waits for the others': all tell each other what they have."""
@@ -241,6 +263,7 @@ class Adapter:
             try:
                 if any(other.contradicts(decision) for other in done):
                     raise UserError("a thing changes once at a step", "another policy was first", "give it a cooldown")
+                self._check_batch(decision)
                 self._changer.make(decision, trained)
             except UserError as error:
                 self._refused(verdict, str(error))
@@ -252,8 +275,16 @@ class Adapter:
             self._measured_s = -math.inf  # what comes of it is to be seen
         return any(decision.stop for decision in done)
 
+    def _check_batch(self, decision: Decision) -> None:
+        batch, longest = decision.batch_size, self._longest
+        if batch is not None and longest is not None and batch > longest:
+            raise UserError(f"a batch must not be longer than an epoch of {longest} samples", batch, "ask for less")
+
     def _disagreed(self, verdict: Agreed) -> None:
         standing, name = self._standing, verdict.policy
+        if name == PROGRAM:
+            self._tell(verdict, "disagreed", "every worker must ask session.change for the same")
+            return
         standing.resync_due = True
         standing.disagreements[name] = standing.disagreements.get(name, 0) + 1
         self._tell(verdict, "disagreed", "")
@@ -268,7 +299,8 @@ class Adapter:
     def _refused(self, verdict: Agreed, why: str) -> None:
         if verdict.own is None:
             return
-        self._host.put_back(verdict.policy, verdict.own.before)
+        if verdict.policy != PROGRAM:
+            self._host.put_back(verdict.policy, verdict.own.before)
         if self._last_refused.get(verdict.policy) != verdict.own.decision:  # it may ask again and again
             self._last_refused[verdict.policy] = verdict.own.decision
             self._tell(verdict, "refused", why)

@@ -1,4 +1,4 @@
-"""What this worker's policies propose, from the hook to the vote that settles it; each policy has a vote of its own."""
+"""What this worker's program and policies propose, from the wish to the vote on it; each has a vote of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from elastune.core.votes import VOTE, outcome, vote
 from elastune.policies.runtime.host import Proposal
 
 _ABSTENTION = [0.0] * VOTE
+PROGRAM = "program"  # proposes what the training function asks of ``session.change``
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,22 @@ class Agreed:
 
 
 class Agreement:
-    """Open proposals by policy; of each policy one rides in a vote, the others in later ones."""
+    """Open proposals of the program and of each policy; of each one rides in a vote, the others in later ones.
+
+    The program always has a vote: whether it will ever use it is not known when the length of a step's control vector
+    must be.
+    """
 
     def __init__(self, policies: Sequence[str]) -> None:
-        self._open: dict[str, list[Proposal]] = {name: [] for name in policies}
-        self.abstention = _ABSTENTION * len(policies)
+        self._open: dict[str, list[Proposal]] = {name: [] for name in (PROGRAM, *policies)}
+        self.abstention = _ABSTENTION * len(self._open)
 
     def add(self, proposal: Proposal) -> None:
         """To be voted on."""
         self._open[proposal.policy].append(proposal)
 
     def vote(self) -> list[float]:
-        """This worker's votes in the next step, policy by policy."""
+        """This worker's votes in the next step: the program's, then policy by policy."""
         if not any(self._open.values()):
             return self.abstention
         return [x for own in self._open.values() for x in (vote(own[0].decision) if own else _ABSTENTION)]
