@@ -30,8 +30,8 @@ FORBIDDEN_CALLS = {
 MACHINE_PATHS = re.compile(r"(?<![\w.$~{}-])/(?:root|home|work|Users|mnt|opt)/\w")
 
 
-def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+def sources(package: Path = PACKAGE) -> list[Path]:
+    return sorted(package.rglob("*.py"))
 
 
 def room_of(file: Path, package: Path = PACKAGE) -> str:
@@ -70,6 +70,42 @@ def broken_imports(file: Path, text: str, package: Path = PACKAGE) -> list[str]:
         if not allowed:
             found.append(f"{room} imports {other or 'elastune'} ({module})")
     return found
+
+
+def graph_of_imports(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Which files of ``package`` import which, inside functions and for type checkers too; front doors left out."""
+    files = {f"{package.name}." + ".".join(f.relative_to(package).with_suffix("").parts): f for f in sources(package)}
+    files = {name: file for name, file in files.items() if file.stem not in FRONT_DOORS}
+    found: dict[str, set[str]] = {}
+    for name, file in files.items():
+        inside = (package.name, *file.relative_to(package).parts[:-1])
+        wanted = {part for module in imports(ast.parse(file.read_text()), inside) for part in prefixes(module)}
+        found[name] = (wanted & files.keys()) - {name}
+    return found
+
+
+def prefixes(module: str) -> set[str]:
+    """``a.b.c`` and ``a.b``: whichever of them is a file."""
+    return {module, module.rpartition(".")[0]}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Files that import each other, directly or through others."""
+    reach = {name: reachable(graph, name) for name in graph}
+    found = {frozenset({b for b in reach[a] if a in reach[b]}) for a in graph if a in reach[a]}
+    return sorted(sorted(circle) for circle in found)
+
+
+def reachable(graph: dict[str, set[str]], begin: str) -> set[str]:
+    """Every file that ``begin`` imports, directly or through others."""
+    seen: set[str] = set()
+    todo = list(graph[begin])
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += graph[name]
+    return seen
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
@@ -114,6 +150,10 @@ def test_a_file_keeps_the_rules(file: Path) -> None:
     assert broken_imports(file, text) == []
     assert broken_calls(text) == []
     assert text.count("\n") <= LONGEST_FILE, "one concept one file"
+
+
+def test_no_two_files_import_each_other() -> None:
+    assert circles(graph_of_imports()) == []
 
 
 @pytest.mark.parametrize("file", sorted((PACKAGE / "core").rglob("*.py")), ids=lambda file: file.name)
@@ -166,6 +206,18 @@ def test_no_file_names_this_machine() -> None:
 )
 def test_the_import_rule_finds_what_it_should(file: str, text: str, broken: bool) -> None:
     assert bool(broken_imports(PACKAGE / file, text)) == broken
+
+
+def test_the_circle_rule_finds_what_it_should(tmp_path: Path) -> None:
+    package = tmp_path / "elastune"
+    package.mkdir()
+    (package / "a.py").write_text("def f():\n    from elastune.b import x")
+    (package / "b.py").write_text("import elastune.c")
+    (package / "c.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import a, d")
+    (package / "d.py").write_text("import os")
+    graph = graph_of_imports(package)
+    assert graph["elastune.c"] == {"elastune.a", "elastune.d"}
+    assert circles(graph) == [["elastune.a", "elastune.b", "elastune.c"]]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elastune.recipes.spaces import suggest_network as suggest_network
     from elastune.recipes.spaces import suggest_optimizer as suggest_optimizer
     from elastune.recipes.spaces import suggest_scheduler as suggest_scheduler
+    from elastune.report.explain import explain as explain
     from elastune.study.api import run as run
     from elastune.study.api import tune as tune
     from elastune.study.results.study import Study as Study
@@ -43,6 +44,7 @@ _HOMES = {
     "Run": "policies.run",
     "Session": "train.session",
     "Study": "study.results.study",
+    "explain": "report.explain",
     "run": "study.api",
     "tune": "study.api",
     "suggest_batch": "recipes.spaces",

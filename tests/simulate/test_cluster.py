@@ -15,8 +15,9 @@ from elastune.core.clock import VirtualClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Elastic, RunSpec
 from elastune.journal.records import Regrouped, Reported, Restarted, RunFailed, RunFinished, WorkerGone
-from elastune.simulate.cluster import Losses, SimulatedCluster
+from elastune.simulate.cluster import SimulatedCluster
 from elastune.simulate.handle import SimulatedHandle
+from elastune.simulate.world import Losses
 from elastune.testing.cluster_kit import ClusterKit, exits, reports, spec_of
 
 

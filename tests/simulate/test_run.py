@@ -24,9 +24,9 @@ from elastune.journal.records import (
     TrialStarted,
 )
 from elastune.journal.writer import JournalWriter
-from elastune.simulate.cluster import Losses
 from elastune.simulate.recorded_model import RecordedModel, parse_scaling
 from elastune.simulate.run import Simulation, SurrogateModel, simulate
+from elastune.simulate.world import Losses
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.run import tune

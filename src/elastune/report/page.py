@@ -11,6 +11,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
 from elastune.report.document import Note, Page, Section, write
+from elastune.report.explain import Part, explain
 from elastune.report.figures import adapting as adapting_figure
 from elastune.report.figures import frontier as frontier_figures
 from elastune.report.figures import search as search_figures
@@ -24,7 +25,6 @@ from elastune.report.tables.sample_ledger import lines as ledger_lines
 from elastune.report.tables.tables import Table
 from elastune.report.tables.text import count, duration, flat, number, plain
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.explain import Part
 from elastune.study.results.study import Study
 
 JOURNAL = "journal.jsonl"
@@ -156,7 +156,7 @@ def study_page(study: StudyStory, found: Study | None = None) -> Page:
             picked = found.pick()
             caveat = f" ({picked.caveat})" if picked.caveat else ""
             command, note = picked.command, f"Trains the pick, trial {picked.trial.number}, again{caveat}:"
-        told = found.explain()
+        told = explain(found)
         figures += [search_figures.front_over_time(found), search_figures.workers_by_trial(found)]
         figures.append(search_figures.importance(told.importance))
         sections.append(Section("In words", tuple(Note(text) for part in told.parts for text in _told(part))))

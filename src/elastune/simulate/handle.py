@@ -1,4 +1,4 @@
-"""A run of the simulated cluster: legs of steps at one pace, and what happens between them."""
+"""A run of the simulated cluster: legs of steps of equal length, and what happens between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal
 
 from elastune.cluster.base import NOBODY, ElasticHandle, Event, Exited, Message
 from elastune.core.errors import UserError
@@ -14,16 +14,13 @@ from elastune.core.run import Position, RunSpec
 from elastune.core.seeds import derive
 from elastune.journal.records import Reason, Regrouped, Reported, Restarted, RunFailed, RunFinished, WorkerGone
 from elastune.simulate.trial_model import Leg, Progress, digest_of, load_progress, save_progress
-
-if TYPE_CHECKING:
-    from elastune.simulate.cluster import SimulatedCluster
+from elastune.simulate.world import World
 
 Stopped = Literal["complete", "max_steps", "until_epoch", "requested"]
-Found = TypeVar("Found")
 
 
 class SimulatedHandle(ElasticHandle):
-    """A run that is reckoned from one event to the next.
+    """A run that is calculated from one event to the next.
 
     New workers take the model's ``start_s`` to start while training goes on; at the next step boundary they are in, and
     training stands still for ``resize_pause_s``. What it kept when it ended is in its folder, for ``resume`` and for a
@@ -31,11 +28,11 @@ class SimulatedHandle(ElasticHandle):
     interrupts is done again by those that are left; with the last worker all is lost since the last checkpoint.
     """
 
-    def __init__(self, spec: RunSpec, cluster: SimulatedCluster) -> None:
+    def __init__(self, spec: RunSpec, world: World[SimulatedHandle]) -> None:
         self.spec = spec
-        self._cluster = cluster
-        self._model = cluster.model
-        self._clock = cluster.clock
+        self._world = world
+        self._model = world.model
+        self._clock = world.clock
         self._events: list[Event] = []
         self._over = False
         self._members = list(range(spec.means.workers))
@@ -49,11 +46,11 @@ class SimulatedHandle(ElasticHandle):
         self._next: Callable[[], None] = self._tell
         self._why = ""
 
-    # -- for the driver -----------------------------------------------------------------------------------------------
+    # -- for the study -----------------------------------------------------------------------------------------------
 
     def poll(self) -> list[Event]:
         events, self._events = self._events, []
-        self._cluster.tell(self, False)
+        self._world.tell(self, False)
         return events
 
     @property
@@ -96,11 +93,11 @@ class SimulatedHandle(ElasticHandle):
         if worker in self._members and not self._over:
             self._guard(lambda: self._lose(worker))
 
-    # -- for the cluster ----------------------------------------------------------------------------------------------
+    # -- for the world ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Take the workers and start; a model that raises is the run's failure."""
-        self._cluster.hold(len(self._members))
+        self._world.hold(len(self._members))
         self._held = len(self._members)
         now = self._clock.now()
         self._begun_at = now + self._model.start_s
@@ -117,8 +114,8 @@ class SimulatedHandle(ElasticHandle):
 
     def room(self) -> None:
         """Ask for what is still wanted, as far as there is room; give back what is not."""
-        target = min(self._wanted, self._held + self._cluster.free)
-        self._cluster.want(self, target < self._wanted)
+        target = min(self._wanted, self._held + self._world.free)
+        self._world.want(self, target < self._wanted)
         if target != self._target:
             if target > max(self._target, len(self._members)):
                 self._ready_at = self._clock.now() + self._model.start_s
@@ -140,7 +137,7 @@ class SimulatedHandle(ElasticHandle):
                 raise UserError("a parent must have kept a checkpoint", spec.parent, "pause it first")
         if found is not None:
             self._progress = self._kept = found
-        self._rng = random.Random(derive(self._cluster.losses.seed, "losses", spec.out.name, self._kept.position.step))
+        self._rng = random.Random(derive(self._world.losses.seed, "losses", spec.out.name, self._kept.position.step))
         self._begun_seconds = self._kept.seconds
         if not self._is_at_end(self._kept.position):
             self._set_off(self._kept.position, self._begun_at)
@@ -160,7 +157,7 @@ class SimulatedHandle(ElasticHandle):
         batch, samples = model.batch(config), model.samples(config)
         seconds = model.epoch_s(config, len(self._members), position.epoch + 1)
         if batch < 1 or samples < 1 or not 0 <= seconds < math.inf:
-            fix = "mend the model of the trials"
+            fix = "fix the model of the trials"
             raise UserError("an epoch has samples, steps and a time", f"{samples}, {batch} and {seconds} s", fix)
         whole = -(-samples // batch)
         if position.offset >= samples:  # a parent's epochs were longer
@@ -188,7 +185,7 @@ class SimulatedHandle(ElasticHandle):
             found.append((self._loss_at, lambda: self._lose(self._rng.choice(self._members))))
         at, self._next = min(found, key=lambda planned: max(planned[0], now))
         self._plan += 1
-        self._cluster.schedule(at, self._plan, self)
+        self._world.schedule(at, self._plan, self)
 
     def _tell(self) -> None:
         """Say how the workers changed, now that training goes on."""
@@ -241,7 +238,7 @@ class SimulatedHandle(ElasticHandle):
         self._members = [*self._members[: self._target], *joiners]
         for worker in leavers:
             self._emit(Message(worker, WorkerGone(worker, "left", self._why, 0)))
-        self._cluster.tell(self, True)  # so that its worker-seconds are counted with the right workers
+        self._world.tell(self, True)  # so that its worker-seconds are counted with the right workers
         self._pause(position, planned=True, discarded=0)
         self._hold()
 
@@ -305,8 +302,8 @@ class SimulatedHandle(ElasticHandle):
 
     def _end(self, code: int, log: str = "") -> None:
         self._over = True
-        self._cluster.forget(self)
-        self._cluster.hold(-self._held)
+        self._world.forget(self)
+        self._world.hold(-self._held)
         for worker in self._members:
             self._emit(Exited(worker, code, log))
 
@@ -322,13 +319,13 @@ class SimulatedHandle(ElasticHandle):
         held = max(self._target, len(self._members))
         more, self._held = held - self._held, held
         if more:
-            self._cluster.hold(more)
+            self._world.hold(more)
 
     def _lifetime(self) -> float:
         """Seconds until one of the workers is lost."""
-        every_s = self._cluster.losses.every_s
+        every_s = self._world.losses.every_s
         return self._rng.expovariate(len(self._members) / every_s) if every_s < math.inf else math.inf
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
-        self._cluster.tell(self, True)
+        self._world.tell(self, True)

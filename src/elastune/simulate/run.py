@@ -18,8 +18,9 @@ from elastune.job.output_dir import JOURNAL
 from elastune.job.run import Observe
 from elastune.journal.reader import read
 from elastune.search.space.space import Space
-from elastune.simulate.cluster import Losses, SimulatedCluster
+from elastune.simulate.cluster import SimulatedCluster
 from elastune.simulate.trial_model import TrialModel
+from elastune.simulate.world import Losses
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.run import tune

@@ -22,9 +22,10 @@ def explain(
     --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, alone,
     total, spread}], pairs: [{first, second, share, spread}], explained, why_not}], out}; shares are of the variance.
     """
+    from elastune.report.explain import explain as explained
     from elastune.study.results.study import Study
 
-    found = Study.load(out).explain()
+    found = explained(Study.load(out))
     if json:
         print_json({"kind": "explanation", **asdict(found), "out": str(out)})
     else:

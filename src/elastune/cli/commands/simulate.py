@@ -54,8 +54,8 @@ def simulate(
     trials had), source}.
     """
     from elastune.cli.progress import Progress, StudyTracker
-    from elastune.simulate.cluster import Losses
     from elastune.simulate.run import simulate as run_simulation
+    from elastune.simulate.world import Losses
 
     if not 1 <= workers <= parse.MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {parse.MOST_WORKERS}", workers, "such as 2048")

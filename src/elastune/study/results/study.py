@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
@@ -19,9 +19,6 @@ from elastune.search.space.objective import Objective, oriented, parse_objective
 from elastune.study.results.command import program_path, run_command
 from elastune.study.results.timeline import AllocationSpan, spells, study_times
 from elastune.study.results.trials import Trial, trials
-
-if TYPE_CHECKING:
-    from elastune.study.results.explain import Explanation
 
 
 @dataclass(frozen=True)
@@ -152,12 +149,6 @@ class Study:
             if t.phase == "search" and t.state in ("complete", "infeasible")
         ]
         return importance(tried, self.objectives)
-
-    def explain(self) -> Explanation:
-        """The study in words; ``print`` it."""
-        from elastune.study.results.explain import explain
-
-        return explain(self, self.importance())
 
     def frame(self) -> Any:
         """One row a trial as a pandas ``DataFrame``: the columns of ``elastune export``, times as time stamps."""

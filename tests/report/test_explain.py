@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from elastune.study.results.explain import Explanation
+from elastune.report.explain import Explanation, explain
 from elastune.study.results.study import Study
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
 
 
 def explained(told: Telling) -> dict[str, tuple[str, ...]]:
-    return {part.title: part.lines for part in Study.of(Path("out"), told.entries).explain().parts}
+    return {part.title: part.lines for part in explain(Study.of(Path("out"), told.entries)).parts}
 
 
 def front_of(*values: tuple[float, float], lr: float = 0.01) -> Telling:
@@ -24,7 +24,7 @@ def front_of(*values: tuple[float, float], lr: float = 0.01) -> Telling:
 
 def test_a_whole_study_in_words() -> None:
     told = stopping_study(40)
-    text = Study.of(Path("out"), told.entries).explain()
+    text = explain(Study.of(Path("out"), told.entries))
     assert isinstance(text, Explanation)
     parts = explained(told)
     assert list(parts) == [

@@ -48,8 +48,19 @@ class Explanation:
         return "\n\n".join("\n".join([part.title, *(f"  {line}" for line in part.lines)]) for part in self.parts)
 
 
-def explain(study: Study, importance: Sequence[Importance]) -> Explanation:
-    """``study`` in words. ``importance``: what ``study.importance()`` gave."""
+def explain(study: Study) -> Explanation:
+    """Put a study into words: its front, how sure the pick is, what decides each objective, what to try next.
+
+    Args:
+        study: what ``elastune.tune`` returned, or ``Study.load(folder)``.
+
+    Returns:
+        The explanation in parts; ``str`` of it is text for a terminal.
+
+    Example:
+        >>> print(elastune.explain(elastune.Study.load("out")))
+    """
+    importance = study.importance()
     parts = (
         Part("The front", _front(study)),
         Part("How sure the pick is", _sureness(study)),
@@ -59,7 +70,7 @@ def explain(study: Study, importance: Sequence[Importance]) -> Explanation:
         Part("Where the time went", _times(study)),
         Part("What to try next", _next(study)),
     )
-    return Explanation(tuple(part for part in parts if part.lines), tuple(importance))
+    return Explanation(tuple(part for part in parts if part.lines), importance)
 
 
 def _front(study: Study) -> tuple[str, ...]:
@@ -223,7 +234,7 @@ def _times(study: Study) -> tuple[str, ...]:
 
 
 def _next(study: Study) -> tuple[str, ...]:
-    """Bounds of the space that the best trials sit on: what lies behind them was not looked at."""
+    """Bounds of the space that the best trials sit on: what lies beyond them was not looked at."""
     best = _best(study)
     lines: list[str] = []
     for name in sorted({name for trial in best for name in trial.params}):
@@ -258,7 +269,7 @@ def _at_bounds(name: str, range_: FloatDistribution | IntDistribution, values: S
 
 
 def _best(study: Study) -> list[Trial]:
-    """The front and, where it is small, the fronts behind it."""
+    """The front and, where it is small, the fronts after it."""
     left = study.complete
     best: list[Trial] = []
     while left and len(best) < FEWEST_BEST:
