@@ -53,7 +53,7 @@ FIRST_SEED = 300
 SCALE = 60.0  # seconds that a second of lcbench stands for
 START_S, PAUSE_S = 10.0, 1.0
 ELASTUNE = Halving()
-PLAIN = Halving(hope=-100.0, doubt=100.0)  # neither ever hopeful nor ever hopeless: ranks decide
+PLAIN = Halving(promote_margin=-100.0, prune_margin=100.0)  # neither ever hopeful nor ever hopeless: ranks decide
 RUNGS = tuple(levels(6, ELASTUNE.eta, 52))  # where both begin: a ninth of the training
 RULES = Rules(stay_s=20.0, horizon_s=3600.0, least_gain=0.5)
 RESULT = Path(__file__).parent / "results" / "elastic_search.json"

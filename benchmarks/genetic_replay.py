@@ -78,8 +78,10 @@ class Search:
     @property
     def generation(self) -> int:
         """Trainings of a generation; 1 where there are none."""
-        genetics = parse_genetics(self.breeding)
-        return genetics.demes * genetics.population if self.breeding else 1
+        if not self.breeding:
+            return 1
+        genetics = parse_genetics(self.sampler)
+        return genetics.demes * genetics.population
 
 
 @dataclass(frozen=True)

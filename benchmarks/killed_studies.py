@@ -45,7 +45,7 @@ GONE_S = 5.0
 
 def request(out: Path, trials: int, resume: bool) -> StudyRequest:
     return StudyRequest(
-        PROGRAM, out, sampler="random", stopping="asha:eta=3,least=1", trials=trials, workers=2, resume=resume
+        PROGRAM, out, sampler="random", stopping="asha:eta=3,min_resource=1", trials=trials, workers=2, resume=resume
     )
 
 

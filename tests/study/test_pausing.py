@@ -66,7 +66,7 @@ def test_halving_spends_less_and_changes_no_result(
     cluster: LocalCluster, tmp_path: Path, tiny: Program, to_the_end: Results
 ) -> None:
     out = tmp_path / "out"
-    study = tune(request(tiny, out, stopping="asha:eta=2,least=1"), space=space, cluster=cluster)
+    study = tune(request(tiny, out, stopping="asha:eta=2,min_resource=1"), space=space, cluster=cluster)
     found = records(out)
     started = [r.trial for r in found if isinstance(r, TrialStarted)]
     paused = {r.trial for r in found if isinstance(r, TrialPaused)}
@@ -86,7 +86,7 @@ def test_halving_spends_less_and_changes_no_result(
     assert kept == paused - {t.number for t in study.complete}, "what can go on keeps its checkpoint, and nothing else"
     assert cluster.free == cluster.capacity
 
-    again = tune(request(tiny, out, stopping="asha:eta=2,least=1", resume=True), space=space, cluster=cluster)
+    again = tune(request(tiny, out, stopping="asha:eta=2,min_resource=1", resume=True), space=space, cluster=cluster)
     assert again.complete == study.complete, "nothing was left to do"
     with pytest.raises(UserError, match="resumes with the stopping"):
         tune(request(tiny, out, stopping="hyperband", resume=True), space=space, cluster=cluster)
@@ -120,7 +120,7 @@ def test_trials_that_fail_while_others_pause(cluster: LocalCluster, tmp_path: Pa
         return {**space(trial), "act": trial.suggest_categorical("act", ["", "diverges"]), "misbehaving_rank": 0}
 
     out = tmp_path / "out"
-    study = tune(request(tiny, out, stopping="asha:eta=2,least=1", trials=12), space=odd, cluster=cluster)
+    study = tune(request(tiny, out, stopping="asha:eta=2,min_resource=1", trials=12), space=odd, cluster=cluster)
     failed = [t for t in study.trials if t.state == "infeasible"]
     assert failed
     assert all(t.reason.startswith("diverged") for t in failed)
@@ -147,7 +147,7 @@ def test_every_report_of_a_paused_trial_is_that_of_one_that_never_paused(
 
     slow = {"pause_s": 0.02}
     tune(request(tiny, tmp_path / "whole", config=slow, trials=6), space=space, cluster=cluster)
-    halved = request(tiny, tmp_path / "halved", stopping="asha:eta=2,least=1", config=slow, trials=6)
+    halved = request(tiny, tmp_path / "halved", stopping="asha:eta=2,min_resource=1", config=slow, trials=6)
     tune(halved, space=space, cluster=cluster)
     assert any(isinstance(r, TrialResumed) for r in records(tmp_path / "halved"))
     assert told(tmp_path / "halved").items() <= told(tmp_path / "whole").items()
@@ -156,7 +156,13 @@ def test_every_report_of_a_paused_trial_is_that_of_one_that_never_paused(
 def test_a_shared_study_with_a_budget_begins_and_resumes(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     out = tmp_path / "out"
     asked = request(
-        tiny, out, stopping="asha:eta=2,least=1", trial_workers=(1, 2), trials=6, budget_s=120.0, worker_hours=1.0
+        tiny,
+        out,
+        stopping="asha:eta=2,min_resource=1",
+        trial_workers=(1, 2),
+        trials=6,
+        budget_s=120.0,
+        worker_hours=1.0,
     )
     study = tune(asked, space=space, cluster=cluster)
     assert len(study.trials) == 6
@@ -184,14 +190,14 @@ def test_objectives_reported_one_by_one_are_seen_together(cluster: LocalCluster,
         "        session.report(size=1.0)\n"
     )
     both = {"error": "min", "size": "min"}
-    asked = request(mine, tmp_path / "out", objectives=both, sampler="random", stopping="asha:eta=2,least=1")
+    asked = request(mine, tmp_path / "out", objectives=both, sampler="random", stopping="asha:eta=2,min_resource=1")
     tune(asked, cluster=cluster)
     assert any(isinstance(r, TrialPaused) and not r.cut_off for r in records(tmp_path / "out"))
 
 
 def test_a_full_disk_ends_the_study_and_costs_no_trial(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     out = tmp_path / "out"
-    asked = request(tiny, out, stopping="asha:eta=2,least=1", trials=2)
+    asked = request(tiny, out, stopping="asha:eta=2,min_resource=1", trials=2)
     for number in range(2):  # files where the checkpoints' folders are to be
         (out / "trials" / f"{number:05d}").mkdir(parents=True)
         (out / "trials" / f"{number:05d}" / "checkpoints").touch()

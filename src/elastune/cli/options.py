@@ -41,7 +41,7 @@ Stopping = Annotated[
     str,
     typer.Option(
         metavar="NAME[:OPTION=VALUE,...]",
-        help="Which trials pause, go on, or breed: none, asha, hyperband or pbt, such as asha:eta=3,least=1.",
+        help="Which trials pause, go on, or breed: none, asha, hyperband or pbt, such as asha:eta=3,min_resource=1.",
     ),
 ]
 WarmStart = Annotated[

@@ -12,26 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
+from elastune.core.options import Range, check
 from elastune.core.signals import Signal
 from elastune.monitors import averages
 from elastune.monitors.base import Monitor, Reading, State
-from elastune.monitors.options import check
 
 
 @dataclass(frozen=True)
 class Curvature(Monitor):
     """Signals ``sharpness`` (top eigenvalue), ``hessian_trace`` and ``fisher_trace``. ``memory``: in readings."""
 
-    every: int = 100
-    memory: float = 4.0
+    every: Annotated[int, Range(1)] = 100
+    memory: Annotated[float, Range(1)] = 4.0
 
     name = "curvature"
     gives = frozenset({"sharpness", "hessian_trace", "fisher_trace"})
     needs = frozenset({"sharpness", "trace", "norms"})
 
     def __post_init__(self) -> None:
-        check(self.every, self.memory)
+        check(self.name, self)
 
     def init(self) -> State:
         return {name: averages.empty(2) for name in ("sharpness", "hessian_trace", "fisher_trace")}

@@ -8,26 +8,27 @@ after a change of batch every sample counts alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from elastune.core.options import Range, check
 from elastune.core.signals import Signal
 from elastune.monitors import averages
 from elastune.monitors.base import Monitor, Need, Reading, State
-from elastune.monitors.options import check
 
 
 @dataclass(frozen=True)
 class Loss(Monitor):
     """Signal ``loss``. ``memory``: in readings; 1 is the newest batch's."""
 
-    every: int = 1
-    memory: float = 20.0
+    every: Annotated[int, Range(1)] = 1
+    memory: Annotated[float, Range(1)] = 20.0
 
     name = "loss"
     gives = frozenset({"loss"})
     needs = frozenset[Need]()
 
     def __post_init__(self) -> None:
-        check(self.every, self.memory)
+        check(self.name, self)
 
     def init(self) -> State:
         return averages.empty(2)

@@ -26,11 +26,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+from elastune.core.options import Range, check
 from elastune.core.signals import Signal
 from elastune.monitors import averages
 from elastune.monitors.base import Monitor, Norms, Reading, State
-from elastune.monitors.options import check
 
 # The terms: u, u tr^, v, v square, v / batch, with weights u = parts - 1 and v = batch.
 _TERMS = 5
@@ -76,15 +77,15 @@ def estimate(state: State) -> Mapping[str, Signal]:
 class NoiseScale(Monitor):
     """The noise scale of the plain gradient, as SGD follows it. ``memory``: in readings, at least 2."""
 
-    every: int = 1
-    memory: float = 100.0
+    every: Annotated[int, Range(1)] = 1
+    memory: Annotated[float, Range(2)] = 100.0
 
     name = "noise_scale"
     gives = frozenset({"noise_scale", "gradient_variance", "gradient_square"})
     needs = frozenset({"norms"})
 
     def __post_init__(self) -> None:
-        check(self.every, self.memory, least_memory=2)
+        check(self.name, self)
 
     def init(self) -> State:
         return averages.empty(_TERMS)

@@ -25,11 +25,11 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from elastune.core.errors import UserError
+from elastune.core.options import Range, check
 from elastune.core.signals import Signal
 from elastune.monitors.base import Monitor, Reading, State, WorkerTimes
-from elastune.monitors.options import check
 
 _MEDIAN_ERROR = 1.2533 * 1.4826
 
@@ -39,10 +39,10 @@ class Performance(Monitor):
     """Signals ``step_s`` and its parts ``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s``, ``throughput``,
     ``scaling_efficiency``, and ``straggler`` (a rank) while there is one."""
 
-    every: int = 1
-    memory: int = 20
-    factor: float = 1.5
-    patience: int = 5
+    every: Annotated[int, Range(1)] = 1
+    memory: Annotated[int, Range(1)] = 20
+    factor: Annotated[float, Range(1, open_low=True)] = 1.5
+    patience: Annotated[int, Range(1)] = 5
 
     name = "performance"
     gives = frozenset(
@@ -51,11 +51,7 @@ class Performance(Monitor):
     needs = frozenset({"times"})
 
     def __post_init__(self) -> None:
-        check(self.every, self.memory)
-        if not 1 < self.factor < math.inf:
-            raise UserError("a straggler is slower than others by a factor above 1", self.factor, "give factor=1.5")
-        if self.patience < 1:
-            raise UserError("a straggler is told after one reading or more", self.patience, "give patience=5")
+        check(self.name, self)
 
     def init(self) -> State:
         return {"batch": 0, "workers": 0, "window": [], "slow": []}

@@ -7,11 +7,11 @@ from importlib import metadata
 from types import MappingProxyType
 
 from elastune.core.errors import UserError
+from elastune.core.options import options_of, read, split
 from elastune.monitors.base import Monitor
 from elastune.monitors.curvature import Curvature
 from elastune.monitors.loss import Loss
 from elastune.monitors.noise_scale import NoiseScale
-from elastune.monitors.options import built, split
 from elastune.monitors.performance import Performance
 from elastune.monitors.preconditioned import PreconditionedNoiseScale
 
@@ -25,10 +25,9 @@ def parse(text: str) -> Monitor:
 
     Raises ``UserError`` for an unknown name or option, and for a value that the option cannot have.
     """
-    name, options = split(text)
-    if name in MONITORS:
-        return built(name, MONITORS[name], options)
-    return built(name, _installed(name), options)
+    name, options = _split(text)
+    kind = MONITORS.get(name) or _installed(name)
+    return kind(**read(name, options, options_of(kind)))
 
 
 def choose(texts: Iterable[str]) -> tuple[Monitor, ...]:
@@ -38,12 +37,16 @@ def choose(texts: Iterable[str]) -> tuple[Monitor, ...]:
     """
     chosen: dict[str, tuple[bool, Monitor]] = {}
     for text in texts:
-        monitor, explicit = parse(text), bool(split(text)[1])
+        monitor, explicit = parse(text), bool(_split(text)[1])
         was_explicit, before = chosen.get(monitor.name, (False, monitor))
         if explicit and was_explicit and monitor != before:
             raise UserError("a monitor has one set of options", f"{before} and {monitor}", "keep one of them")
         chosen[monitor.name] = (True, monitor) if explicit else (was_explicit, before)
     return tuple(monitor for _, monitor in chosen.values())
+
+
+def _split(text: str) -> tuple[str, str]:
+    return split(text, "a monitor", "noise_scale or noise_scale:every=10,memory=50")
 
 
 def _installed(name: str) -> type[Monitor]:
@@ -55,7 +58,7 @@ def _installed(name: str) -> type[Monitor]:
         kind = offered[name].load()
     except Exception as error:
         raise UserError(
-            f"an installed monitor must load: {type(error).__name__}: {error}", offered[name].value, "mend its package"
+            f"an installed monitor must load: {type(error).__name__}: {error}", offered[name].value, "fix its package"
         ) from error
     if not isinstance(kind, type) or not issubclass(kind, Monitor) or getattr(kind, "name", None) != name:
         fix = f"subclass elastune.monitors.base.Monitor with name = {name!r}"

@@ -22,13 +22,13 @@ from elastune.plan.scaling import scaled_lr
 from elastune.recipes.families import Cosine, Geometric, InverseTime, InverseTimeRatio, Polynomial, StepDecay, StepDrop
 from elastune.recipes.settings import (
     ACTIVATIONS,
+    COUNT,
     FAMILIES,
     LR_FACTOR,
     OPTIMIZERS,
     SCHEDULERS,
     USUAL,
     USUAL_START,
-    Range,
     choice,
     number,
     scheduler_defaults,
@@ -135,7 +135,7 @@ def make_scheduler(
     ``epochs``: how many times its ``step`` will be called. ``mode``: "min" or "max", what plateau waits for in the
     metric that ``step_scheduler`` gives it. Raises ``UserError`` for values out of range or without effect.
     """
-    if epochs not in Range(1, whole=True):
+    if epochs not in COUNT:
         raise UserError("a schedule lasts a whole number of epochs, at least 1", epochs, "make_scheduler(epochs=10)")
     kind = choice("scheduler", config.get("scheduler"), SCHEDULERS)
     settings = _settings(config, kind)

@@ -6,68 +6,44 @@ its usual value.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.options import Option, Range
 from elastune.core.run import Config
 
 LR_FACTOR = "lr_factor_"  # and the name of a group of parameters
 
 
-@dataclass(frozen=True)
-class Range:
-    """Which numbers a setting may be: from ``low`` to ``high``, without an end that is ``open_``."""
-
-    low: float = 0.0
-    high: float = math.inf
-    whole: bool = False
-    open_low: bool = False
-    open_high: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
-            return False
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return above and below and value < math.inf
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
-        if math.isinf(self.high):
-            return f"{kind} {'above' if self.open_low else 'of at least'} {self.low:g}"
-        ends = "(" if self.open_low else "[", ")" if self.open_high else "]"
-        return f"{kind} in {ends[0]}{self.low:g}, {self.high:g}{ends[1]}"
-
-
-_RATIO, _SHARE = Range(0, 1, open_low=True), Range(0, 1, open_high=True)
-RANGES: Mapping[str, Range] = MappingProxyType(
+_POSITIVE, _NOT_NEGATIVE = Option(float, Range(0, open_low=True)), Option(float, Range(0))
+_RATIO, _SHARE = Option(float, Range(0, 1, open_low=True)), Option(float, Range(0, 1, open_high=True))
+COUNT, _COUNT_OR_0 = Option(int, Range(1)), Option(int, Range(0))
+RANGES: Mapping[str, Option] = MappingProxyType(
     {
-        "lr": Range(open_low=True),
-        "lr_factor": Range(),
+        "lr": _POSITIVE,
+        "lr_factor": _NOT_NEGATIVE,
         "momentum": _SHARE,
         "beta1": _SHARE,
         "beta2": _SHARE,
-        "weight_decay": Range(),
-        "batch_size": Range(1, whole=True),
-        "base_batch": Range(1, whole=True),
+        "weight_decay": _NOT_NEGATIVE,
+        "batch_size": COUNT,
+        "base_batch": COUNT,
         "gamma": _RATIO,
-        "step_size": Range(1, whole=True),
-        "milestone": Range(1, whole=True),
-        "decay": Range(),
-        "power": Range(open_low=True),
-        "plateau_factor": Range(0, 1, open_low=True, open_high=True),
-        "plateau_patience": Range(0, whole=True),
-        "final_factor": Range(0, 1),
-        "warmup": Range(0, whole=True),
+        "step_size": COUNT,
+        "milestone": COUNT,
+        "decay": _NOT_NEGATIVE,
+        "power": _POSITIVE,
+        "plateau_factor": Option(float, Range(0, 1, open_low=True, open_high=True)),
+        "plateau_patience": _COUNT_OR_0,
+        "final_factor": Option(float, Range(0, 1)),
+        "warmup": _COUNT_OR_0,
         "warmup_start": _RATIO,
-        "layers": Range(0, whole=True),
-        "width": Range(1, whole=True),
+        "layers": _COUNT_OR_0,
+        "width": COUNT,
         "dropout": _SHARE,
-        "workers": Range(1, whole=True),
+        "workers": COUNT,
     }
 )
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = MappingProxyType(

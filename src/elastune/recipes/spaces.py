@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.options import split
 from elastune.core.run import Mode
 from elastune.mechanisms.registry import MECHANISMS
 from elastune.plan.scaling import LR_RULES
-from elastune.policies.parse import split
 from elastune.recipes.settings import (
     ACTIVATIONS,
     FAMILIES,
@@ -188,7 +188,7 @@ def suggest_means(
         found["mechanism"] = _choose(trial, "mechanism", mechanisms, MECHANISMS)
     if policies:
         for policy in policies:
-            split(policy)
+            split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
         found["policy"] = _choose(trial, "policy", policies)
     return found
 

@@ -225,22 +225,22 @@ def test_a_drive_that_waits_breeds_from_whole_generations():
 
 
 def test_settings_are_read_and_what_is_not_named_keeps_its_default():
-    assert parse_genetics("") == Genetics()
-    found = parse_genetics("demes=4, population=32,mutation=.1,steady=0")
+    assert parse_genetics("genetic") == Genetics()
+    found = parse_genetics("genetic:demes=4, population=32,mutation=.1,steady=0")
     assert found == Genetics(demes=4, population=32, mutation=0.1, steady=0)
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("genetic:islands=2", "named once each"),
-        ("genetic:demes=2,demes=3", "named once each"),
-        ("genetic:demes=two", "demes must be a whole number from 1"),
-        ("genetic:demes", "demes must be a whole number from 1"),
-        ("genetic:population=1", "population must be a whole number from 2"),
-        ("genetic:mutation=1.5", "mutation must be a number from 0 to 1"),
-        ("genetic:mutation=nan", "mutation must be a number from 0 to 1"),
-        ("tpe:demes=2", "a sampler must be known"),
+        ("genetic:islands=2", "genetic has no such option .got islands.: known: crossover, demes"),
+        ("genetic:demes=2,demes=3", "given once"),
+        ("genetic:demes=two", "demes of genetic must be a whole number from 1 to 1024"),
+        ("genetic:demes", "option of genetic is written OPTION=VALUE"),
+        ("genetic:population=1", "population of genetic must be a whole number from 2"),
+        ("genetic:mutation=1.5", "mutation of genetic must be a number from 0 to 1"),
+        ("genetic:mutation=nan", "mutation of genetic must be a number from 0 to 1"),
+        ("tpe:demes=2", "tpe has no such option"),
         ("genetics", "a sampler must be known"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.search.space.objective import parse_objectives
+from elastune.search.stopping.halving import Halving
 from elastune.search.stopping.registry import STOPPINGS, make_schedule
 from elastune.search.stopping.rungs import RungEntry, levels, ranked
 from elastune.search.stopping.schedule import IntermediateResult, NewTrial, Resume, ToTheEnd
@@ -101,7 +102,7 @@ def asha(losses, workers, trials):
 def test_with_one_objective_it_is_plain_asha(workers, sign):
     losses = np.random.default_rng(5).random(60)
     objectives = ONE if sign > 0 else parse_objectives({"accuracy": "max"})
-    schedule = make_schedule("asha:least=1", objectives)
+    schedule = make_schedule("asha:min_resource=1", objectives)
     loop = Loop(schedule, lambda trial, epoch: (sign * losses[trial] / epoch,), workers)
     schedule._last = lambda waiting: None  # what is brought to an end afterwards is not in the paper
     loop.run(60)
@@ -129,7 +130,9 @@ def test_several_objectives_are_stopped_by_what_they_would_reach():
 
 def test_it_does_not_stop_a_sampler_that_proposes_only_good_trials():
     loop = Loop(make_schedule("asha", TWO), lambda trial, epoch: falling(3 * trial, epoch), 4).run(60)
-    naive = Loop(make_schedule("asha:hope=0,doubt=100", ONE), lambda t, e: falling(3 * t, e)[:1], 4).run(60)
+    naive = Loop(
+        make_schedule("asha:promote_margin=0,prune_margin=100", ONE), lambda t, e: falling(3 * t, e)[:1], 4
+    ).run(60)
     late = range(30, 60)
     assert sum(t in loop.done for t in late) > 2 * sum(t in naive.done for t in late)
 
@@ -149,7 +152,7 @@ def test_a_study_rebuilt_from_its_events_goes_on_alike():
 
 
 @pytest.mark.parametrize("objectives", [ONE, TWO])
-@pytest.mark.parametrize("text", ["asha", "hyperband", "asha:least=1"])
+@pytest.mark.parametrize("text", ["asha", "hyperband", "asha:min_resource=1"])
 def test_a_single_trial_completes(objectives, text):
     loop = Loop(make_schedule(text, objectives), lambda t, e: (1.0 / e, float(e))[: len(objectives)]).run(1)
     assert loop.done == [0]
@@ -167,7 +170,7 @@ def test_what_could_be_on_the_front_is_brought_to_its_end():
 def test_a_broken_constraint_ranks_behind_all_that_are_feasible():
     bad = {2, 3, 7}
     loop = Loop(
-        make_schedule("asha:least=1", ONE),
+        make_schedule("asha:min_resource=1", ONE),
         lambda trial, epoch: (0.0 if trial in bad else 1.0 + trial / epoch,),
         violation=lambda trial: 1.0 if trial in bad else -1.0,
     ).run(30)
@@ -190,7 +193,7 @@ def test_ranks_are_by_constrained_domination():
 
 
 def test_a_trial_that_diverges_is_paused_and_never_estimated():
-    schedule = make_schedule("asha:least=1", TWO)
+    schedule = make_schedule("asha:min_resource=1", TWO)
     schedule.started(0, {})
     schedule.started(1, {})
     assert schedule.reported(IntermediateResult(0, 1, EPOCHS, (math.nan, 1.0)))
@@ -202,7 +205,7 @@ def test_a_trial_that_diverges_is_paused_and_never_estimated():
 
 
 def test_a_trial_told_to_pause_is_not_told_otherwise_by_later_reports():
-    schedule = make_schedule("asha:least=1", ONE)
+    schedule = make_schedule("asha:min_resource=1", ONE)
     schedule.started(0, {})
     reason = schedule.reported(IntermediateResult(0, 1, EPOCHS, (0.5,)))
     assert reason
@@ -213,7 +216,7 @@ def test_a_trial_told_to_pause_is_not_told_otherwise_by_later_reports():
 
 
 def test_a_trial_paused_for_another_cause_goes_on_first():
-    schedule = make_schedule("asha:least=3", ONE)
+    schedule = make_schedule("asha:min_resource=3", ONE)
     schedule.started(0, {})
     schedule.reported(IntermediateResult(0, 1, EPOCHS, (0.5,)))
     schedule.paused(0, 1)
@@ -260,10 +263,10 @@ def test_without_early_stopping_everything_runs_to_its_end():
         "asha:eta=1",
         "asha:eta=2.5",
         "asha:eta=3,eta=3",
-        "asha:least=0",
+        "asha:min_resource=0",
         "asha:brackets=2",
-        "asha:hope=nan",
-        "asha:doubt=inf",
+        "asha:promote_margin=nan",
+        "asha:prune_margin=inf",
         "hyperband:brackets=0",
         "hyperband:x=1",
     ],
@@ -275,4 +278,7 @@ def test_rubbish_is_refused(text):
 
 def test_every_stopping_can_be_made():
     assert {"none", "asha", "hyperband"} <= set(STOPPINGS)
-    assert make_schedule("hyperband:eta=4,least=2,brackets=2,hope=1,doubt=3", TWO)._halving.eta == 4
+    text = "hyperband:eta=4,min_resource=2,brackets=2,promote_margin=1,prune_margin=3"
+    assert make_schedule(text, TWO)._halving == Halving(4, 2, 2, 1.0, 3.0)
+    assert make_schedule("hyperband", TWO)._halving == Halving(brackets=3)
+    assert make_schedule("asha", TWO)._halving == Halving()

@@ -12,10 +12,11 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from elastune.core.errors import UserError
+from elastune.core.options import parse
 from elastune.search.space.objective import Objective, parse_objectives
 from elastune.search.space.space import probe
 from elastune.search.stopping.explore import explore, pushed
-from elastune.search.stopping.population import PopulationBasedTraining, Selection, parse_selection
+from elastune.search.stopping.population import PopulationBasedTraining, Selection
 from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume
 
 LOSS = parse_objectives(["loss:min"])
@@ -34,30 +35,30 @@ def space(trial: Any) -> dict[str, Any]:
 
 
 def test_settings_are_read() -> None:
-    assert parse_selection("") == Selection()
+    assert parse("pbt", "", Selection) == Selection()
     text = "population=6, every=2,quantile=0.5,fixed=layers,width_0,resample=0,factor=1.5"
-    assert parse_selection(text) == Selection(6, 2, 0.5, 0.0, 1.5, ("layers", "width_0"))
+    assert parse("pbt", text, Selection) == Selection(6, 2, 0.5, 0.0, 1.5, ("layers", "width_0"))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("members=3", "options of pbt"),
-        ("population", "population must be a whole number"),
-        ("population=", "population must be a whole number"),
-        ("fixed=", "options of pbt"),
-        ("every=1,every=2", "once each"),
-        ("population=8,,every=2", "options of pbt"),
-        ("population=1", "population must be a whole number from 2"),
-        ("every=1.5", "every must be a whole number"),
-        ("quantile=0.6", "quantile must be a number from 0.01 to 0.5"),
-        ("factor=1", "factor must be"),
-        ("resample=nan", "resample must be"),
+        ("members=3", "pbt has no such option"),
+        ("population", "option of pbt is written OPTION=VALUE"),
+        ("population=", "option of pbt is written OPTION=VALUE"),
+        ("fixed=", "option of pbt is written OPTION=VALUE"),
+        ("every=1,every=2", "given once"),
+        ("population=8,,every=2", "option of pbt is written OPTION=VALUE"),
+        ("population=1", "population of pbt must be a whole number from 2 to 65536"),
+        ("every=1.5", "every of pbt must be a whole number"),
+        ("quantile=0.6", "quantile of pbt must be a number from 0.01 to 0.5"),
+        ("factor=1", "factor of pbt must be"),
+        ("resample=nan", "resample of pbt must be"),
     ],
 )
 def test_rubbish_is_refused(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        parse_selection(text)
+        parse("pbt", text, Selection)
 
 
 def test_what_is_fixed_is_of_the_space() -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.options import Option, options_of, read, split
 from elastune.policies.base import Policy
 from elastune.policies.guards import GUARD_OPTIONS, guarded, guards_for
 from elastune.policies.library.adascale import AdaScale
@@ -20,7 +21,6 @@ from elastune.policies.library.scheduled_batch import ScheduledBatch
 from elastune.policies.library.scheduled_workers import ScheduledWorkers
 from elastune.policies.library.straggler import StragglerResponse
 from elastune.policies.library.warmup import WarmUp
-from elastune.policies.parse import Option, options_of, split, values
 
 ENTRY_POINTS = "elastune.policies"
 POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
@@ -45,11 +45,11 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
     Every policy takes the guards' options, too; one that it has itself (as gns has max_batch) is its own. What a class
     names in ``default_guards`` counts where the text says nothing of it. Raises ``UserError`` for what is not known.
     """
-    name, texts = split(text)
+    name, options = split_policy(text)
     kind = _find(name, extra)
     own = options_of(kind)
-    shared = {option: Option(option, of, required=False) for option, of in GUARD_OPTIONS.items() if option not in own}
-    given = values(name, texts, {**shared, **own})
+    shared = {option: Option(of, default=None) for option, of in GUARD_OPTIONS.items() if option not in own}
+    given = read(name, options, {**shared, **own})
     guarding = {**_default_guards(kind), **{option: given[option] for option in shared if option in given}}
     if guarding.get("patience", 1) > 1 and "every" in own:
         fix = "leave patience out: it counts calls in a row, and most calls of this policy ask for nothing"
@@ -62,13 +62,18 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
     return guarded(policy, guards) if guards else policy
 
 
+def split_policy(text: str) -> tuple[str, str]:
+    """The name of the policy that ``text`` asks for, and the text of its options."""
+    return split(text, "a policy", "gns:max_batch=2048,lr=sqrt")
+
+
 def build_all(
     texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})
 ) -> tuple[tuple[str, Policy], ...]:
     """The policies of ``texts`` in order, each with a name of its own: "gns", "warmup", "warmup-2"."""
     found: dict[str, Policy] = {}
     for text in texts:
-        name, _ = split(text)
+        name, _ = split_policy(text)
         same = sum(known.partition("-")[0] == name for known in found)
         found[name if not same else f"{name}-{same + 1}"] = build(text, extra)
     return tuple(found.items())
@@ -90,7 +95,7 @@ def _find(name: str, extra: Mapping[str, type[Policy]]) -> type[Policy]:
         raise UserError("a policy must be known", name, f"use one of {known}, or define a class {name} in the program")
     kind: Any = installed[name].load()
     if not (isinstance(kind, type) and issubclass(kind, Policy)):
-        raise UserError(f"the entry point {name} must name a subclass of elastune.Policy", kind, "mend its package")
+        raise UserError(f"the entry point {name} must name a subclass of elastune.Policy", kind, "fix its package")
     return kind
 
 

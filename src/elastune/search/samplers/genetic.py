@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution
@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from elastune.core.errors import UserError
+from elastune.core.options import Range, parse, split
 from elastune.core.seeds import derive
 from elastune.search.analysis.front import nondominated
 from elastune.search.samplers.genetic_operators import best_first, cross, is_copy, mutate, mutation, tournament
@@ -42,45 +42,20 @@ class Genetics:
     next. ``steady`` 1: all that finished may be parents; 0: only earlier generations.
     """
 
-    demes: int = 2
-    population: int = 10
-    mutation: float = 0.05
-    crossover: float = 0.33
-    tournament: int = 2
-    migration: int = 5
-    steady: int = 1
-    step: float = 0.0
+    demes: Annotated[int, Range(1, 1024)] = 2
+    population: Annotated[int, Range(2, 65536)] = 10
+    mutation: Annotated[float, Range(0, 1)] = 0.05
+    crossover: Annotated[float, Range(0, 1)] = 0.33
+    tournament: Annotated[int, Range(1, 65536)] = 2
+    migration: Annotated[int, Range(0, 65536)] = 5
+    steady: Annotated[int, Range(0, 1)] = 1
+    step: Annotated[float, Range(0, 1)] = 0.0
 
 
-_BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
-    "demes": (int, 1, 1024),
-    "population": (int, 2, 65536),
-    "mutation": (float, 0, 1),
-    "crossover": (float, 0, 1),
-    "tournament": (int, 1, 65536),
-    "migration": (int, 0, 65536),
-    "steady": (int, 0, 1),
-    "step": (float, 0, 1),
-}
-
-
-def parse_genetics(text: str) -> Genetics:
-    """Settings out of ``demes=2,population=16``; those not named keep their defaults. Raises ``UserError``."""
-    given: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = (side.strip() for side in part.partition("="))
-        if name not in _BOUNDS or name in given:
-            rule = "a genetic search's settings are named once each"
-            raise UserError(rule, repr(part), f"known: {', '.join(_BOUNDS)}; for example genetic:demes=2,population=16")
-        kind, low, high = _BOUNDS[name]
-        rule = f"{name} must be a {'whole ' if kind is int else ''}number from {low:g} to {high:g}"
-        try:
-            given[name] = kind(value)
-        except ValueError as error:
-            raise UserError(rule, repr(value), f"for example {name}={getattr(Genetics, name)}") from error
-        if not low <= given[name] <= high:
-            raise UserError(rule, repr(value), f"for example {name}={getattr(Genetics, name)}")
-    return Genetics(**given)
+def parse_genetics(sampler: str) -> Genetics:
+    """The settings that ``sampler`` names, such as "genetic:demes=2,population=16". Raises ``UserError``."""
+    name, options = split(sampler, "a sampler", "genetic:demes=2,population=16")
+    return parse(name, options, Genetics)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from optuna.samplers import (
 from optuna.trial import FrozenTrial, TrialState
 
 from elastune.core.errors import UserError
-from elastune.search.samplers.genetic import GeneticSampler, parse_genetics
+from elastune.core.options import options_of, read, split
+from elastune.search.samplers.genetic import Genetics, GeneticSampler, parse_genetics
 from elastune.search.space.objective import Objective
 
 SAMPLERS = ("auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "cmaes", "genetic")
@@ -35,10 +36,10 @@ def check_sampler(name: str, objectives: Sequence[Objective]) -> None:
 
     ``genetic`` may name its settings: ``genetic:demes=2,population=16`` (see ``Genetics``).
     """
-    known, _, settings = name.partition(":")
-    if known not in SAMPLERS or (settings and known != "genetic"):
+    known, options = split(name, "a sampler", "tpe or genetic:demes=2,population=16")
+    if known not in SAMPLERS:
         raise UserError("a sampler must be known", repr(name), f"one of {', '.join(SAMPLERS)}")
-    parse_genetics(settings)
+    read(known, options, options_of(Genetics) if known == "genetic" else {})
     if name == "cmaes" and len(objectives) > 1:
         names = ", ".join(o.name for o in objectives)
         raise UserError("cmaes optimises one objective", names, "keep one, or use auto or nsga2")
@@ -46,8 +47,7 @@ def check_sampler(name: str, objectives: Sequence[Objective]) -> None:
 
 def generational(name: str) -> bool:
     """Whether a sampler waits for the trials of a generation before it breeds the next."""
-    known, _, settings = name.partition(":")
-    return known == "genetic" and not parse_genetics(settings).steady
+    return name.startswith("genetic") and not parse_genetics(name).steady
 
 
 def resolve(name: str, objectives: Sequence[Objective], trials: Sequence[FrozenTrial]) -> str:
@@ -84,8 +84,8 @@ def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> Ba
                 return NSGAIIISampler(seed=seed, population_size=POPULATION)
             case "cmaes":
                 return CmaEsSampler(seed=seed, warn_independent_sampling=False)
-    if name.partition(":")[0] == "genetic":
-        return GeneticSampler(seed, parse_genetics(name.partition(":")[2]))
+    if name.startswith("genetic"):
+        return GeneticSampler(seed, parse_genetics(name))
     raise ValueError(f"no sampler of Optuna's is called {name}")
 
 

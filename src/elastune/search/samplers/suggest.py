@@ -123,7 +123,7 @@ class Suggester:
         """Whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation to end."""
         if not generational(self._sampler):
             return True
-        return unfinished(self._history.frozen(), parse_genetics(self._sampler.partition(":")[2])) == 0
+        return unfinished(self._history.frozen(), parse_genetics(self._sampler)) == 0
 
     def adopt(self, params: Mapping[str, Any]) -> Suggestion:
         """The next configuration, from ``params`` that somebody else chose; what they lack is drawn at random.

@@ -7,8 +7,9 @@ brackets side by side that begin at higher and higher rungs (ibid. 3.3), and fil
 Several objectives are ranked by constrained domination, front and crowding. Copying ASHA so, and no more, stalls late:
 a share of 1/eta is too small once the sampler proposes little but good trials, too large before. So forecasts decide
 beside the ranks, once trials have ended to learn from:
-- *hopeful*: a trial whose forecast, and ``hope`` standard errors better, no finished trial dominates, goes on;
-- *hopeless*: one that is dominated even ``doubt`` standard errors better does not, whatever its rank.
+- *hopeful*: a trial whose forecast, made better by ``promote_margin`` standard errors, no finished trial dominates,
+  goes on;
+- *hopeless*: one that is dominated even when made better by ``prune_margin`` does not, whatever its rank.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from elastune.core.options import Range
 from elastune.search.analysis.front import nondominated
 from elastune.search.space.objective import Floats, Objective
 from elastune.search.stopping.extrapolate import Curve, Extrapolator, Forecast
@@ -31,17 +33,17 @@ CLOCKED = ("seconds", "cost", "time")
 
 @dataclass(frozen=True)
 class Halving:
-    """At each rung 1 of ``eta`` goes on. ``least``: passes before the first (0: a ninth of the training).
+    """At each rung 1 of ``eta`` goes on. ``min_resource``: passes before the first rung; None: 1/eta^2 of the training.
 
-    ``brackets``: 1 is ASHA, more are Hyperband, whose last bracket should pass no rung. ``hope`` and ``doubt``: in
-    standard errors of the forecast, see the module.
+    ``brackets``: 1 is ASHA, more are Hyperband, whose last bracket should pass no rung. ``promote_margin`` and
+    ``prune_margin``: in standard errors of the forecast, see the module.
     """
 
-    eta: int = 3
-    least: int = 0
-    brackets: int = 1
-    hope: float = 0.5
-    doubt: float = 2.0
+    eta: Annotated[int, Range(2, 64)] = 3
+    min_resource: Annotated[int, Range(1, 10**6)] | None = None
+    brackets: Annotated[int, Range(1, 16)] = 1
+    promote_margin: Annotated[float, Range(0, 100)] = 0.5
+    prune_margin: Annotated[float, Range(0, 100)] = 2.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class SuccessiveHalving(Schedule):
         self._extrapolator = Extrapolator([o.name in CLOCKED for o in objectives])
         self._trials: dict[int, _Trial] = {}  # those that are not over
         self._rungs: dict[tuple[int, int], Rung] = {}  # by bracket and rung
-        self._least = self._halving.least
+        self._min_resource = self._halving.min_resource
         self._filled: dict[int, int] = {}
         self._front: Floats = np.empty((0, len(objectives)))
         self._fronts = 0  # how often it has changed
@@ -101,8 +103,8 @@ class SuccessiveHalving(Schedule):
         trial.curve.epochs = glimpse.epochs
         if finite and glimpse.epoch > 0:
             trial.curve.add(glimpse.epoch, glimpse.values)
-        if not self._least:
-            self._least = max(1, round(glimpse.epochs / self._halving.eta**2))
+        if self._min_resource is None:
+            self._min_resource = max(1, round(glimpse.epochs / self._halving.eta**2))
         if trial.asked_to_pause or glimpse.epoch >= glimpse.epochs:
             return trial.asked_to_pause
         come = sum(level <= glimpse.epoch for level in self._levels(trial)) - 1
@@ -190,8 +192,8 @@ class SuccessiveHalving(Schedule):
             judged = len(self._signs) > 1 and forecast is not None and forecast.low is not None
             trial.chances_of = known
             trial.chances = _Chances(
-                hopeful=judged and self._hopes(trial, self._halving.hope),
-                hopeless=judged and not self._hopes(trial, self._halving.doubt),
+                hopeful=judged and self._hopes(trial, self._halving.promote_margin),
+                hopeless=judged and not self._hopes(trial, self._halving.prune_margin),
                 possible=self._hopes(trial, 1.0),
             )
         return trial.chances
@@ -244,7 +246,7 @@ class SuccessiveHalving(Schedule):
         return trial.forecast
 
     def _levels(self, trial: _Trial) -> list[int]:
-        found = levels(self._least, self._halving.eta, trial.curve.epochs)
+        found = levels(self._min_resource or 1, self._halving.eta, trial.curve.epochs)
         return found[trial.bracket :]
 
     def _rung(self, trial: _Trial) -> Rung:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from elastune.core.errors import UserError
+from elastune.core.options import Range
 from elastune.core.seeds import derive
 from elastune.search.space.objective import Objective
 from elastune.search.space.space import Sample, Space, probe
@@ -40,54 +41,12 @@ class Selection:
     the model's shapes must.
     """
 
-    population: int = 8
-    every: int = 1
-    quantile: float = 0.25
-    resample: float = 0.25
-    factor: float = 1.2
+    population: Annotated[int, Range(2, 65536)] = 8
+    every: Annotated[int, Range(1, 10**6)] = 1
+    quantile: Annotated[float, Range(0.01, 0.5)] = 0.25
+    resample: Annotated[float, Range(0, 1)] = 0.25
+    factor: Annotated[float, Range(1.001, 1000)] = 1.2
     fixed: tuple[str, ...] = ()
-
-
-_BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
-    "population": (int, 2, 65536),
-    "every": (int, 1, 10**6),
-    "quantile": (float, 0.01, 0.5),
-    "resample": (float, 0, 1),
-    "factor": (float, 1.001, 1000),
-}
-_EXAMPLE = "for example pbt:population=8,every=2,fixed=layers,width_0"
-
-
-def parse_selection(text: str) -> Selection:
-    """Settings out of ``population=8,every=2,fixed=layers,width_0``; those not named keep their defaults.
-
-    Names behind ``fixed=`` go on until the next setting. Raises ``UserError``.
-    """
-    given: dict[str, Any] = {}
-    for part in (part.strip() for part in text.split(",")) if text else ():
-        name, equals, value = (side.strip() for side in part.partition("="))
-        if not equals and name and "fixed" in given:
-            given["fixed"] += (name,)
-        elif name == "fixed" and value and name not in given:
-            given["fixed"] = (value,)
-        elif name in _BOUNDS and name not in given:
-            given[name] = _number(name, value)
-        else:
-            rule = f"the options of pbt are {', '.join((*_BOUNDS, 'fixed'))}, once each"
-            raise UserError(rule, repr(part), _EXAMPLE)
-    return Selection(**given)
-
-
-def _number(name: str, text: str) -> int | float:
-    kind, low, high = _BOUNDS[name]
-    rule = f"{name} must be a {'whole ' if kind is int else ''}number from {low:g} to {high:g}"
-    try:
-        value = kind(text)
-    except ValueError:
-        raise UserError(rule, repr(text), _EXAMPLE) from None
-    if not low <= value <= high:
-        raise UserError(rule, repr(text), _EXAMPLE)
-    return value
 
 
 @dataclass

@@ -25,12 +25,13 @@ class RungEntry:
         return self.violation <= 0 and all(map(math.isfinite, self.values))
 
 
-def levels(least: int, eta: int, epochs: int) -> list[int]:
-    """Passes after which trials of ``epochs`` are compared: least, least x eta, ..., below ``epochs``."""
+def levels(min_resource: int, eta: int, epochs: int) -> list[int]:
+    """Passes after which trials of ``epochs`` are compared: min_resource, min_resource x eta, ..., below ``epochs``."""
     found = []
-    while least < epochs:
-        found.append(least)
-        least *= eta
+    level = min_resource
+    while level < epochs:
+        found.append(level)
+        level *= eta
     return found
 
 
