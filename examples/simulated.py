@@ -23,7 +23,7 @@ def space(trial):
 
 
 def surrogate(config, workers):
-    """Of each epoch: seconds on so many workers, and what is reported behind it."""
+    """Of each epoch: seconds on this many workers, and what is reported after it."""
     width, batch = config["width"], config["batch_size"]
     step_s = 1e-4 * width * batch / workers / 256 + 0.002 * math.log2(2 * workers)
     too_far = math.log10(config["lr"] / (0.02 * batch / 256)) ** 2

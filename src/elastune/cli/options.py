@@ -74,7 +74,7 @@ Monitors = Annotated[
     ),
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write event files into OUT/tensorboard.")]
-Heartbeat = Annotated[str, typer.Option(metavar="TIME", help="A worker that is silent for so long counts as lost.")]
+Heartbeat = Annotated[str, typer.Option(metavar="TIME", help="A worker that is silent for this long counts as lost.")]
 Chaos = Annotated[
     str | None, typer.Option(metavar="FAULTS", help='Faults on purpose: "kill:0.05/s,stop,join,leave", "kill@40%".')
 ]

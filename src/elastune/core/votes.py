@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from elastune.core.signals import Decision
 
-MOST_VOTERS = 256  # sums of so many digits, and of so many squared marks, are exact in single precision
+MOST_VOTERS = 256  # sums of this many digits, and of this many squared marks, are exact in single precision
 _DIGIT = 1 << 16
 _MARKS = (251, 241, 239)  # moduli of the checks; a mark's square must stay below 2^24 / MOST_VOTERS
 _FLAGS = ("correct_momentum", "remember", "restore", "stop")

@@ -59,7 +59,7 @@ class Calibration:
                 raise Interrupted
         run = ended[0].run
         if run is None and not ended[0].result.reason.startswith("diverged"):
-            fix = "mend the program's own settings before scaling them"
+            fix = "fix the program's own settings before scaling them"
             raise UserError("the program must train with its own settings", ended[0].result.reason, fix)
         if run is not None and run.step_s is not None:
             self.steps[batch, workers] = run.step_s

@@ -130,7 +130,7 @@ class _Multiplicative(lr_scheduler.MultiplicativeLR):
 def make_scheduler(
     config: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, epochs: int, mode: str = "min"
 ) -> Any:
-    """The scheduler of ``config``, behind a linear warm-up if it asks for one; counts begin after the warm-up.
+    """The scheduler of ``config``, after a linear warm-up if it asks for one; counts begin after the warm-up.
 
     ``epochs``: how many times its ``step`` will be called. ``mode``: "min" or "max", what plateau waits for in the
     metric that ``step_scheduler`` gives it. Raises ``UserError`` for values out of range or without effect.
@@ -223,7 +223,7 @@ def _milestones(value: Any, epochs: int) -> list[int]:
 
 
 def make_network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Sequential:
-    """Fully connected layers of ``widths``, each behind ``activation`` and ``dropout``: (n, ...) to (n, outputs).
+    """Fully connected layers of ``widths``, each followed by ``activation`` and ``dropout``: (n, ...) to (n, outputs).
 
     ``inputs``: numbers per sample, of whatever shape. The layers are called ``hidden_0`` ... and ``head``: what
     patterns of parameter groups can go by.

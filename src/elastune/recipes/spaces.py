@@ -93,7 +93,7 @@ def suggest_scheduler(
     """A schedule of ``epochs`` steps of the scheduler: its kind, and what that kind has to be told.
 
     ``families``: of "lambda" and "multiplicative", all if not given. ``step_size``: from 1 to ``epochs`` if None.
-    ``milestones``: at most so many (None: 3, or what ``epochs`` have room for), sorted, each once. ``warmup``: steps;
+    ``milestones``: at most this many (None: 3, or what ``epochs`` have room for), sorted, each once. ``warmup``: steps;
     milestones count from its end, so they stay below ``epochs`` less the longest warm-up.
     """
     number("step_size", epochs)
@@ -140,7 +140,7 @@ def suggest_network(
     activations: Sequence[str] = ("relu", "gelu", "tanh"),
     dropout: Bounds = (0.0, 0.5),
 ) -> dict[str, Any]:
-    """Hidden layers: how many, the width of each (log scale), what stands behind each. See ``make_network``."""
+    """Hidden layers: how many, the width of each (log scale), what follows each. See ``make_network``."""
     _check(width=width, dropout=dropout)
     count = _int(trial, "layers", layers)
     return {

@@ -28,7 +28,7 @@ def report(
         typer.Option(metavar="NAME=NUMBER,...", help="Of a study, the trial with the smallest weighted sum."),
     ] = None,
     subset: Annotated[
-        int | None, typer.Option(help="Of a study, so many trials that together stand for the front.")
+        int | None, typer.Option(help="Of a study, this number of trials that together stand for the front.")
     ] = None,
     json: options.Json = False,
 ) -> int:

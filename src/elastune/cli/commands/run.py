@@ -37,9 +37,9 @@ def run(
     faults: FaultOptions,
     notices: Notices,
     workers: options.Workers = "1",
-    max_steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="End after this many steps.")] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Checkpoint after so many steps too, not only each epoch; 0: never.")
+        int | None, typer.Option(help="Checkpoint every N steps too, not only each epoch; 0: never.")
     ] = None,
     policy: options.Policies = None,
     monitor: options.Monitors = None,

@@ -52,7 +52,7 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     """What the journal of a run says of its samples.
 
     A run that was resumed from step k, and a version that begins with step k + 1, take back what was claimed of the
-    steps behind it: that training is lost, and was done again.
+    steps after it: that training is lost, and was done again.
     """
     records = [entry.record for entry in entries]
     claims = _valid(records)
