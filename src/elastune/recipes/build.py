@@ -45,12 +45,25 @@ _ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
 def make_optimizer(
     config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, str] = MappingProxyType({})
 ) -> torch.optim.Optimizer:
-    """The optimizer of ``config``: "sgd", "adam" or "adamw".
+    """Build the optimizer that ``config`` describes.
 
-    ``groups``: name -> regular expression over names of ``model``'s parameters (``re.search``; the first that fits
-    counts). Such a group's learning rate is ``lr`` times the setting ``lr_factor_<name>``. Where ``lr_rule`` is
-    "linear" or "sqrt", ``lr`` belongs to a global batch of ``base_batch`` and follows ``batch_size``. Raises
-    ``UserError`` for values out of range or without effect, and for a group without parameters.
+    Where ``lr_rule`` is "linear" or "sqrt", ``lr`` belongs to a global batch of ``base_batch`` samples and follows
+    ``batch_size``.
+
+    Args:
+        config: the program's settings, of which ``optimizer_defaults`` names those that are read here.
+        model: its trainable parameters are optimized.
+        groups: name -> regular expression over names of ``model``'s parameters (``re.search``; the first that fits
+            counts). The learning rate of such a group is ``lr`` times the setting ``lr_factor_<name>``.
+
+    Returns:
+        ``torch.optim.SGD``, ``Adam`` or ``AdamW``, with one parameter group for each of ``groups`` and one for the rest.
+
+    Raises:
+        UserError: for values out of range or without effect, and for a group without parameters.
+
+    Example:
+        >>> optimizer = elastune.make_optimizer(session.config, model, groups={"head": "^head"})
     """
     kind = choice("optimizer", config.get("optimizer"), OPTIMIZERS)
     own = OPTIMIZERS[kind]
@@ -130,10 +143,22 @@ class _Multiplicative(lr_scheduler.MultiplicativeLR):
 def make_scheduler(
     config: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, epochs: int, mode: str = "min"
 ) -> Any:
-    """The scheduler of ``config``, after a linear warm-up if it asks for one; counts begin after the warm-up.
+    """Build the learning-rate scheduler that ``config`` describes, after a linear warm-up if it asks for one.
 
-    ``epochs``: how many times its ``step`` will be called. ``mode``: "min" or "max", what plateau waits for in the
-    metric that ``step_scheduler`` gives it. Raises ``UserError`` for values out of range or without effect.
+    Args:
+        config: the program's settings, of which ``scheduler_defaults`` names those that are read here.
+        optimizer: what it schedules.
+        epochs: how many times its ``step`` will be called.
+        mode: "min" or "max": what a plateau waits for in the metric that ``step_scheduler`` gives it.
+
+    Returns:
+        A scheduler of ``torch.optim.lr_scheduler``; its counts begin after the warm-up.
+
+    Raises:
+        UserError: for values out of range or without effect.
+
+    Example:
+        >>> scheduler = elastune.make_scheduler(session.config, optimizer, epochs=10)
     """
     if epochs not in COUNT:
         raise UserError("a schedule lasts a whole number of epochs, at least 1", epochs, "make_scheduler(epochs=10)")
@@ -155,7 +180,15 @@ def make_scheduler(
 
 
 def step_scheduler(scheduler: Any, metric: float | torch.Tensor) -> None:
-    """``scheduler.step()``, of whatever kind it is: with ``metric`` where it watches one."""
+    """Step a scheduler of whatever kind.
+
+    Args:
+        scheduler: what ``make_scheduler`` built, or any of torch's.
+        metric: given to ``ReduceLROnPlateau``; the others need none.
+
+    Example:
+        >>> elastune.step_scheduler(scheduler, session.metrics["loss"])
+    """
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         scheduler.step(metric)
     else:
@@ -223,10 +256,22 @@ def _milestones(value: Any, epochs: int) -> list[int]:
 
 
 def make_network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Sequential:
-    """Fully connected layers of ``widths``, each followed by ``activation`` and ``dropout``: (n, ...) to (n, outputs).
+    """Build fully connected layers of ``widths``, each followed by ``activation`` and ``dropout``.
 
-    ``inputs``: numbers per sample, of whatever shape. The layers are called ``hidden_0`` ... and ``head``: what
-    patterns of parameter groups can go by.
+    Args:
+        config: the program's settings, of which ``network_defaults`` names those that are read here.
+        inputs: numbers per sample, of whatever shape.
+        outputs: numbers per sample that the network returns.
+
+    Returns:
+        A network from (n, ...) to (n, outputs). Its layers are called ``hidden_0`` ... and ``head``, which patterns of
+        parameter groups can name.
+
+    Raises:
+        UserError: for values out of range.
+
+    Example:
+        >>> model = elastune.make_network({"widths": [64], "activation": "relu", "dropout": 0.1}, inputs=64, outputs=10)
     """
     widths = config.get("widths")
     if not isinstance(widths, (list, tuple)):

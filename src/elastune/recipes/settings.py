@@ -78,24 +78,55 @@ ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "elu", "leaky_relu")
 
 
 def optimizer_defaults(groups: Iterable[str] = ()) -> Config:
-    """The settings that ``make_optimizer`` reads; None leaves a value to torch, a group's learning rate as it is."""
+    """The settings that ``make_optimizer`` reads, for a program's ``config``.
+
+    Args:
+        groups: names of parameter groups, each with a factor on the learning rate.
+
+    Returns:
+        Their default values. None leaves a value to torch, and a group's learning rate as it is.
+
+    Example:
+        >>> config = {**elastune.optimizer_defaults(), **elastune.batch_defaults(), "epochs": 10}
+    """
     plain: Config = {"optimizer": "sgd", "lr": 0.1, "momentum": None, "betas": None, "weight_decay": None}
     return plain | {f"{LR_FACTOR}{group}": None for group in groups}
 
 
 def scheduler_defaults() -> Config:
-    """The settings that ``make_scheduler`` reads."""
+    """The settings that ``make_scheduler`` reads, for a program's ``config``.
+
+    Returns:
+        Their default values: a constant rate, without warm-up.
+
+    Example:
+        >>> config = {**elastune.optimizer_defaults(), **elastune.scheduler_defaults()}
+    """
     names = ("lr_family", "gamma", "step_size", "milestones", "decay", "power", "plateau_factor", "plateau_patience")
     return {"scheduler": "constant", **dict.fromkeys((*names, "final_factor", "warmup", "warmup_start"))}
 
 
 def network_defaults() -> Config:
-    """The settings that ``make_network`` reads."""
+    """The settings that ``make_network`` reads, for a program's ``config``.
+
+    Returns:
+        Their default values: one hidden layer of 64.
+
+    Example:
+        >>> config = {**elastune.network_defaults(), **elastune.optimizer_defaults()}
+    """
     return {"widths": [64], "activation": "relu", "dropout": 0.0}
 
 
 def batch_defaults() -> Config:
-    """The global batch, and how the optimizer's learning rate follows it: see ``make_optimizer``."""
+    """The global batch size and how the learning rate follows it (see ``make_optimizer``), for a program's ``config``.
+
+    Returns:
+        Their default values: 64 samples, no rule.
+
+    Example:
+        >>> config = {**elastune.batch_defaults(), "lr": 0.1}
+    """
     return {"batch_size": 64, "base_batch": None, "lr_rule": "none"}
 
 

@@ -46,10 +46,32 @@ def suggest_optimizer(
     groups: Iterable[str] = (),
     lr_factor: Bounds = (0.1, 10.0),
 ) -> dict[str, Any]:
-    """Optimizer, learning rate, weight decay, and its own settings. Rates are on a log scale where they end above 0.
+    """Choose an optimizer, its learning rate, weight decay and its own settings.
 
-    ``lr``: one range, or one for each of ``kinds``: {"sgd": (1e-3, 1), "adam": (1e-5, 1e-2)}; their parameters are then
-    called "sgd_lr", "adam_lr". ``groups``: names of parameter groups, each with a factor on the learning rate.
+    Ranges are (low, high), or one number that is not searched. Learning rates and weight decay are drawn on a log scale
+    where their range begins above 0.
+
+    Args:
+        trial: what ``space(trial)`` was given.
+        kinds: any of "sgd", "adam", "adamw".
+        lr: one range, or one for each of ``kinds``: ``{"sgd": (1e-3, 1), "adam": (1e-5, 1e-2)}``; the parameters are
+            then called "sgd_lr" and "adam_lr".
+        momentum: of SGD alone.
+        weight_decay: of all kinds.
+        beta1: of Adam and AdamW alone, as ``beta2``.
+        beta2: see ``beta1``.
+        groups: names of parameter groups, each of which gets a factor on the learning rate (see ``make_optimizer``).
+        lr_factor: the range of these factors.
+
+    Returns:
+        A value for every setting that ``make_optimizer`` reads; None where the chosen kind has no use for it.
+
+    Raises:
+        UserError: for an unknown kind, or a range that the setting may not have.
+
+    Example:
+        >>> def space(trial):
+        ...     return {**elastune.suggest_optimizer(trial, kinds=("sgd", "adam"), lr=(1e-3, 1.0)), "epochs": 10}
     """
     _check(momentum=momentum, weight_decay=weight_decay, beta1=beta1, beta2=beta2, lr_factor=lr_factor)
     for bounds in lr.values() if isinstance(lr, Mapping) else (lr,):
@@ -90,11 +112,33 @@ def suggest_scheduler(
     warmup: WholeBounds = 0,
     warmup_start: Bounds = 0.1,
 ) -> dict[str, Any]:
-    """A schedule of ``epochs`` steps of the scheduler: its kind, and what that kind has to be told.
+    """Choose a learning-rate schedule and the settings of its kind.
 
-    ``families``: of "lambda" and "multiplicative", all if not given. ``step_size``: from 1 to ``epochs`` if None.
-    ``milestones``: at most this many (None: 3, or what ``epochs`` have room for), sorted, each once. ``warmup``: steps;
-    milestones count from its end, so they stay below ``epochs`` less the longest warm-up.
+    Args:
+        trial: what ``space(trial)`` was given.
+        epochs: how many times the scheduler will be stepped.
+        kinds: any of "constant", "lambda", "multiplicative", "step", "multistep", "exponential", "plateau", "cosine".
+        families: of "lambda" and "multiplicative", the formulas to choose from; all of them if not given.
+        gamma: factor of step, multistep, exponential and some families.
+        step_size: steps between two drops; from 1 to ``epochs`` if None.
+        milestones: at most this many (None: 3, or as many as ``epochs`` have room for), sorted, each once. They count
+            from the end of the warm-up, so they stay below ``epochs`` less the longest warm-up.
+        decay: of the family inverse_time.
+        power: of the family polynomial.
+        plateau_factor: what a plateau multiplies the rate by.
+        plateau_patience: how many bad epochs it waits.
+        final_factor: what cosine ends with, as a part of the learning rate.
+        warmup: steps of a linear warm-up before the schedule; 0 for none.
+        warmup_start: what it begins with, as a part of the learning rate.
+
+    Returns:
+        A value for every setting that ``make_scheduler`` reads; None where the chosen kind has no use for it.
+
+    Raises:
+        UserError: for an unknown kind or family, a range that the setting may not have, or too long a warm-up.
+
+    Example:
+        >>> elastune.suggest_scheduler(trial, epochs=10, kinds=("constant", "cosine"), warmup=(0, 2))
     """
     number("step_size", epochs)
     sizes = (1, epochs) if step_size is None else step_size
@@ -140,7 +184,24 @@ def suggest_network(
     activations: Sequence[str] = ("relu", "gelu", "tanh"),
     dropout: Bounds = (0.0, 0.5),
 ) -> dict[str, Any]:
-    """Hidden layers: how many, the width of each (log scale), what follows each. See ``make_network``."""
+    """Choose the hidden layers of a fully connected network.
+
+    Args:
+        trial: what ``space(trial)`` was given.
+        layers: how many hidden layers.
+        width: of each layer, drawn on a log scale.
+        activations: any of "relu", "gelu", "tanh", "silu", "elu", "leaky_relu".
+        dropout: after each hidden layer.
+
+    Returns:
+        The settings that ``make_network`` reads: widths, activation, dropout.
+
+    Raises:
+        UserError: for an unknown activation, or a range that the setting may not have.
+
+    Example:
+        >>> elastune.suggest_network(trial, layers=(1, 2), width=(32, 256))
+    """
     _check(width=width, dropout=dropout)
     count = _int(trial, "layers", layers)
     return {
@@ -157,7 +218,23 @@ def suggest_batch(
     base_batch: int | None = None,
     lr_rules: Sequence[str] = ("none",),
 ) -> dict[str, Any]:
-    """The global batch, and by which rule the learning rate, given for ``base_batch`` samples, follows it."""
+    """Choose the global batch size, and the rule by which the learning rate follows it.
+
+    Args:
+        trial: what ``space(trial)`` was given.
+        sizes: global batch sizes, in samples.
+        base_batch: the batch size that the learning rate was given for; needed by every rule but "none".
+        lr_rules: any of "none", "linear", "sqrt".
+
+    Returns:
+        The settings batch_size, lr_rule and base_batch.
+
+    Raises:
+        UserError: for a size below 1, an unknown rule, or a rule without ``base_batch``.
+
+    Example:
+        >>> elastune.suggest_batch(trial, sizes=(64, 256, 1024), base_batch=64, lr_rules=("linear", "sqrt"))
+    """
     for size in sizes:
         number("batch_size", size)
     found: dict[str, Any] = {"batch_size": _choose(trial, "batch_size", sizes)}
@@ -174,10 +251,23 @@ def suggest_means(
     mechanisms: Sequence[str] = (),
     policies: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """How a trial is run: what is left out stays as the study has it.
+    """Choose how a trial is run. What is left out stays as the study has it.
 
-    ``workers`` at its start (log scale); numeric ``modes`` ("exact", "fast"); ``policies`` as ``--policy`` writes them,
-    "none" for none.
+    Args:
+        trial: what ``space(trial)`` was given.
+        workers: with how many the trial begins, drawn on a log scale.
+        modes: any of "exact", "fast".
+        mechanisms: any of ``elastune``'s mechanisms.
+        policies: texts as ``--policy`` writes them, "none" for no policy.
+
+    Returns:
+        The system parameters that were chosen.
+
+    Raises:
+        UserError: for an unknown mode or mechanism, or a policy's text that cannot be read.
+
+    Example:
+        >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
     """
     found: dict[str, Any] = {}
     if workers is not None:
