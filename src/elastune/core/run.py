@@ -32,11 +32,22 @@ class Program:
 
 @dataclass(frozen=True)
 class Means:
-    """System parameters: they decide how fast and at what cost a run goes, never what it computes.
+    """System parameters, or parallelism and execution configuration: how a result is computed, and at what speed and cost.
 
-    ``num_slots`` is the exception that makes this true: it fixes how a global batch is cut, so it belongs to the run
-    and stays when workers change. ``micro_batch`` bounds the samples of one forward pass (None: no bound).
-    ``threads`` is per worker; equal on every worker, since CPU kernels may differ with it.
+    In ``exact`` mode none of them shows in the result but ``num_slots``, ``precision`` and ``threads``.
+
+    Args:
+        workers: processes that train together at the beginning.
+        mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
+        mechanism: how a replica of the model lies on workers; "ddp": every worker holds all of it.
+        num_slots: equal shares that every global batch is cut into. It belongs to the run and stays when workers change.
+        threads: CPU threads of each worker; equal on every worker, since CPU kernels may differ with it.
+        device: "cpu", "cuda" or "cuda:N".
+        precision: "fp32" or "bf16" (autocast in the forward pass).
+        micro_batch: samples of one forward pass at most; None: no bound.
+
+    Example:
+        >>> elastune.run(train, {"lr": 0.1}, means=elastune.Means(workers=4, mode="fast", micro_batch=64))
     """
 
     workers: int = 1

@@ -42,7 +42,7 @@ class Snapshot:
 class Decision:
     """What is to change at the next step boundary; None and False leave things as they are.
 
-    ``workers``: ask for this many (they join when they are warm). ``replace_rank``: another worker for that of this rank.
+    ``workers``: ask for this many (they join when warm). ``replace_rank``: another worker for that of this rank.
     ``lr`` sets every parameter group's learning rate, ``lr_factor`` multiplies it (after ``lr``), over ``ramp_steps``
     steps in equal parts where that is positive. ``correct_momentum``: divide SGD's momentum buffers by ``lr_factor``,
     so that the velocity of the parameters does not jump with the learning rate. ``remember``: keep a copy of model and

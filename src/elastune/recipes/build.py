@@ -57,7 +57,7 @@ def make_optimizer(
             counts). The learning rate of such a group is ``lr`` times the setting ``lr_factor_<name>``.
 
     Returns:
-        ``torch.optim.SGD``, ``Adam`` or ``AdamW``, with one parameter group for each of ``groups`` and one for the rest.
+        ``torch.optim.SGD``, ``Adam`` or ``AdamW``, one parameter group for each of ``groups`` and one for the rest.
 
     Raises:
         UserError: for values out of range or without effect, and for a group without parameters.
