@@ -32,7 +32,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Means:
-    """System parameters, or parallelism and execution configuration: how a result is computed, and at what speed and cost.
+    """System parameters (parallelism and execution): how a result is computed, and at what speed and cost.
 
     In ``exact`` mode none of them shows in the result but ``num_slots``, ``precision`` and ``threads``.
 
@@ -40,7 +40,7 @@ class Means:
         workers: processes that train together at the beginning.
         mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
         mechanism: how a replica of the model lies on workers; "ddp": every worker holds all of it.
-        num_slots: equal shares that every global batch is cut into. It belongs to the run and stays when workers change.
+        num_slots: equal shares of every global batch. It belongs to the run and stays when workers change.
         threads: CPU threads of each worker; equal on every worker, since CPU kernels may differ with it.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32" or "bf16" (autocast in the forward pass).
