@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from elastune.cluster.devices import cores
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, TrialFinished, TrialStarted
+from elastune.train.machine import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = (1, 2, 4, 16)

@@ -10,7 +10,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
-from elastune.elastic.protocol.events import ReplaceAsked, decode_event
+from elastune.elastic.protocol.messages import ReplaceAsked, decode_event
 from elastune.journal.records import MembershipEvent, Record, RunFinished
 from elastune.testing.elastic_runs import Ran, Runs
 
@@ -55,7 +55,7 @@ def compositions(ran: Ran) -> list[list[int]]:
 
 def asked(ran: Ran) -> list[int]:
     events = [decode_event(r.event) for r in ran.records if isinstance(r, MembershipEvent)]
-    return [event.worker for event in events if isinstance(event, ReplaceAsked)]
+    return [worker for worker, event in events if worker is not None and isinstance(event, ReplaceAsked)]
 
 
 def same(ran: Ran, undisturbed: Ran) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from elastune.cluster.devices import cores
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Program
@@ -27,6 +26,7 @@ from elastune.journal.records import (
 )
 from elastune.plan.step_time import StepTime
 from elastune.study.request import FrontierRequest
+from elastune.train.machine import cores
 
 COUNTS = (1, 2, 4)
 

@@ -41,7 +41,7 @@ def choose_workers(text: str, heartbeat: str) -> tuple[int, Elastic]:
     heartbeat_s = duration(heartbeat, "--heartbeat")
     if ":" not in text:
         return high, Elastic(low, heartbeat_s=heartbeat_s)
-    from elastune.cluster.devices import cores
+    from elastune.train.machine import cores
 
     return min(high, max(low, cores())), Elastic(low, high, heartbeat_s)
 

@@ -14,10 +14,9 @@ from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.protocol.client import remove_contact, write_contact
-from elastune.elastic.protocol.events import End, GiveUp, Lost, Start, StopRun, decode_event
+from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
 from elastune.journal.records import (
     Decided,
-    MembershipEvent,
     PolicyFailed,
     Record,
     Reported,
@@ -148,14 +147,14 @@ class ElasticRun:
     def heed(self) -> list[Event]:
         """Do what the coordinator asks for; what it has to tell."""
         records = self.coordinator.take_records()
-        self._lost += [r.event["worker"] for r in records if isinstance(r, MembershipEvent) and _is_loss(r)]
         events: list[Event] = [Message(NOBODY, record) for record in records]
         for instruction in self.coordinator.take():
             match instruction:
                 case Start(workers=workers) if not (self.over or self._finished):
                     self._running.update(workers)
                     self._host.start_workers(workers)
-                case End(worker=worker, why=why):
+                case End(worker=worker, why=why, lost=lost):
+                    self._lost += [worker] * lost
                     self._doomed[worker] = why
                     self._host.kill_workers([worker])
                 case GiveUp(why=why):
@@ -198,7 +197,3 @@ class ElasticRun:
     def _failure(self, why: str) -> Event:
         last = self._last
         return Message(last.rank, RunFailed("worker_lost", why, max(0, last.rank), last.code, last.log))
-
-
-def _is_loss(record: MembershipEvent) -> bool:
-    return isinstance(decode_event(record.event), Lost)

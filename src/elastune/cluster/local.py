@@ -121,10 +121,8 @@ class LocalCluster(Cluster):
             raise UserError("a worker must find room in its cluster", f"{self.free} free", "end another run")
         world, coordinator = run.spec.means.workers, run.elastic.coordinator
         given = self._assign(run.spec.means.device, len(numbers))
-        # One answer for all: workers that disagreed would wait for each other in different backends.
-        own = machine.backend(given) == "nccl" or all(name == "cpu" for name in given)
         for number, device in zip(numbers, given, strict=True):
-            place = Place(number, world, number, device, own, "", coordinator.address, coordinator.token)
+            place = Place(number, world, number, device, coordinator=coordinator.address, token=coordinator.token)
             self._launch(run, place)
 
     def kill(self, workers: Iterable[LocalWorker]) -> None:

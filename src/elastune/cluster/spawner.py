@@ -54,7 +54,9 @@ class Spawner:
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         if platform.system() != "Linux":
-            raise UserError("local worker processes need Linux", platform.system(), "use one worker, in process")
+            raise UserError(
+                "local worker processes need Linux", platform.system(), "use Linux, or start the file by torchrun"
+            )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         import_path = os.pathsep.join(path for path in sys.path if path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from elastune.cluster.devices import cores
 from elastune.core.errors import UserError
 from elastune.core.run import Config
 from elastune.frontier.rows import Times
@@ -14,6 +13,7 @@ from elastune.job.signals import Interrupted
 from elastune.journal.records import TimesFitted
 from elastune.plan.step_time import Fit, StepObserved, fit
 from elastune.study.request import FrontierRequest
+from elastune.train.machine import cores
 
 STEPS = 25
 

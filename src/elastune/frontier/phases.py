@@ -14,7 +14,6 @@ from statistics import fmean, median
 from typing import Any
 
 from elastune.cluster.base import Cluster
-from elastune.cluster.devices import cores
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
@@ -47,6 +46,7 @@ from elastune.study.request import FrontierRequest
 from elastune.study.results.command import run_command
 from elastune.study.trial_results import Pricing
 from elastune.study.validate import check_same_study
+from elastune.train.machine import cores
 
 CONFIRM_SHARE = 0.3  # of the budget is kept for confirming what the search found with fresh seeds
 TWINS = 30  # suggestions in a row that were trained already: the space holds hardly more

@@ -22,9 +22,9 @@ from elastune.cluster.spawner import Forked, Spawner
 from elastune.cluster.wire import WorkerSpec, encode_order
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.protocol.events import End, GiveUp, Lost, Start, decode_event
+from elastune.elastic.protocol.instructions import End, GiveUp, Start
 from elastune.journal.reader import read
-from elastune.journal.records import MembershipEvent, Record, RunFailed, RunFinished, WorkerGone
+from elastune.journal.records import Record, RunFailed, RunFinished, WorkerGone
 from elastune.journal.writer import JournalWriter
 from elastune.testing.elastic_runs import Ran
 from elastune.testing.hosts import INTERFACE, Host, Network, enter
@@ -123,12 +123,10 @@ class HostRun:
         return [host for host in self.network.hosts if host not in busy and not host.is_cut]
 
     def _heed(self) -> None:
-        for record in self.coordinator.take_records():
-            self.records.append(record)
-            event = decode_event(record.event) if isinstance(record, MembershipEvent) else None
-            if isinstance(event, Lost):
-                self.records.append(WorkerGone(event.worker, "lost", event.why))
+        self.records += self.coordinator.take_records()
         for instruction in self.coordinator.take():
+            if isinstance(instruction, End) and instruction.lost:
+                self.records.append(WorkerGone(instruction.worker, "lost", instruction.why))
             match instruction:
                 case Start(workers=workers):
                     for worker in workers:

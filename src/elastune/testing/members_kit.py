@@ -44,7 +44,7 @@ def members(coordinator: Coordinator, *workers: int) -> Iterator[list[Coordinato
     found: list[CoordinatorClient] = []
     try:
         for worker in workers:
-            found.append(CoordinatorClient(coordinator.address, coordinator.token, worker, pid=1, host="here"))
+            found.append(CoordinatorClient(coordinator.address, coordinator.token, worker, host="here"))
             found[-1].on_orphaned = lambda why: None
         yield found
     finally:

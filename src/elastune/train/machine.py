@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from elastune.journal.records import RunContext
+
+if TYPE_CHECKING:
+    import torch
 
 
 def run_context(device: torch.device, train_samples: int, parameters: int) -> RunContext:
     """The context of a run on this machine's ``device``, with the sizes that it has seen."""
+    import torch  # here: the command line asks for cores() before it needs torch
+
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return RunContext(train_samples, parameters, device.type, name, cores(), software())
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use: its affinity, or what its control group's CPU quota amounts to, rounded down."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.floor(min(allowed, quota_cores(root))))
+
+
+def quota_cores(root: Path = Path("/")) -> float:
+    """The smallest CPU quota, in cores, on this process's path of control groups (infinite: none).
+
+    Version 2: ``cpu.max`` holds "max" or "QUOTA_US PERIOD_US"; version 1: ``cpu.cfs_quota_us`` (-1: none) and
+    ``cpu.cfs_period_us``. In a container the path named in ``/proc/self/cgroup`` may not be mounted; its parents are.
+    """
+    found = [math.inf]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        mount = root / "sys/fs/cgroup" if not controllers else root / "sys/fs/cgroup/cpu"
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = mount / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            if not place.is_relative_to(mount):
+                break
+            found.append(_quota(place))
+    return min(found)
+
+
+def _quota(group: Path) -> float:
+    quota, _, period = _read(group / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else math.inf
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 @cache

@@ -56,9 +56,7 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
         program = load(spec.program)
         one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if place.coordinator:
-            one.come_and_go(
-                CoordinatorClient(place.coordinator, place.token, place.rank, pid=os.getpid(), host=_host())
-            )
+            one.come_and_go(CoordinatorClient(place.coordinator, place.token, place.rank, host=_host()))
         else:
             one.stay(WorkerGroup(join(place)))
     except UserError as error:

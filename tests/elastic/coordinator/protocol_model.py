@@ -13,26 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from elastune.elastic.coordinator.machine import (
+from elastune.elastic.coordinator.machine import Membership, step
+from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Release, Start, StopRun
+from elastune.elastic.protocol.messages import (
     Broken,
     ChangeAsked,
-    Confirm,
     Connected,
-    Dismiss,
     Done,
-    End,
     Event,
-    GiveUp,
     InstallView,
     Left,
     Lost,
-    Membership,
     Ready,
-    Release,
     Running,
-    Start,
-    StopRun,
-    step,
 )
 from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
@@ -109,7 +102,7 @@ class Model:
 
     program: str
     samples: tuple[int, ...] = ()
-    wishes: tuple[Event, ...] = ()
+    wishes: tuple[tuple[int | None, Event], ...] = ()
 
     def __post_init__(self) -> None:
         self.memberships: list[Membership] = []
@@ -206,7 +199,7 @@ class Model:
                 yield f"{i} dies", self._tidy(put(dead, i, mode="dead", down=()))
             if state.freezes and w.mode != "starting":
                 frozen = put(state._replace(freezes=state.freezes - 1), i, cut=True, up=(), late=(), down=())
-                yield f"{i} counts as lost", self._tidy(self._tell(frozen, Lost(i)))
+                yield f"{i} counts as lost", self._tidy(self._tell(frozen, (i, Lost())))
             if state.breaks and w.mode in ("reducing", "forming", "receiving"):
                 yield f"{i} fails", self._tidy(self._break(state._replace(breaks=state.breaks - 1), i, w))
         for k in state.wishes:
@@ -220,24 +213,24 @@ class Model:
             return
         known = self._knows(state, i)
         if w.up:
-            event: Event
+            event: tuple[int | None, Event]
             match w.up[0]:
                 case "left":
-                    event = Left(i)
+                    event = (i, Left())
                 case "done":
-                    event = Done(i)
+                    event = (i, Done())
                 case (_, version, first_step):
-                    event = Running(i, self.versions[version].number, first_step)
+                    event = (i, Running(self.versions[version].number, first_step))
             yield f"{i} says {w.up[0]}", self._tidy(self._tell(put(state, i, up=w.up[1:]), event))
         if known and (w.mode == "dead" or (w.mode == "ended" and not w.up and not state.over)):
-            yield f"{i} is lost", self._tidy(self._tell(put(state, i, up=(), late=()), Lost(i)))
+            yield f"{i} is lost", self._tidy(self._tell(put(state, i, up=(), late=()), (i, Lost())))
         for version in w.late:
             members = self.versions[version].members
             unseen = any(state.workers[m].mode == "dead" and self._knows(state, m) for m in members)
             if unseen and not state.early:
                 continue
             left = put(state, i, late=tuple(v for v in w.late if v != version))
-            told = self._tell(left._replace(early=state.early - unseen), Broken(i, self.versions[version].number))
+            told = self._tell(left._replace(early=state.early - unseen), (i, Broken(self.versions[version].number)))
             yield f"{i} broke in {version}", self._tidy(told)
 
     def _knows(self, state: State, i: int) -> bool:
@@ -250,12 +243,12 @@ class Model:
         newest = membership.proposed or membership.current
         if newest is not None:
             state = self._to(state, i, ("version", self._intern_version(newest)))
-        return self._tell(self._tell(state, Connected(i)), Ready(i))
+        return self._tell(self._tell(state, (i, Connected())), (i, Ready()))
 
-    def _tell(self, state: State, event: Event) -> State:
-        key = state.machine, event if not isinstance(event, ChangeAsked) else repr(event)
+    def _tell(self, state: State, event: tuple[int | None, Event]) -> State:
+        key = state.machine, event if not isinstance(event[1], ChangeAsked) else repr(event)
         if key not in self._told:
-            after, instructions = step(self.memberships[state.machine], event)
+            after, instructions = step(self.memberships[state.machine], *event)
             self._told[key] = self._intern(after), instructions
         machine, instructions = self._told[key]
         state = state._replace(machine=machine)

@@ -14,6 +14,7 @@ import pytest
 from elastune.elastic.coordinator import connections as hub
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol import instructions
 from elastune.elastic.protocol.messages import (
     Answer,
     Beat,
@@ -22,9 +23,10 @@ from elastune.elastic.protocol.messages import (
     InstallView,
     Publish,
     Ready,
-    Resize,
+    ResizeAsked,
     Running,
     Welcome,
+    decode_event,
 )
 from elastune.journal.records import MembershipEvent, Straggling
 from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
@@ -41,7 +43,7 @@ def answers(coordinator: Coordinator, workers: int = 3) -> Answer:
     """What a client is answered."""
     with Raw(coordinator) as client:
         client.hello(coordinator, None)
-        client.say(Resize(workers))
+        client.say(ResizeAsked(workers))
         answer = client.hear()
         assert isinstance(answer, Answer)
         assert client.hear() is None
@@ -69,7 +71,7 @@ def test_the_events_of_a_run_replay(coordinator: Coordinator) -> None:
             member.done()
         assert found[0].await_bye(planned.number) is None
         records = [r.event for r in coordinator.take_records() if isinstance(r, MembershipEvent)]
-        replayed = machine.replay(range(3), 1, 8, 8, map(machine.decode_event, records))
+        replayed = machine.replay(range(3), 1, 8, 8, map(decode_event, records))
         assert replayed == coordinator._state
 
 
@@ -96,7 +98,7 @@ def test_what_only_the_controller_can_do_wakes_it(coordinator: Coordinator) -> N
         assert not select.select([coordinator], [], [], 0)[0]
         coordinator.resize(5)
         assert select.select([coordinator], [], [], LIMIT_S)[0]
-        assert eventually(coordinator.take) == [machine.Start((3, 4))]
+        assert eventually(coordinator.take) == [instructions.Start((3, 4))]
         coordinator.take_records()
         coordinator.lost(3, "it could not be started")
         assert select.select([coordinator], [], [], LIMIT_S)[0]
@@ -134,9 +136,9 @@ def test_a_noticed_worker_of_too_few_stops_the_run() -> None:
         begun(found)
         found[1].noticed(30, "spot")
         (stop,) = eventually(coordinator.take)
-        assert isinstance(stop, machine.StopRun)
+        assert isinstance(stop, instructions.StopRun)
         events = Events(coordinator)
-        assert "spot (within 30 s)" in eventually(events.text)
+        assert "'seconds': 30.0, 'why': 'spot'" in eventually(events.text)
 
 
 def test_a_worker_that_is_to_be_replaced_goes_on_until_another_is_ready() -> None:
@@ -144,7 +146,7 @@ def test_a_worker_that_is_to_be_replaced_goes_on_until_another_is_ready() -> Non
         number = begun(found)
         coordinator.capacity(1)
         found[1].replace()
-        assert eventually(coordinator.take) == [machine.Start((2,))]
+        assert eventually(coordinator.take) == [instructions.Start((2,))]
         assert found[0].pending(number) is None
         with members(coordinator, 2) as (joiner,):
             joiner.ready()
@@ -169,13 +171,13 @@ def test_a_broken_rule_of_the_protocol_gives_the_run_up(coordinator: Coordinator
         begun(found)
         found[0].running(77, 1)
         (given_up,) = eventually(coordinator.take)
-        assert isinstance(given_up, machine.GiveUp)
+        assert isinstance(given_up, instructions.GiveUp)
         assert "77" in given_up.why
 
 
 def test_a_bug_in_the_thread_gives_the_run_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with coordinating(1) as coordinator:
-        monkeypatch.setattr(machine, "step", lambda state, event: 1 / 0)
+        monkeypatch.setattr(machine, "step", lambda state, worker, event: 1 / 0)
         coordinator.capacity(1)
         (given_up,) = eventually(coordinator.take)
         assert "ZeroDivisionError" in given_up.why
@@ -297,11 +299,11 @@ INSIDE = {
     "a field too many": b'{"kind":"ready","now":true}\n',
     "a number below zero": b'{"kind":"running","version":1,"step":-1}\n',
     "a number beyond all bounds": b'{"kind":"beat","step":' + b"9" * 100_000 + b"}\n",
-    "not a number": b'{"kind":"change","changes":{"lr":NaN},"why":""}\n',
+    "not a number": b'{"kind":"change_asked","changes":{"lr":NaN},"why":""}\n',
     "infinite": b'{"kind":"noticed","seconds":1e999,"why":""}\n',
     "an address of a version to come": b'{"kind":"publish","key":"99/0","value":""}\n',
     "an address of no version": b'{"kind":"publish","key":"x/0","value":""}\n',
-    "a negative resize": b'{"kind":"resize","workers":-5}\n',
+    "a negative resize": b'{"kind":"resize_asked","workers":-5}\n',
     "deep": b'{"kind":' + b"[" * 500_000 + b"\n",
 }
 

@@ -8,59 +8,49 @@ from typing import Any
 
 import pytest
 
-from elastune.elastic.coordinator.machine import (
+from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, step
+from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Instruction, Release, Start, StopRun
+from elastune.elastic.protocol.messages import (
     Broken,
     CapacityChanged,
     ChangeAsked,
-    Confirm,
     Connected,
-    Dismiss,
     Done,
-    End,
     Event,
-    GiveUp,
     InstallView,
-    Instruction,
     Left,
     Lost,
-    Membership,
     Noticed,
-    ProtocolViolation,
     Ready,
-    Release,
     ReplaceAsked,
     ResizeAsked,
     Running,
-    Start,
-    StopRun,
-    begin,
     decode_event,
     encode_event,
-    step,
 )
 from elastune.elastic.protocol.view import View
 
 
-def told(state: Membership, *events: Event) -> tuple[Membership, list[Instruction]]:
+def told(state: Membership, *events: tuple[int | None, Event]) -> tuple[Membership, list[Instruction]]:
     """The state after ``events``, and all instructions of the last of them."""
     instructions: tuple[Instruction, ...] = ()
     for event in events:
-        state, instructions = step(state, event)
+        state, instructions = step(state, *event)
     return state, list(instructions)
 
 
-def warm(*workers: int) -> list[Event]:
-    return [event for worker in workers for event in (Connected(worker), Ready(worker))]
+def warm(*workers: int) -> list[tuple[int | None, Event]]:
+    return [event for worker in workers for event in ((worker, Connected()), (worker, Ready()))]
 
 
-def run(version: int, first_step: int, *workers: int) -> list[Event]:
-    return [Running(worker, version, first_step) for worker in workers]
+def run(version: int, first_step: int, *workers: int) -> list[tuple[int | None, Event]]:
+    return [(worker, Running(version, first_step)) for worker in workers]
 
 
 def training(workers: int, low: int = 1, high: int = 4, free: int = 0, most_losses: int = 8) -> Membership:
     """A run whose first version is settled."""
     numbers = range(workers)
-    events = [*warm(*numbers), *run(1, 0, *numbers), CapacityChanged(free)]
+    events = [*warm(*numbers), *run(1, 0, *numbers), (None, CapacityChanged(free))]
     return told(begin(numbers, low, high, most_losses), *events)[0]
 
 
@@ -83,27 +73,27 @@ def planned(
 
 def test_the_first_version_comes_when_all_are_warm() -> None:
     state = begin([0, 1], 1, 4)
-    assert told(state, *warm(1), Connected(0))[1] == []
+    assert told(state, *warm(1), (0, Connected()))[1] == []
     state, instructions = told(state, *warm(1, 0))
     assert instructions == [fresh(1, 0, 1)]
     state, instructions = told(state, *run(1, 0, 0, 1))
     assert instructions == []
-    assert state.current == fresh(1, 0, 1).version
+    assert state.current == fresh(1, 0, 1).view
 
 
 def test_who_dies_before_the_first_version_is_replaced_and_the_others_wait_for_that() -> None:
-    state, instructions = told(begin([0, 1], 1, 4), CapacityChanged(1), *warm(0), Lost(1, "boom"))
-    assert instructions == [End(1, "boom"), Start((2,))]
+    state, instructions = told(begin([0, 1], 1, 4), (None, CapacityChanged(1)), *warm(0), (1, Lost("boom")))
+    assert instructions == [End(1, "boom", lost=True), Start((2,))]
     assert told(state, *warm(2))[1] == [fresh(1, 0, 2)]
 
 
 def test_without_room_the_others_begin_alone() -> None:
-    assert told(begin([0, 1], 1, 4), *warm(0), Lost(1))[1] == [End(1, ""), fresh(1, 0)]
+    assert told(begin([0, 1], 1, 4), *warm(0), (1, Lost()))[1] == [End(1, "", lost=True), fresh(1, 0)]
 
 
 def test_a_death_before_the_first_version_is_settled_makes_another_fresh_one() -> None:
     state = told(begin([0, 1, 2], 1, 4), *warm(0, 1, 2))[0]
-    assert told(state, Running(0, 1, 0), Lost(2))[1] == [End(2, ""), fresh(2, 0, 1)]
+    assert told(state, (0, Running(1, 0)), (2, Lost()))[1] == [End(2, "", lost=True), fresh(2, 0, 1)]
 
 
 @pytest.mark.parametrize("wrong", [([], 1, 2, 8), ([0, 0], 1, 2, 8), ([-1], 1, 2, 8), ([0], 3, 2, 8), ([0], 0, 2, 8)])
@@ -116,44 +106,44 @@ def test_a_beginning_that_makes_no_sense_is_refused(wrong: tuple[list[int], int,
 
 
 def test_a_worker_joins_by_a_planned_version_and_is_confirmed_when_it_holds_the_state() -> None:
-    state, instructions = told(training(2, free=2), ResizeAsked(3))
+    state, instructions = told(training(2, free=2), (None, ResizeAsked(3)))
     assert instructions == [Start((2,))]
     state, instructions = told(state, *warm(2))
     assert instructions == [planned(2, 0, 1, 2, joiners=[2])]
-    state, instructions = told(state, Running(2, 2, 5))
+    state, instructions = told(state, (2, Running(2, 5)))
     assert instructions == [Confirm(2, 2)]
     state, instructions = told(state, *run(2, 5, 1, 0))
-    assert state.current == planned(2, 0, 1, 2, joiners=[2]).version
+    assert state.current == planned(2, 0, 1, 2, joiners=[2]).view
     assert (state.proposed, instructions) == (None, [])
 
 
 def test_one_plan_at_a_time() -> None:
-    state = told(training(1, free=2), ResizeAsked(3), *warm(1))[0]
+    state = told(training(1, free=2), (None, ResizeAsked(3)), *warm(1))[0]
     state, instructions = told(state, *warm(2))
     assert instructions == []
     assert told(state, *run(2, 1, 0, 1))[1] == [Confirm(1, 2), planned(3, 0, 1, 2, joiners=[2])]
 
 
 def test_a_joiner_that_dies_on_the_way_breaks_the_plan() -> None:
-    state = told(training(2, free=1), ResizeAsked(3), *warm(2))[0]
-    assert told(state, Lost(2))[1] == [End(2, ""), forced(3, 0, 1)]
+    state = told(training(2, free=1), (None, ResizeAsked(3)), *warm(2))[0]
+    assert told(state, (2, Lost()))[1] == [End(2, "", lost=True), forced(3, 0, 1)]
 
 
 def test_a_joiner_waits_again_when_a_member_dies_and_comes_with_the_next_plan() -> None:
-    state, instructions = told(training(2, free=1), ResizeAsked(3), *warm(2), Lost(1))
-    assert instructions == [End(1, ""), forced(3, 0)]
-    state, instructions = told(state, Running(2, 2, 4), Running(0, 3, 4))  # the joiner's comes too late
+    state, instructions = told(training(2, free=1), (None, ResizeAsked(3)), *warm(2), (1, Lost()))
+    assert instructions == [End(1, "", lost=True), forced(3, 0)]
+    state, instructions = told(state, (2, Running(2, 4)), (0, Running(3, 4)))  # the joiner's comes too late
     assert instructions == [planned(4, 0, 2, joiners=[2])]
 
 
 def test_a_confirmed_joiner_is_a_member_whatever_happens_then() -> None:
-    _, instructions = told(training(2, free=1), ResizeAsked(3), *warm(2), Running(2, 2, 4), Lost(0))
-    assert instructions == [End(0, ""), forced(3, 1, 2)]
+    _, instructions = told(training(2, free=1), (None, ResizeAsked(3)), *warm(2), (2, Running(2, 4)), (0, Lost()))
+    assert instructions == [End(0, "", lost=True), forced(3, 1, 2)]
 
 
 def test_a_joiner_that_cannot_be_taken_in_is_ended_and_replaced() -> None:
-    state = told(training(2, free=2), ResizeAsked(3), *warm(2))[0]
-    state, instructions = told(state, Broken(0, 2, "no route"))
+    state = told(training(2, free=2), (None, ResizeAsked(3)), *warm(2))[0]
+    state, instructions = told(state, (0, Broken(2, "no route")))
     assert instructions == [End(2, "it could not be taken in"), forced(3, 0, 1), Start((3,))]
 
 
@@ -161,34 +151,34 @@ def test_a_joiner_that_cannot_be_taken_in_is_ended_and_replaced() -> None:
 
 
 def test_the_highest_ranks_leave() -> None:
-    state, instructions = told(training(4), ResizeAsked(2))
+    state, instructions = told(training(4), (None, ResizeAsked(2)))
     assert instructions == [planned(2, 0, 1)]
-    state, instructions = told(state, Left(3), *run(2, 9, 0, 1))
+    state, instructions = told(state, (3, Left()), *run(2, 9, 0, 1))
     assert instructions == [Release(2)]  # which has not said that it left: it may not know that it can
-    assert told(state, Left(2))[1] == []
+    assert told(state, (2, Left()))[1] == []
 
 
 def test_workers_that_are_not_in_yet_are_ended_first_the_least_warm_before_others() -> None:
-    state = told(training(1, free=3), ResizeAsked(4), *warm(1), Connected(3))[0]
-    assert told(state, ResizeAsked(3))[1] == [End(2, "fewer workers are wanted")]
-    assert told(state, ResizeAsked(2))[1] == [End(n, "fewer workers are wanted") for n in (2, 3)]
+    state = told(training(1, free=3), (None, ResizeAsked(4)), *warm(1), (3, Connected()))[0]
+    assert told(state, (None, ResizeAsked(3)))[1] == [End(2, "fewer workers are wanted")]
+    assert told(state, (None, ResizeAsked(2)))[1] == [End(n, "fewer workers are wanted") for n in (2, 3)]
 
 
 @pytest.mark.parametrize(("asked", "target"), [(0, 2), (3, 3), (99, 4)])
 def test_sizes_are_bounded(asked: int, target: int) -> None:
-    assert told(training(2, low=2), ResizeAsked(asked))[0].target == target
+    assert told(training(2, low=2), (None, ResizeAsked(asked)))[0].target == target
 
 
 def test_a_worker_that_got_notice_leaves_at_once_and_is_replaced() -> None:
-    state, instructions = told(training(3, free=1), Noticed(0, "spot"))
+    state, instructions = told(training(3, free=1), (0, Noticed(30, "spot")))
     assert instructions == [Start((3,)), planned(2, 1, 2)]
-    state, instructions = told(state, Left(0), *run(2, 3, 1, 2), *warm(3))
+    state, instructions = told(state, (0, Left()), *run(2, 3, 1, 2), *warm(3))
     assert instructions == [planned(3, 1, 2, 3, joiners=[3])]
-    assert told(state, Noticed(0))[1] == []
+    assert told(state, (0, Noticed(30)))[1] == []
 
 
 def test_the_last_member_leaves_when_its_replacement_holds_the_state() -> None:
-    state, instructions = told(training(1, free=1), Noticed(0))
+    state, instructions = told(training(1, free=1), (0, Noticed(30)))
     assert instructions == [Start((1,))]
     state, instructions = told(state, *warm(1))
     assert instructions == [planned(2, 0, 1, joiners=[1])]
@@ -196,112 +186,112 @@ def test_the_last_member_leaves_when_its_replacement_holds_the_state() -> None:
 
 
 def test_a_notice_that_leaves_too_few_stops_the_run_in_good_order() -> None:
-    state, instructions = told(training(2, low=2), Noticed(1, "spot"))
+    state, instructions = told(training(2, low=2), (1, Noticed(30, "spot")))
     assert [type(instruction) for instruction in instructions] == [StopRun]
-    assert told(state, ResizeAsked(4), CapacityChanged(4), ChangeAsked({"lr": 1.0}))[1] == []
-    assert told(state, Done(0), Done(1))[1] == [Dismiss()]
+    assert told(state, (None, ResizeAsked(4)), (None, CapacityChanged(4)), (None, ChangeAsked({"lr": 1.0})))[1] == []
+    assert told(state, (0, Done()), (1, Done()))[1] == [Dismiss()]
 
 
 def test_one_on_its_way_out_stays_out_when_a_member_is_lost() -> None:
     """The others may have taken steps under the newer version already, which it could not make up for."""
-    _, instructions = told(training(3), ResizeAsked(2), Running(0, 2, 4), Lost(1))
-    assert instructions == [End(1, ""), Release(2), forced(3, 0)]
+    _, instructions = told(training(3), (None, ResizeAsked(2)), (0, Running(2, 4)), (1, Lost()))
+    assert instructions == [End(1, "", lost=True), Release(2), forced(3, 0)]
 
 
 def test_one_on_its_way_out_stays_where_nobody_else_is_left() -> None:
-    state, instructions = told(training(2), ResizeAsked(1), Lost(0))
-    assert instructions == [End(0, ""), forced(3, 1)]
-    assert told(state, Left(1))[0].workers == ()
+    state, instructions = told(training(2), (None, ResizeAsked(1)), (0, Lost()))
+    assert instructions == [End(0, "", lost=True), forced(3, 1)]
+    assert told(state, (1, Left()))[0].workers == ()
 
 
 # -- replacing --------------------------------------------------------------------------------------------------------
 
 
 def test_a_slow_worker_goes_on_until_its_replacement_comes_in_the_version_that_it_leaves_by() -> None:
-    state, instructions = told(training(2, low=2, high=3, free=1), ReplaceAsked(1))
+    state, instructions = told(training(2, low=2, high=3, free=1), (1, ReplaceAsked()))
     assert instructions == [Start((2,))]
-    assert told(state, ReplaceAsked(1), Connected(2))[1] == []
+    assert told(state, (1, ReplaceAsked()), (2, Connected()))[1] == []
     state, instructions = told(state, *warm(2))
     assert instructions == [planned(2, 0, 2, joiners=[2])]
-    state, instructions = told(state, Left(1), *run(2, 5, 2, 0))
-    assert (state.current, instructions) == (planned(2, 0, 2, joiners=[2]).version, [])
+    state, instructions = told(state, (1, Left()), *run(2, 5, 2, 0))
+    assert (state.current, instructions) == (planned(2, 0, 2, joiners=[2]).view, [])
 
 
 def test_rank_0_hands_its_place_to_the_next() -> None:
-    state = told(training(3, free=1), ReplaceAsked(0))[0]
+    state = told(training(3, free=1), (0, ReplaceAsked()))[0]
     assert told(state, *warm(3))[1] == [planned(2, 1, 2, 3, joiners=[3])]
 
 
 def test_a_lone_slow_worker_leaves_when_its_replacement_holds_the_state() -> None:
-    state, instructions = told(training(1, free=1), ReplaceAsked(0), *warm(1))
+    state, instructions = told(training(1, free=1), (0, ReplaceAsked()), *warm(1))
     assert instructions == [planned(2, 0, 1, joiners=[1])]
     assert told(state, *run(2, 3, 1, 0))[1] == [planned(3, 1)]
 
 
 def test_without_room_a_slow_worker_leaves_first() -> None:
-    state, instructions = told(training(2, high=2), ReplaceAsked(1))
+    state, instructions = told(training(2, high=2), (1, ReplaceAsked()))
     assert instructions == [planned(2, 0)]
-    state, instructions = told(state, Left(1), Running(0, 2, 4))
+    state, instructions = told(state, (1, Left()), (0, Running(2, 4)))
     assert instructions == []
-    state, instructions = told(state, CapacityChanged(1))
+    state, instructions = told(state, (None, CapacityChanged(1)))
     assert instructions == [Start((2,))]
     assert told(state, *warm(2))[1] == [planned(3, 0, 2, joiners=[2])]
 
 
 def test_without_room_one_of_the_fewest_stays_until_there_is_some() -> None:
-    state, instructions = told(training(2, low=2, high=3), ReplaceAsked(1))
+    state, instructions = told(training(2, low=2, high=3), (1, ReplaceAsked()))
     assert (instructions, state.stage) == ([], "open")
-    state, instructions = told(state, CapacityChanged(1))
+    state, instructions = told(state, (None, CapacityChanged(1)))
     assert instructions == [Start((2,))]
     assert told(state, *warm(2))[1] == [planned(2, 0, 2, joiners=[2])]
 
 
 def test_a_slow_worker_does_not_leave_for_a_replacement_that_failed() -> None:
-    state, instructions = told(training(2, high=3, free=1, most_losses=2), ReplaceAsked(1), Lost(2))
-    assert instructions == [End(2, "")]
-    state, instructions = told(state, CapacityChanged(1))
+    state, instructions = told(training(2, high=3, free=1, most_losses=2), (1, ReplaceAsked()), (2, Lost()))
+    assert instructions == [End(2, "", lost=True)]
+    state, instructions = told(state, (None, CapacityChanged(1)))
     assert instructions == [Start((3,))]
-    state, instructions = told(state, Lost(3), CapacityChanged(1))
+    state, instructions = told(state, (3, Lost()), (None, CapacityChanged(1)))
     assert (instructions, state.stage) == ([], "open")
-    assert told(state, ResizeAsked(2))[1] == [Start((4,))]
+    assert told(state, (None, ResizeAsked(2)))[1] == [Start((4,))]
 
 
 def test_a_replacement_that_dies_as_it_joins_takes_the_slow_ones_place_with_it() -> None:
     """The others may have taken steps without the slow one by now."""
-    state = told(training(2, low=2, high=3, free=1), ReplaceAsked(1), *warm(2))[0]
-    state, instructions = told(state, Lost(2))
-    assert instructions == [End(2, ""), Release(1), forced(3, 0)]
-    assert told(state, CapacityChanged(2))[1] == [Start((3,))]
+    state = told(training(2, low=2, high=3, free=1), (1, ReplaceAsked()), *warm(2))[0]
+    state, instructions = told(state, (2, Lost()))
+    assert instructions == [End(2, "", lost=True), Release(1), forced(3, 0)]
+    assert told(state, (None, CapacityChanged(2)))[1] == [Start((3,))]
     assert state.stage == "open"
 
 
 def test_a_slow_worker_that_dies_is_lost_and_its_replacement_comes() -> None:
-    state, instructions = told(training(3, high=4, free=1), ReplaceAsked(1), Lost(1))
-    assert instructions == [End(1, ""), forced(2, 0, 2)]
+    state, instructions = told(training(3, high=4, free=1), (1, ReplaceAsked()), (1, Lost()))
+    assert instructions == [End(1, "", lost=True), forced(2, 0, 2)]
     assert told(state, *run(2, 4, 0, 2), *warm(3))[1] == [planned(3, 0, 2, 3, joiners=[3])]
 
 
 def test_a_slow_worker_that_gets_notice_leaves_at_once() -> None:
-    state = told(training(3, free=1), ReplaceAsked(1))[0]
-    assert told(state, Noticed(1))[1] == [planned(2, 0, 2)]
+    state = told(training(3, free=1), (1, ReplaceAsked()))[0]
+    assert told(state, (1, Noticed(30)))[1] == [planned(2, 0, 2)]
 
 
 def test_when_another_is_lost_the_slow_worker_counts() -> None:
-    state, instructions = told(training(2, low=2, high=3, free=1), ReplaceAsked(1), Lost(0))
-    assert instructions == [End(0, ""), forced(2, 1)]
-    state, instructions = told(state, CapacityChanged(1), Running(1, 2, 4), *warm(2))
+    state, instructions = told(training(2, low=2, high=3, free=1), (1, ReplaceAsked()), (0, Lost()))
+    assert instructions == [End(0, "", lost=True), forced(2, 1)]
+    state, instructions = told(state, (None, CapacityChanged(1)), (1, Running(2, 4)), *warm(2))
     assert instructions == [planned(3, 1, 2, joiners=[2])]
     state = told(state, *run(3, 6, 1, 2))[0]
     assert told(state, *warm(3))[1] == [planned(4, 2, 3, joiners=[3])]
 
 
 def test_fewer_workers_are_wanted_meanwhile_so_the_slow_one_leaves() -> None:
-    _, instructions = told(training(3, free=1), ReplaceAsked(0), ResizeAsked(2))
+    _, instructions = told(training(3, free=1), (0, ReplaceAsked()), (None, ResizeAsked(2)))
     assert instructions == [End(3, "fewer workers are wanted"), planned(2, 1, 2)]
 
 
 def test_more_workers_are_wanted_meanwhile_so_the_slow_one_waits_for_the_last() -> None:
-    state, instructions = told(training(2, free=2), ReplaceAsked(0), ResizeAsked(3))
+    state, instructions = told(training(2, free=2), (0, ReplaceAsked()), (None, ResizeAsked(3)))
     assert instructions == [Start((3,))]
     state, instructions = told(state, *warm(2))
     assert instructions == [planned(2, 0, 1, 2, joiners=[2])]
@@ -309,25 +299,25 @@ def test_more_workers_are_wanted_meanwhile_so_the_slow_one_waits_for_the_last() 
 
 
 def test_two_slow_workers_and_room_for_one() -> None:
-    state, instructions = told(training(2, high=3, free=1), ReplaceAsked(0), ReplaceAsked(1))
+    state, instructions = told(training(2, high=3, free=1), (0, ReplaceAsked()), (1, ReplaceAsked()))
     assert instructions == []
     state, instructions = told(state, *warm(2))
     assert instructions == [planned(2, 0, 2, joiners=[2])]
     state, instructions = told(state, *run(2, 4, 2, 0))
     assert instructions == [Release(1)]  # and worker 0 does not leave: there will be room at once
-    assert told(state, CapacityChanged(1), *warm(3))[1] == [planned(3, 2, 3, joiners=[3])]
+    assert told(state, (None, CapacityChanged(1)), *warm(3))[1] == [planned(3, 2, 3, joiners=[3])]
 
 
-@pytest.mark.parametrize("news", [CapacityChanged(0), ReplaceAsked(0)])
+@pytest.mark.parametrize("news", [(None, CapacityChanged(0)), (0, ReplaceAsked())])
 def test_room_that_others_have_taken_is_not_waited_for_for_ever(news: Event) -> None:
     """The host tells so, or somebody asks again."""
-    state = told(training(2, high=3, free=1), ReplaceAsked(0), ReplaceAsked(1), *warm(2), *run(2, 4, 2, 0))[0]
+    state = told(training(2, high=3, free=1), (0, ReplaceAsked()), (1, ReplaceAsked()), *warm(2), *run(2, 4, 2, 0))[0]
     assert told(state, news)[1] == [planned(3, 2)]
 
 
 def test_nobody_is_replaced_in_a_run_that_ends() -> None:
-    for end in (Done(0), Noticed(1)):
-        _, instructions = told(training(2, low=2), end, ReplaceAsked(1), CapacityChanged(2))
+    for end in ((0, Done()), (1, Noticed(30))):
+        _, instructions = told(training(2, low=2), end, (1, ReplaceAsked()), (None, CapacityChanged(2)))
         assert instructions == []
 
 
@@ -335,9 +325,9 @@ def test_nobody_is_replaced_in_a_run_that_ends() -> None:
 
 
 def test_a_change_is_a_version_of_the_same_members() -> None:
-    state, instructions = told(training(2), ChangeAsked({"lr": 0.5}))
+    state, instructions = told(training(2), (None, ChangeAsked({"lr": 0.5})))
     assert instructions == [planned(2, 0, 1, changes={"lr": 0.5})]
-    state, instructions = told(state, ChangeAsked({"lr": 0.25}), *run(2, 3, 0, 1))
+    state, instructions = told(state, (None, ChangeAsked({"lr": 0.25})), *run(2, 3, 0, 1))
     assert instructions == [planned(3, 0, 1, changes={"lr": 0.25})]
     state, instructions = told(state, *run(3, 4, 0, 1))
     assert (instructions, state.changes) == ([], {})
@@ -345,8 +335,8 @@ def test_a_change_is_a_version_of_the_same_members() -> None:
 
 def test_a_version_that_replaces_an_unsettled_one_has_its_changes() -> None:
     """Some members may have entered the other one, and have them."""
-    state, instructions = told(training(3), ChangeAsked({"lr": 0.5}), Running(0, 2, 4), Lost(1))
-    assert instructions == [End(1, ""), forced(3, 0, 2, changes={"lr": 0.5})]
+    state, instructions = told(training(3), (None, ChangeAsked({"lr": 0.5})), (0, Running(2, 4)), (1, Lost()))
+    assert instructions == [End(1, "", lost=True), forced(3, 0, 2, changes={"lr": 0.5})]
     assert told(state, *run(3, 4, 0, 2))[0].changes == {}
 
 
@@ -354,90 +344,94 @@ def test_a_version_that_replaces_an_unsettled_one_has_its_changes() -> None:
 
 
 def test_survivors_keep_their_order_and_a_replacement_is_started() -> None:
-    state, instructions = told(training(3, free=1), Lost(0, "kill -9"))
-    assert instructions == [End(0, "kill -9"), forced(2, 1, 2), Start((3,))]
-    state, instructions = told(state, Broken(2, 1, "its echo"), Running(1, 2, 7))
+    state, instructions = told(training(3, free=1), (0, Lost("kill -9")))
+    assert instructions == [End(0, "kill -9", lost=True), forced(2, 1, 2), Start((3,))]
+    state, instructions = told(state, (2, Broken(1, "its echo")), (1, Running(2, 7)))
     assert instructions == []
-    assert told(state, *warm(3), Running(2, 2, 7))[1] == [planned(3, 1, 2, 3, joiners=[3])]
+    assert told(state, *warm(3), (2, Running(2, 7)))[1] == [planned(3, 1, 2, 3, joiners=[3])]
 
 
 def test_several_deaths_at_once_count_once() -> None:
     state = training(4, most_losses=2)
-    state, instructions = told(state, Lost(1), Lost(2), Lost(3))
-    assert instructions == [End(3, ""), forced(4, 0)]
+    state, instructions = told(state, (1, Lost()), (2, Lost()), (3, Lost()))
+    assert instructions == [End(3, "", lost=True), forced(4, 0)]
 
 
 def test_a_break_without_a_death_makes_a_version_of_the_same_members() -> None:
-    assert told(training(2), Broken(1, 1, "reset by peer"))[1] == [forced(2, 0, 1)]
+    assert told(training(2), (1, Broken(1, "reset by peer")))[1] == [forced(2, 0, 1)]
 
 
 def test_when_all_are_lost_whoever_is_warm_begins_at_the_checkpoint() -> None:
-    state, instructions = told(training(1, free=1), ResizeAsked(2), *warm(1), Lost(0))
-    assert instructions == [End(0, ""), fresh(3, 1)]
-    state, instructions = told(training(1), Lost(0), CapacityChanged(1))
+    state, instructions = told(training(1, free=1), (None, ResizeAsked(2)), *warm(1), (0, Lost()))
+    assert instructions == [End(0, "", lost=True), fresh(3, 1)]
+    state, instructions = told(training(1), (0, Lost()), (None, CapacityChanged(1)))
     assert instructions == [Start((1,))]
     assert told(state, *warm(1))[1] == [fresh(2, 1)]
 
 
 def test_never_more_are_started_than_there_is_room_for() -> None:
-    state, instructions = told(training(1, free=1), ResizeAsked(4))
+    state, instructions = told(training(1, free=1), (None, ResizeAsked(4)))
     assert instructions == [Start((1,))]
-    assert told(state, CapacityChanged(1))[1] == [Start((2,))]
+    assert told(state, (None, CapacityChanged(1)))[1] == [Start((2,))]
 
 
 def test_losses_without_progress_end_the_run() -> None:
     state = training(1, most_losses=3)
     for worker in (0, 1):
-        state = told(state, Lost(worker), CapacityChanged(1), *warm(worker + 1), Running(worker + 1, worker + 2, 0))[0]
-    assert [type(x) for x in told(state, Lost(2, "oom"))[1]] == [End, GiveUp]
+        state = told(
+            state, (worker, Lost()), (None, CapacityChanged(1)), *warm(worker + 1), (worker + 1, Running(worker + 2, 0))
+        )[0]
+    assert [type(x) for x in told(state, (2, Lost("oom")))[1]] == [End, GiveUp]
     state = training(1, most_losses=3)
     for worker in range(6):
-        state = told(state, Lost(worker), CapacityChanged(1), *warm(worker + 1))[0]
-        state = told(state, Running(worker + 1, worker + 2, 10 * worker + 10))[0]
+        state = told(state, (worker, Lost()), (None, CapacityChanged(1)), *warm(worker + 1))[0]
+        state = told(state, (worker + 1, Running(worker + 2, 10 * worker + 10)))[0]
     assert state.stage == "open"
 
 
 def test_breaks_without_progress_end_the_run_too() -> None:
     state = training(2, most_losses=3)
-    state = told(state, Broken(0, 1), *run(2, 0, 0, 1), Broken(0, 2))[0]
-    assert [type(x) for x in told(state, *run(3, 0, 0, 1), Broken(1, 3))[1]] == [GiveUp]
+    state = told(state, (0, Broken(1)), *run(2, 0, 0, 1), (0, Broken(2)))[0]
+    assert [type(x) for x in told(state, *run(3, 0, 0, 1), (1, Broken(3)))[1]] == [GiveUp]
 
 
 def test_replacements_that_fail_to_start_cost_a_healthy_run_no_more_than_themselves() -> None:
-    state, instructions = told(training(1, most_losses=2), ResizeAsked(2), CapacityChanged(1))
+    state, instructions = told(training(1, most_losses=2), (None, ResizeAsked(2)), (None, CapacityChanged(1)))
     assert instructions == [Start((1,))]
-    state, instructions = told(state, Lost(1), CapacityChanged(1))
+    state, instructions = told(state, (1, Lost()), (None, CapacityChanged(1)))
     assert instructions == [Start((2,))]
-    state, instructions = told(state, Lost(2), CapacityChanged(1))
+    state, instructions = told(state, (2, Lost()), (None, CapacityChanged(1)))
     assert (instructions, state.stage) == ([], "open")
-    assert told(state, ResizeAsked(2))[1] == [Start((3,))]
+    assert told(state, (None, ResizeAsked(2)))[1] == [Start((3,))]
 
 
 def test_a_run_that_nobody_can_begin_is_given_up() -> None:
-    state = told(begin([0], 1, 1, 2), CapacityChanged(1), Lost(0))[0]
-    assert [type(x) for x in told(state, Lost(1, "no such file"))[1]] == [End, GiveUp]
+    state = told(begin([0], 1, 1, 2), (None, CapacityChanged(1)), (0, Lost()))[0]
+    assert [type(x) for x in told(state, (1, Lost("no such file")))[1]] == [End, GiveUp]
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_run_is_over_when_all_members_are_done() -> None:
-    state, instructions = told(training(2, free=2), Done(1), ResizeAsked(4), ChangeAsked({"lr": 1.0}))
+    state, instructions = told(
+        training(2, free=2), (1, Done()), (None, ResizeAsked(4)), (None, ChangeAsked({"lr": 1.0}))
+    )
     assert instructions == []
-    state, instructions = told(state, Done(1), Done(0))
+    state, instructions = told(state, (1, Done()), (0, Done()))
     assert (instructions, state.stage) == ([Dismiss()], "over")
-    assert told(state, Lost(0), Connected(7), Running(1, 9, 9))[1] == []
+    assert told(state, (0, Lost()), (7, Connected()), (1, Running(9, 9)))[1] == []
 
 
 def test_a_loss_after_somebody_is_done_is_served_by_the_others_and_not_replaced() -> None:
-    state, instructions = told(training(3, free=2), Done(0), Lost(2))
-    assert instructions == [End(2, ""), forced(2, 0, 1)]
-    assert told(state, Lost(1))[1] == [End(1, ""), Dismiss()]
+    state, instructions = told(training(3, free=2), (0, Done()), (2, Lost()))
+    assert instructions == [End(2, "", lost=True), forced(2, 0, 1)]
+    assert told(state, (1, Lost()))[1] == [End(1, "", lost=True), Dismiss()]
 
 
 def test_who_is_still_on_its_way_when_the_run_ends_is_ended() -> None:
-    state = told(training(1, free=2), ResizeAsked(3), *warm(1))[0]
-    assert told(state, Done(0))[1] == [Dismiss(), End(2, "the run is over")]
+    state = told(training(1, free=2), (None, ResizeAsked(3)), *warm(1))[0]
+    assert told(state, (0, Done()))[1] == [Dismiss(), End(2, "the run is over")]
 
 
 # -- what cannot be ---------------------------------------------------------------------------------------------------
@@ -446,57 +440,81 @@ def test_who_is_still_on_its_way_when_the_run_ends_is_ended() -> None:
 @pytest.mark.parametrize(
     "events",
     [
-        [Connected(0)],
-        [Connected(9)],
-        [Ready(0)],
-        [Lost(9)],
-        [ResizeAsked(3), Ready(2)],
-        [ResizeAsked(3), Done(2)],
-        [ReplaceAsked(9)],
-        [ResizeAsked(3), *warm(2), ReplaceAsked(2)],
-        [Running(0, 1, 0)],
-        [Running(0, 2, 0)],
-        [Broken(0, 2)],
-        [Lost(1), Running(0, 2, 3), Running(0, 2, 3)],
-        [ChangeAsked({"lr": 1.0}), Running(0, 2, 3), Running(1, 2, 4)],
-        [ResizeAsked(3), *warm(2), Running(2, 2, 1), Running(2, 2, 1)],
-        [ResizeAsked(3), *warm(2), Broken(2, 1)],
-        [ResizeAsked(1), Running(1, 2, 1)],
-        [Left(0)],
+        [(0, Connected())],
+        [(9, Connected())],
+        [(0, Ready())],
+        [(9, Lost())],
+        [(None, ResizeAsked(3)), (2, Ready())],
+        [(None, ResizeAsked(3)), (2, Done())],
+        [(9, ReplaceAsked())],
+        [(None, ResizeAsked(3)), *warm(2), (2, ReplaceAsked())],
+        [(0, Running(1, 0))],
+        [(0, Running(2, 0))],
+        [(0, Broken(2))],
+        [(1, Lost()), (0, Running(2, 3)), (0, Running(2, 3))],
+        [(None, ChangeAsked({"lr": 1.0})), (0, Running(2, 3)), (1, Running(2, 4))],
+        [(None, ResizeAsked(3)), *warm(2), (2, Running(2, 1)), (2, Running(2, 1))],
+        [(None, ResizeAsked(3)), *warm(2), (2, Broken(1))],
+        [(None, ResizeAsked(1)), (1, Running(2, 1))],
+        [(0, Left())],
     ],
 )
-def test_what_contradicts_the_state_is_refused(events: list[Event]) -> None:
+def test_what_contradicts_the_state_is_refused(events: list[tuple[int | None, Event]]) -> None:
     state = training(2, free=2)
     *before, last = events
     state, _ = told(state, *before)
     with pytest.raises(ProtocolViolation):
-        step(state, last)
+        step(state, *last)
 
 
 @pytest.mark.parametrize(
     "late",
-    [Ready(1), Running(1, 1, 0), Broken(1, 1), Noticed(1), ReplaceAsked(1), Left(1), Lost(1), Done(1), Broken(0, 1)],
+    [
+        (1, Ready()),
+        (1, Running(1, 0)),
+        (1, Broken(1)),
+        (1, Noticed(30)),
+        (1, ReplaceAsked()),
+        (1, Left()),
+        (1, Lost()),
+        (1, Done()),
+        (0, Broken(1)),
+    ],
 )
-def test_late_news_changes_nothing(late: Event) -> None:
-    state = told(training(3), Lost(1))[0]
-    assert step(state, late) == (state, ())
+def test_late_news_changes_nothing(late: tuple[int | None, Event]) -> None:
+    state = told(training(3), (1, Lost()))[0]
+    assert step(state, *late) == (state, ())
 
 
 def test_news_of_a_version_that_was_never_settled_changes_nothing() -> None:
-    state = told(training(3), ChangeAsked({"lr": 0.5}), Lost(1))[0]
-    for late in (Running(0, 2, 7), Broken(2, 2)):
-        assert step(state, late) == (state, ())
+    state = told(training(3), (None, ChangeAsked({"lr": 0.5})), (1, Lost()))[0]
+    for late in ((0, Running(2, 7)), (2, Broken(2))):
+        assert step(state, *late) == (state, ())
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        *(Connected(1), Ready(1), Running(1, 2, 3), Broken(1, 2, "why"), Noticed(1, "why"), Left(1), Lost(1, "why")),
-        *(Done(1), ReplaceAsked(1), ResizeAsked(2), ChangeAsked({"lr": 0.1}), CapacityChanged(3)),
+        *(
+            (1, Connected()),
+            (1, Ready()),
+            (1, Running(2, 3)),
+            (1, Broken(2, "why")),
+            (1, Noticed(30, "why")),
+            (1, Left()),
+            (1, Lost("why")),
+        ),
+        *(
+            (1, Done()),
+            (1, ReplaceAsked()),
+            (None, ResizeAsked(2)),
+            (None, ChangeAsked({"lr": 0.1})),
+            (None, CapacityChanged(3)),
+        ),
     ],
 )
-def test_events_survive_json(event: Event) -> None:
-    assert decode_event(json.loads(json.dumps(encode_event(event)))) == event
+def test_events_survive_json(event: tuple[int | None, Event]) -> None:
+    assert decode_event(json.loads(json.dumps(encode_event(*event)))) == event
 
 
 @pytest.mark.parametrize(

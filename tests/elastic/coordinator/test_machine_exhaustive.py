@@ -19,15 +19,8 @@ from typing import Any
 import pytest
 
 from elastune.elastic.coordinator import machine
-from elastune.elastic.coordinator.machine import (
-    CapacityChanged,
-    ChangeAsked,
-    Event,
-    Noticed,
-    ReplaceAsked,
-    ResizeAsked,
-    begin,
-)
+from elastune.elastic.coordinator.machine import begin
+from elastune.elastic.protocol.messages import CapacityChanged, ChangeAsked, Event, Noticed, ReplaceAsked, ResizeAsked
 from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
 
 _spec = importlib.util.spec_from_file_location("protocol_model", Path(__file__).parent / "protocol_model.py")
@@ -38,7 +31,7 @@ sys.modules[_spec.name] = protocol_model
 _spec.loader.exec_module(protocol_model)
 
 MOST_STATES = 150_000
-HALVED, CUT = ChangeAsked({"lr": 0.5}), ChangeAsked({"lr": 0.2})
+HALVED, CUT = (None, ChangeAsked({"lr": 0.5})), (None, ChangeAsked({"lr": 0.2}))
 
 
 def explore(model: Any, start: Any) -> Counter[str]:
@@ -91,7 +84,7 @@ def ends(
     high: int = 4,
     free: int = 0,
     samples: tuple[int, ...] = (),
-    wishes: tuple[Event, ...] = (),
+    wishes: tuple[tuple[int | None, Event], ...] = (),
     begins: bool = False,
     **budgets: int,
 ) -> set[str]:
@@ -102,20 +95,20 @@ def ends(
 
 
 def grow(workers: int) -> dict[str, Any]:
-    return {"free": 1, "high": workers, "wishes": (ResizeAsked(workers),)}
+    return {"free": 1, "high": workers, "wishes": ((None, ResizeAsked(workers)),)}
 
 
 def shrink(workers: int) -> dict[str, Any]:
-    return {"wishes": (ResizeAsked(workers),)}
+    return {"wishes": ((None, ResizeAsked(workers)),)}
 
 
 def replaced(worker: int) -> dict[str, Any]:
     """One of the fewest, with room for one more."""
-    return {"free": 1, "low": 2, "high": 3, "wishes": (ReplaceAsked(worker),)}
+    return {"free": 1, "low": 2, "high": 3, "wishes": ((worker, ReplaceAsked()),)}
 
 
-LEAVING = {"wishes": (ReplaceAsked(0), ResizeAsked(1))}
-NO_ROOM = {"high": 2, "wishes": (ReplaceAsked(0), CapacityChanged(1))}
+LEAVING = {"wishes": ((0, ReplaceAsked()), (None, ResizeAsked(1)))}
+NO_ROOM = {"high": 2, "wishes": ((0, ReplaceAsked()), (None, CapacityChanged(1)))}
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "two begin, two deaths, a replacement": ("s", 2, {"high": 2, "free": 1, "begins": True, "deaths": 2}),
@@ -133,19 +126,31 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "one joins one, a break, they evaluate": ("seg", 1, {**grow(2), "breaks": 1}),
     "one joins two, a death": ("s", 2, {**grow(3), "deaths": 1}),
     "one joins two that do not all vote, a death": ("s", 2, {**grow(3), "samples": (1,), "deaths": 1}),
-    "one joins and leaves, a death": ("sss", 1, {**grow(2), "wishes": (ResizeAsked(2), ResizeAsked(1)), "deaths": 1}),
+    "one joins and leaves, a death": (
+        "sss",
+        1,
+        {**grow(2), "wishes": ((None, ResizeAsked(2)), (None, ResizeAsked(1))), "deaths": 1},
+    ),
     "one of two leaves, a death and a break": ("ss", 2, {**shrink(1), "deaths": 1, "breaks": 1}),
     "one of three leaves, a death": ("s", 3, {**shrink(2), "deaths": 1}),
-    "the only one gets notice, a death": ("sss", 1, {"free": 1, "wishes": (Noticed(0),), "deaths": 1}),
-    "one of two gets notice": ("ss", 2, {"high": 2, "free": 1, "wishes": (Noticed(0),)}),
+    "the only one gets notice, a death": ("sss", 1, {"free": 1, "wishes": ((0, Noticed(30)),), "deaths": 1}),
+    "one of two gets notice": ("ss", 2, {"high": 2, "free": 1, "wishes": ((0, Noticed(30)),)}),
     "one of two is replaced, a death": ("ss", 2, {**replaced(1), "deaths": 1}),
     "one of two is replaced, a break": ("s", 2, {**replaced(1), "breaks": 1}),
     "rank 0 is replaced, a false death": ("s", 2, {**replaced(0), "freezes": 1}),
     "rank 0 is replaced, they evaluate, a death": ("se", 2, {**replaced(0), "deaths": 1}),
-    "the only one is replaced, a death": ("sss", 1, {"free": 1, "high": 2, "wishes": (ReplaceAsked(0),), "deaths": 1}),
-    "one is replaced while another joins": ("s", 2, {"free": 2, "wishes": (ReplaceAsked(0), ResizeAsked(3))}),
+    "the only one is replaced, a death": (
+        "sss",
+        1,
+        {"free": 1, "high": 2, "wishes": ((0, ReplaceAsked()),), "deaths": 1},
+    ),
+    "one is replaced while another joins": (
+        "s",
+        2,
+        {"free": 2, "wishes": ((0, ReplaceAsked()), (None, ResizeAsked(3)))},
+    ),
     "one is replaced while one is to leave, a death": ("s", 2, {**replaced(0), **LEAVING, "low": 1, "deaths": 1}),
-    "both are replaced, in one place": ("ss", 2, {**replaced(0), "wishes": (ReplaceAsked(0), ReplaceAsked(1))}),
+    "both are replaced, in one place": ("ss", 2, {**replaced(0), "wishes": ((0, ReplaceAsked()), (1, ReplaceAsked()))}),
     "one leaves first for want of room, a death": ("ss", 2, {**NO_ROOM, "deaths": 1}),
     "two changes, a death": ("ss", 2, {"high": 2, "wishes": (HALVED, CUT), "deaths": 1}),
     "a change, a break": ("ss", 2, {"high": 2, "wishes": (HALVED,), "breaks": 1}),
@@ -201,7 +206,7 @@ def test_a_forced_version_with_those_on_their_way_out_would_mix_who_is_two_apart
 
     monkeypatch.setattr(machine, "_force", generous)
     with pytest.raises(protocol_model.Wrong, match="took different steps"):
-        ends("ss", 2, high=2, wishes=(ResizeAsked(1),))
+        ends("ss", 2, high=2, wishes=((None, ResizeAsked(1)),))
 
 
 def test_a_joiner_that_did_not_come_counts_as_lost_to_who_has_evaluated_with_it_in_mind(

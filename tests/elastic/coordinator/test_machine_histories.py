@@ -10,33 +10,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastune.elastic.coordinator.machine import (
+from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, replay, step
+from elastune.elastic.protocol.instructions import Confirm, End, Release, Start, StopRun
+from elastune.elastic.protocol.messages import (
     Broken,
     CapacityChanged,
     ChangeAsked,
-    Confirm,
     Connected,
     Done,
-    End,
     Event,
     InstallView,
     Left,
     Lost,
-    Membership,
     Noticed,
-    ProtocolViolation,
     Ready,
-    Release,
     ReplaceAsked,
     ResizeAsked,
     Running,
-    Start,
-    StopRun,
-    begin,
     decode_event,
     encode_event,
-    replay,
-    step,
 )
 from elastune.elastic.protocol.view import View
 
@@ -48,18 +40,18 @@ class Histories(RuleBasedStateMachine):
     def start(self, workers: int, low: int, extra: int, free: int) -> None:
         self.arguments = list(range(workers)), low, max(workers, low) + extra, 5
         self.state = begin(*self.arguments)
-        self.history: list[Event] = []
+        self.history: list[tuple[int | None, Event]] = []
         self.proclaimed: list[View] = []
         self.started = set(range(workers))
         self.training = 0  # completed steps
         self.ended: set[int] = set()
-        self.feed(CapacityChanged(free))
+        self.feed((None, CapacityChanged(free)))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: tuple[int | None, Event]) -> None:
         free, before = self.state.free, self.state
-        self.state, instructions = step(self.state, event)
+        self.state, instructions = step(self.state, *event)
         self.history.append(event)
-        free = event.free if isinstance(event, CapacityChanged) and before.stage != "over" else free
+        free = event[1].free if isinstance(event[1], CapacityChanged) and before.stage != "over" else free
         for instruction in instructions:
             match instruction:
                 case Start(workers):
@@ -102,16 +94,16 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def progress(self, data: st.DataObject) -> None:
         """Something that a worker does in good order."""
-        state, able = self.state, list[Event]()
-        able += [Connected(worker) for worker in self.of_phase("starting")]
-        able += [Ready(worker) for worker in self.of_phase("connected")]
+        state, able = self.state, list[tuple[int | None, Event]]()
+        able += [(worker, Connected()) for worker in self.of_phase("starting")]
+        able += [(worker, Ready()) for worker in self.of_phase("connected")]
         version = state.proposed
         if version is not None:
             first_step = state.first_step if state.running else self.training + data.draw(st.integers(0, 3))
             self.training = max(self.training, first_step)
             silent = [worker for worker in version.members if worker not in state.running]
-            able += [Running(worker, version.number, first_step) for worker in silent]
-        able += [Left(worker.number) for worker in state.members if worker.dropped]
+            able += [(worker, Running(version.number, first_step)) for worker in silent]
+        able += [(worker.number, Left()) for worker in state.members if worker.dropped]
         if able:
             self.feed(data.draw(st.sampled_from(able)))
 
@@ -119,29 +111,29 @@ class Histories(RuleBasedStateMachine):
     def mishap(self, data: st.DataObject, event: type[Any]) -> None:
         state = self.state
         if event is Lost and state.workers:
-            self.feed(Lost(data.draw(st.sampled_from([worker.number for worker in state.workers])), "x"))
+            self.feed((data.draw(st.sampled_from([worker.number for worker in state.workers])), Lost("x")))
         if event is Noticed and state.workers:
-            self.feed(Noticed(data.draw(st.sampled_from([worker.number for worker in state.workers]))))
+            self.feed((data.draw(st.sampled_from([worker.number for worker in state.workers])), Noticed(30)))
         if event is Done and state.members and data.draw(st.integers(0, 9)) == 0:
-            self.feed(Done(data.draw(st.sampled_from([worker.number for worker in state.members]))))
+            self.feed((data.draw(st.sampled_from([worker.number for worker in state.members])), Done()))
         if event is Broken and state.live:
             version = data.draw(st.sampled_from(state.live))
             able = [worker for worker in version.members if state.find(worker)]
             if able:
-                self.feed(Broken(data.draw(st.sampled_from(able)), version.number))
+                self.feed((data.draw(st.sampled_from(able)), Broken(version.number)))
 
     @rule(event=st.one_of(st.builds(ResizeAsked, st.integers(0, 9)), st.builds(CapacityChanged, st.integers(0, 3))))
     def wish(self, event: Event) -> None:
-        self.feed(event)
+        self.feed((None, event))
 
     @rule(data=st.data())
     def exchange(self, data: st.DataObject) -> None:
         if self.state.members and self.state.stage != "over":
-            self.feed(ReplaceAsked(data.draw(st.sampled_from([worker.number for worker in self.state.members]))))
+            self.feed((data.draw(st.sampled_from([worker.number for worker in self.state.members])), ReplaceAsked()))
 
     @rule(value=st.floats(0, 1))
     def change(self, value: float) -> None:
-        self.feed(ChangeAsked({"lr": value}))
+        self.feed((None, ChangeAsked({"lr": value})))
 
     @precondition(lambda self: len(self.proclaimed) > 1)
     @rule(data=st.data())
@@ -149,20 +141,22 @@ class Histories(RuleBasedStateMachine):
         """News of versions that were replaced, and of workers that are gone, changes nothing."""
         gone = [worker for worker in self.started if self.state.find(worker) is None]
         old = [v for v in self.proclaimed if v not in self.state.live]
-        news: list[Event] = [Lost(worker) for worker in gone] + [Running(worker, 1, 0) for worker in gone]
-        news += [Broken(worker, v.number) for v in old for worker in v.members]
+        news: list[tuple[int | None, Event]] = [(worker, Lost()) for worker in gone] + [
+            (worker, Running(1, 0)) for worker in gone
+        ]
+        news += [(worker, Broken(v.number)) for v in old for worker in v.members]
         if news:
-            assert step(self.state, data.draw(st.sampled_from(news))) == (self.state, ())
+            assert step(self.state, *data.draw(st.sampled_from(news))) == (self.state, ())
 
     @rule(number=st.integers(0, 30))
     def garbage(self, number: int) -> None:
         """What cannot be is refused, and the state stays as it was."""
         if self.state.stage != "over":
             with pytest.raises(ProtocolViolation):
-                step(self.state, Connected(self.state.next_worker + number))
+                step(self.state, self.state.next_worker + number, Connected())
             if self.state.workers:
                 with pytest.raises(ProtocolViolation):
-                    step(self.state, Running(self.state.workers[0].number, self.state.next_version + number, 0))
+                    step(self.state, self.state.workers[0].number, Running(self.state.next_version + number, 0))
 
     @invariant()
     def what_always_holds(self) -> None:
@@ -197,7 +191,7 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "history"):
-            events = [decode_event(json.loads(json.dumps(encode_event(event)))) for event in self.history]
+            events = [decode_event(json.loads(json.dumps(encode_event(*event)))) for event in self.history]
             assert replay(*self.arguments, events) == self.state
 
 

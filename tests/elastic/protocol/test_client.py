@@ -12,7 +12,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.elastic.protocol import client
 from elastune.elastic.protocol.client import CONTACT_NAME, ask, read_contact, remove_contact, write_contact
-from elastune.elastic.protocol.messages import Resize
+from elastune.elastic.protocol.messages import ResizeAsked
 from elastune.testing.members_kit import begun, coordinating, eventually, members
 
 
@@ -32,7 +32,7 @@ def test_a_run_is_resized_from_its_folder(tmp_path: Path) -> None:
         begun(found)
         eventually(lambda: coordinator.members == [0, 1])
         coordinator.capacity(2)
-        answer = ask(tmp_path, Resize(3, "by hand"))
+        answer = ask(tmp_path, ResizeAsked(3, "by hand"))
         assert (answer.taken, answer.detail, answer.members) == (True, "from 2 to 3 workers", [0, 1])
         assert eventually(coordinator.take)[0].workers == (2,)
 
@@ -56,7 +56,7 @@ def test_the_contact_is_its_owners_alone_and_leaves_nothing_behind(tmp_path: Pat
 def test_what_does_not_run(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="the run must be running"):
-        ask(tmp_path / folder, Resize(3))
+        ask(tmp_path / folder, ResizeAsked(3))
 
 
 def test_a_run_that_ended_without_a_word(
@@ -66,7 +66,7 @@ def test_a_run_that_ended_without_a_word(
     write_contact(tmp_path, address(listener), "secret")
     listener.close()
     with pytest.raises(UserError, match="the run must be running"):
-        ask(tmp_path, Resize(3))
+        ask(tmp_path, ResizeAsked(3))
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_run_that_ended_without_a_word(
 def test_rubbish_in_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / CONTACT_NAME).write_text(text)
     with pytest.raises(UserError, match="must hold the address"):
-        ask(tmp_path, Resize(3))
+        ask(tmp_path, ResizeAsked(3))
 
 
 def test_an_address_that_is_none(tmp_path: Path) -> None:
     write_contact(tmp_path, "here", "secret")
     with pytest.raises(UserError, match="HOST:PORT"):
-        ask(tmp_path, Resize(3))
+        ask(tmp_path, ResizeAsked(3))
 
 
 def test_a_file_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +92,14 @@ def test_a_file_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match="by its owner only"):
-        ask(tmp_path, Resize(3))
+        ask(tmp_path, ResizeAsked(3))
 
 
 def test_a_token_of_another_run(tmp_path: Path) -> None:
     with coordinating(1) as coordinator:
         write_contact(tmp_path, coordinator.address, "0" * 32)
         with pytest.raises(UserError, match="the run must be running"):
-            ask(tmp_path, Resize(3))
+            ask(tmp_path, ResizeAsked(3))
 
 
 @pytest.mark.parametrize("answer", [b"rubbish\n", b'{"kind":"bye"}\n', b"x" * (2 << 20), None])
@@ -122,7 +122,7 @@ def test_a_stranger_at_the_address(
     write_contact(tmp_path, address(listener), "secret")
     try:
         with pytest.raises(UserError, match="a run must answer"):
-            ask(tmp_path, Resize(3))
+            ask(tmp_path, ResizeAsked(3))
     finally:
         over.set()
         thread.join()

@@ -36,7 +36,8 @@ def doctor(json: options.Json = False) -> int:
 
     --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
     """
-    from elastune.cluster.devices import cores, devices
+    from elastune.cluster.devices import devices
+    from elastune.train.machine import cores
 
     memory = memory_gib()
     found_devices = devices()

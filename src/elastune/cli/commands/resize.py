@@ -25,9 +25,9 @@ def resize(
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"workers must be from 1 to {MOST_WORKERS}", workers, "such as elastune resize OUT 4")
     from elastune.elastic.protocol.client import ask
-    from elastune.elastic.protocol.messages import Resize
+    from elastune.elastic.protocol.messages import ResizeAsked
 
-    answer = ask(out, Resize(workers, "elastune resize"))
+    answer = ask(out, ResizeAsked(workers, "elastune resize"))
     if not answer.taken:
         raise UserError("a run takes a wish only while it trains", answer.detail, "go on with it: --resume")
     if json:

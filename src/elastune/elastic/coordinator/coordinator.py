@@ -17,9 +17,36 @@ from collections.abc import Callable, Sequence
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.connections import Closed, Connection, ConnectionServer, Greeted, Heard, WakeupPipe
 from elastune.elastic.coordinator.liveness import WorkerConnections
+from elastune.elastic.coordinator.membership import ProtocolViolation, begin
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.frames import ProtocolError
-from elastune.elastic.protocol.messages import Answer, Beat, Hello, Message
+from elastune.elastic.protocol.instructions import (
+    Confirm,
+    Dismiss,
+    End,
+    GiveUp,
+    Instruction,
+    Release,
+    Start,
+    StopRun,
+)
+from elastune.elastic.protocol.messages import (
+    Answer,
+    Beat,
+    Broken,
+    CapacityChanged,
+    ChangeAsked,
+    Connected,
+    Event,
+    Hello,
+    InstallView,
+    Left,
+    Lost,
+    Message,
+    Noticed,
+    ResizeAsked,
+    Said,
+)
 from elastune.elastic.protocol.rendezvous import RendezvousStore
 from elastune.elastic.protocol.view import View
 from elastune.journal.records import MembershipEvent, Record, Straggling
@@ -31,7 +58,7 @@ CLOSE_LIMIT_S = 5.0
 SILENCE_S = 30.0  # far beyond a heartbeat: this process may be slow without being gone
 BEAT = messages.encode(Beat())
 
-ForController = machine.Start | machine.End | machine.GiveUp | machine.StopRun
+ForController = Start | End | GiveUp | StopRun
 
 
 class Coordinator:
@@ -59,7 +86,7 @@ class Coordinator:
         self._bell = WakeupPipe()
         self._hub = ConnectionServer(host, self.token, self._bell)
         self.address = f"{host}:{self._hub.port}"
-        self._state = machine.begin(workers, low, high, most_losses)
+        self._state = begin(workers, low, high, most_losses)
         self._heartbeat_s = heartbeat_s
         self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
         self._silence_s = silence_s
@@ -72,7 +99,7 @@ class Coordinator:
         self._over = False
         self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
-        self._broken: deque[tuple[float, machine.Broken]] = deque()
+        self._broken: deque[tuple[float, int, Broken]] = deque()
         self._due = self._next_beat = time.monotonic()
         self._for_controller: list[ForController] = []
         self._records: list[Record] = []
@@ -120,19 +147,19 @@ class Coordinator:
 
     def capacity(self, free: int) -> None:
         """``free`` more workers could be started now."""
-        self._tell(machine.CapacityChanged(free))
+        self._tell(None, CapacityChanged(free))
 
     def resize(self, workers: int, why: str = "") -> None:
         """Somebody wants ``workers`` workers."""
-        self._tell(machine.ResizeAsked(workers))
+        self._tell(None, ResizeAsked(workers, why))
 
     def change(self, changes: dict[str, float]) -> None:
         """Let ``changes`` take effect for all at one step boundary."""
-        self._tell(machine.ChangeAsked(dict(changes)))
+        self._tell(None, ChangeAsked(dict(changes)))
 
     def notice(self, worker: int, seconds: float, why: str) -> None:
         """``worker`` will be taken away in ``seconds``."""
-        self._tell(machine.Noticed(worker, _within(seconds, why)))
+        self._tell(worker, Noticed(seconds, why))
 
     def close(self) -> None:
         """Hear no more, close every connection. Idempotent."""
@@ -141,8 +168,8 @@ class Coordinator:
         self._thread.join(CLOSE_LIMIT_S)
         self._out_bell.close()
 
-    def _tell(self, event: machine.Event) -> None:
-        self._call(lambda: self._feed(event))
+    def _tell(self, worker: int | None, event: Event) -> None:
+        self._call(lambda: self._feed(worker, event))
 
     def _call(self, action: Callable[[], None]) -> None:
         self._calls.append(action)
@@ -156,13 +183,13 @@ class Coordinator:
                 self._round()
         except Exception as bug:  # noqa: BLE001 - nobody else would tell that the run has lost its coordinator
             traceback.print_exc(file=sys.stderr)
-            self._hand_over(machine.GiveUp(f"the coordinator failed: {bug!r}"))
+            self._hand_over(GiveUp(f"the coordinator failed: {bug!r}"))
         finally:
             self._hub.close()
             self._bell.close()
 
     def _round(self) -> None:
-        self._due = min([self._next_beat, self._peers.next_silence, *(at for at, _ in list(self._broken)[:1])])
+        self._due = min([self._next_beat, self._peers.next_silence, *(at for at, *_ in list(self._broken)[:1])])
         # What the controller says of a worker comes after what the worker itself had said before that.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
@@ -177,7 +204,7 @@ class Coordinator:
             call()
         now = time.monotonic()
         while self._broken and self._broken[0][0] <= now:
-            self._feed(self._broken.popleft()[1])
+            self._feed(*self._broken.popleft()[1:])
         for worker in self._peers.silent(now, self._due):
             self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
         if now >= self._next_beat:
@@ -211,10 +238,10 @@ class Coordinator:
         self._peers.add(worker, connection, hello.host, time.monotonic())
         self._say([connection], messages.Welcome(self._newest is not None, self._beat_s, self._silence_s))
         if self._newest is not None:
-            self._say([connection], messages.InstallView(self._newest))
+            self._say([connection], InstallView(self._newest))
         for key, value in self._board.items():
             self._say([connection], messages.Publish(key, value))
-        self._feed(machine.Connected(worker))
+        self._feed(worker, Connected())
 
     def _hear(self, connection: Connection, message: Message) -> None:
         worker = connection.worker
@@ -230,15 +257,15 @@ class Coordinator:
                 self._peers.beaten(worker, message, now)
             case messages.Publish():
                 self._publish(worker, message)
-            case messages.Broken(version, why):
+            case Broken():
                 # A death that explains it is to be heard first: its end of connection is on its way.
-                self._broken.append((now + BROKEN_GRACE_S, machine.Broken(worker, version, why)))
+                self._broken.append((now + BROKEN_GRACE_S, worker, message))
+            case ResizeAsked() | ChangeAsked():
+                self._feed(None, message)
+            case _ if isinstance(message, Said):
+                self._feed(worker, message)
             case _:
-                event = _event(worker, message)
-                if event is None:
-                    self._cut_off(worker, f"it sent {message.kind!r}, which no worker sends")
-                else:
-                    self._feed(event)
+                self._cut_off(worker, f"it sent {message.kind!r}, which no worker sends")
 
     def _publish(self, worker: int, message: messages.Publish) -> None:
         try:
@@ -250,9 +277,9 @@ class Coordinator:
             self._say(self._peers.connections(but=worker), message)
 
     def _answer(self, connection: Connection, message: Message) -> None:
-        if isinstance(message, messages.Resize):
+        if isinstance(message, ResizeAsked):
             asked = message.workers
-            self._feed(machine.ResizeAsked(asked))
+            self._feed(None, message)
             state, members = self._state, self.members
             bounds = (
                 "" if asked == state.target else f" ({asked} asked for; from {state.low} to {state.high} are allowed)"
@@ -275,47 +302,47 @@ class Coordinator:
             self._hub.end(connection)
         if worker in self._known and worker not in self._gone:
             self._gone.add(worker)
-            self._feed(machine.Lost(worker, why))
+            self._feed(worker, Lost(why))
 
-    def _feed(self, event: machine.Event) -> None:
+    def _feed(self, worker: int | None, event: Event) -> None:
         if self._over:
             return
-        if isinstance(event, machine.Left):
-            self._gone.add(event.worker)
-        self._keep(MembershipEvent(machine.encode_event(event)))
+        if worker is not None and isinstance(event, Left):
+            self._gone.add(worker)
+        self._keep(MembershipEvent(messages.encode_event(worker, event)))
         try:
-            self._state, instructions = machine.step(self._state, event)
-        except machine.ProtocolViolation as violation:
-            instructions = (machine.GiveUp(str(violation)),)
+            self._state, instructions = machine.step(self._state, worker, event)
+        except ProtocolViolation as violation:
+            instructions = (GiveUp(str(violation)),)
         for instruction in instructions:
             self._obey(instruction)
 
-    def _obey(self, instruction: machine.Instruction) -> None:
+    def _obey(self, instruction: Instruction) -> None:
         everybody = self._peers.connections()
         match instruction:
-            case machine.InstallView(version):
-                self._newest = version
-                self._board.begin(version.number)
-                self._say(everybody, messages.InstallView(version))
-            case machine.Confirm(worker, version):
+            case InstallView(view):
+                self._newest = view
+                self._board.begin(view.number)
+                self._say(everybody, instruction)
+            case Confirm(worker, version):
                 self._say_to(worker, messages.Confirmed(version))
-            case machine.Release(worker):
+            case Release(worker):
                 self._gone.add(worker)
                 self._say_to(worker, messages.Bye())
-            case machine.Dismiss():
+            case Dismiss():
                 self._over = True
                 self._say(everybody, messages.Bye())
-            case machine.Start(workers):
+            case Start(workers):
                 self._known.update(workers)
                 self._hand_over(instruction)
-            case machine.End(worker):
+            case End(worker):
                 self._gone.add(worker)
                 self._say_to(worker, messages.Bye())  # who cannot be reached by the controller ends itself
                 self._hand_over(instruction)
-            case machine.GiveUp():
+            case GiveUp():
                 self._over = True
                 self._hand_over(instruction)
-            case machine.StopRun():
+            case StopRun():
                 self._hand_over(instruction)
 
     def _say_to(self, worker: int, message: Message) -> None:
@@ -334,30 +361,3 @@ class Coordinator:
         with self._out:
             self._records.append(record)
             self._out_bell.ring()
-
-
-def _event(worker: int, message: Message) -> machine.Event | None:
-    """What ``message`` means to the machine; None where it means nothing."""
-    match message:
-        case messages.Ready():
-            return machine.Ready(worker)
-        case messages.Running(version, step):
-            return machine.Running(worker, version, step)
-        case messages.Noticed(seconds, why):
-            return machine.Noticed(worker, _within(seconds, why))
-        case messages.Replace():
-            return machine.ReplaceAsked(worker)
-        case messages.Left():
-            return machine.Left(worker)
-        case messages.Done():
-            return machine.Done(worker)
-        case messages.Resize(workers):
-            return machine.ResizeAsked(workers)
-        case messages.Change(changes):
-            return machine.ChangeAsked(changes)
-        case _:
-            return None
-
-
-def _within(seconds: float, why: str) -> str:
-    return f"{why} (within {seconds:g} s)"

@@ -12,76 +12,62 @@ from dataclasses import replace
 from typing import Any
 
 from elastune.elastic.coordinator.membership import Membership, Phase, ProtocolViolation, Worker, begin
-from elastune.elastic.protocol.events import (
+from elastune.elastic.protocol.instructions import (
+    Confirm,
+    Dismiss,
+    End,
+    GiveUp,
+    Instruction,
+    Release,
+    Start,
+    StopRun,
+)
+from elastune.elastic.protocol.messages import (
     Broken,
     CapacityChanged,
     ChangeAsked,
-    Confirm,
     Connected,
-    Dismiss,
     Done,
-    End,
     Event,
-    GiveUp,
     InstallView,
-    Instruction,
     Left,
     Lost,
     Noticed,
     Ready,
-    Release,
     ReplaceAsked,
     ResizeAsked,
     Running,
-    Start,
-    StopRun,
-    decode_event,
-    encode_event,
 )
 from elastune.elastic.protocol.view import View
-
-# All that a coordinator needs, from one place.
-__all__ = ["Membership", "ProtocolViolation", "Worker", "begin", "decode_event", "encode_event", "replay", "step"]
-__all__ += [
-    "Broken",
-    "CapacityChanged",
-    "ChangeAsked",
-    "Connected",
-    "Done",
-    "Event",
-    "Left",
-    "Lost",
-    "Noticed",
-    "Ready",
-]
-__all__ += ["ReplaceAsked", "ResizeAsked", "Running"]
-__all__ += ["Confirm", "Dismiss", "End", "GiveUp", "InstallView", "Instruction", "Release", "Start", "StopRun"]
 
 Outcome = tuple[Membership, tuple[Instruction, ...]]
 
 
-def step(state: Membership, event: Event) -> Outcome:
-    """What ``event`` makes of ``state``, and what is to be done.
+def step(state: Membership, worker: int | None, event: Event) -> Outcome:
+    """What ``event`` of ``worker`` (None: of the run) makes of ``state``, and what is to be done.
 
-    Late news is ignored: of workers that are gone, of versions that were replaced. Raises ``ProtocolViolation``.
+    Late news is ignored: of workers that are gone, of views that were replaced. Raises ``ProtocolViolation``.
     """
     if state.stage == "over":
         return state, ()
-    number = getattr(event, "worker", None)
-    if number is not None:
-        if number >= state.next_worker:
-            raise ProtocolViolation(f"worker {number} was never started: {event}")
-        if state.find(number) is None:
-            return state, ()
-    facts, told, broken = _HANDLERS[type(event)](state, event)
+    if worker is None:
+        facts, told, broken = _OF_RUN[type(event)](state, event)
+        return _follow(facts, told, broken, "")
+    if worker >= state.next_worker:
+        raise ProtocolViolation(f"worker {worker} was never started: {event}")
+    if state.find(worker) is None:
+        return state, ()
+    facts, told, broken = _OF_WORKER[type(event)](state, worker, event)
     return _follow(facts, told, broken, getattr(event, "why", ""))
 
 
-def replay(workers: Sequence[int], low: int, high: int, most_losses: int, events: Iterable[Event]) -> Membership:
+def replay(
+    workers: Sequence[int], low: int, high: int, most_losses: int, events: Iterable[tuple[int | None, Event]]
+) -> Membership:
     """The state after ``events``, from the beginning."""
     state = begin(workers, low, high, most_losses)
-    for event in events:
-        state, _ = step(state, event)
+    for worker, event in events:
+        state, _ = step(state, worker, event)
     return state
 
 
@@ -90,17 +76,17 @@ def replay(workers: Sequence[int], low: int, high: int, most_losses: int, events
 Facts = tuple[Membership, tuple[Instruction, ...], bool]
 
 
-def _connected(state: Membership, event: Connected) -> Facts:
-    _expect(state, event.worker, "starting", event)
-    return state.put(event.worker, phase="connected"), (), False
+def _connected(state: Membership, worker: int, event: Connected) -> Facts:
+    _expect(state, worker, "starting", event)
+    return state.put(worker, phase="connected"), (), False
 
 
-def _ready(state: Membership, event: Ready) -> Facts:
-    _expect(state, event.worker, "connected", event)
-    return state.put(event.worker, phase="ready"), (), False
+def _ready(state: Membership, worker: int, event: Ready) -> Facts:
+    _expect(state, worker, "connected", event)
+    return state.put(worker, phase="ready"), (), False
 
 
-def _running(state: Membership, event: Running) -> Facts:
+def _running(state: Membership, worker: int, event: Running) -> Facts:
     version = state.proposed
     if event.version >= state.next_version:
         raise ProtocolViolation(f"version {event.version} was never proclaimed: {event}")
@@ -108,72 +94,71 @@ def _running(state: Membership, event: Running) -> Facts:
         if state.current is not None and event.version == state.current.number:
             raise ProtocolViolation(f"all members had said so before: {event}")
         return state, (), False
-    if event.worker not in version.members or event.worker in state.running:
-        raise ProtocolViolation(f"worker {event.worker} is no member or said so before: {event}")
+    if worker not in version.members or worker in state.running:
+        raise ProtocolViolation(f"worker {worker} is no member or said so before: {event}")
     if state.running and event.step != state.first_step:
         raise ProtocolViolation(f"others of this version begin with step {state.first_step}: {event}")
-    state = replace(state, running=state.running | {event.worker}, first_step=event.step)
+    state = replace(state, running=state.running | {worker}, first_step=event.step)
     if event.step > state.furthest:
         state = replace(state, furthest=event.step, setbacks=0)
-    if event.worker not in version.joiners:
+    if worker not in version.joiners:
         return state, (), False
-    state = replace(state.put(event.worker, phase="member"), failed_starts=0)
-    return state, (Confirm(event.worker, version.number),), False
+    state = replace(state.put(worker, phase="member"), failed_starts=0)
+    return state, (Confirm(worker, version.number),), False
 
 
-def _broken(state: Membership, event: Broken) -> Facts:
+def _broken(state: Membership, worker: int, event: Broken) -> Facts:
     if event.version >= state.next_version:
         raise ProtocolViolation(f"version {event.version} was never proclaimed: {event}")
     version = next((v for v in state.live if v.number == event.version), None)
     if version is None:
         return state, (), False
-    if event.worker not in version.members:
-        raise ProtocolViolation(f"worker {event.worker} is no member of version {event.version}: {event}")
+    if worker not in version.members:
+        raise ProtocolViolation(f"worker {worker} is no member of version {event.version}: {event}")
     state = replace(state, setbacks=state.setbacks + 1)
     told: tuple[Instruction, ...] = ()
     for joiner in version.joiners:
         # One that the members cannot reach would break every version that takes it in.
-        if (worker := state.find(joiner)) is not None and worker.phase != "member":
+        if (found := state.find(joiner)) is not None and found.phase != "member":
             state, told = state.without(joiner), (*told, End(joiner, "it could not be taken in"))
             state = replace(state, failed_starts=state.failed_starts + 1)
     return state, told, True
 
 
-def _noticed(state: Membership, event: Noticed) -> Facts:
-    return state.put(event.worker, noticed=True), (), False
+def _noticed(state: Membership, worker: int, event: Noticed) -> Facts:
+    return state.put(worker, noticed=True), (), False
 
 
-def _replace(state: Membership, event: ReplaceAsked) -> Facts:
-    _expect(state, event.worker, "member", event)
-    return replace(state.put(event.worker, slow=True), vacated=False), (), False
+def _replace(state: Membership, worker: int, event: ReplaceAsked) -> Facts:
+    _expect(state, worker, "member", event)
+    return replace(state.put(worker, slow=True), vacated=False), (), False
 
 
-def _left(state: Membership, event: Left) -> Facts:
-    worker = state.get(event.worker)
-    if not worker.dropped:
-        raise ProtocolViolation(f"there was no version without worker {event.worker}: {event}")
+def _left(state: Membership, worker: int, event: Left) -> Facts:
+    if not state.get(worker).dropped:
+        raise ProtocolViolation(f"there was no view without worker {worker}: {event}")
     newest = state.proposed or state.current
     # It may have left before it heard of a newer version that has it.
-    broken = newest is not None and event.worker in newest.members
-    return state.without(event.worker), (), broken
+    broken = newest is not None and worker in newest.members
+    return state.without(worker), (), broken
 
 
-def _lost(state: Membership, event: Lost) -> Facts:
-    worker = state.get(event.worker)
+def _lost(state: Membership, worker: int, event: Lost) -> Facts:
+    phase = state.get(worker).phase
     was_calm = state.proposed is None or state.proposed.planned
-    broken = any(event.worker in version.members for version in state.live)
-    state = state.without(event.worker)
-    if worker.phase != "member":
+    broken = any(worker in version.members for version in state.live)
+    state = state.without(worker)
+    if phase != "member":
         state = replace(state, failed_starts=state.failed_starts + 1)
     elif was_calm or not state.members:
         # Several at once count once: before the next version is settled, only so many members are left to be lost.
         state = replace(state, setbacks=state.setbacks + 1)
-    return state, (End(event.worker, event.why),), broken
+    return state, (End(worker, event.why, lost=True),), broken
 
 
-def _done(state: Membership, event: Done) -> Facts:
-    _expect(state, event.worker, "member", event)
-    return replace(state.put(event.worker, done=True), stage="finishing"), (), False
+def _done(state: Membership, worker: int, event: Done) -> Facts:
+    _expect(state, worker, "member", event)
+    return replace(state.put(worker, done=True), stage="finishing"), (), False
 
 
 def _resize(state: Membership, event: ResizeAsked) -> Facts:
@@ -189,7 +174,7 @@ def _capacity(state: Membership, event: CapacityChanged) -> Facts:
     return replace(state, free=event.free, vacated=False), (), False
 
 
-_HANDLERS: dict[type[Any], Callable[[Membership, Any], Facts]] = {
+_OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
     Connected: _connected,
     Ready: _ready,
     Running: _running,
@@ -199,6 +184,8 @@ _HANDLERS: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     Left: _left,
     Lost: _lost,
     Done: _done,
+}
+_OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     ResizeAsked: _resize,
     ChangeAsked: _change,
     CapacityChanged: _capacity,

@@ -1,13 +1,15 @@
-"""What workers, clients and the coordinator say to each other: JSON, one object a line, checked when it is read.
+"""What workers, clients and the coordinator say to each other, and what thereby happens to a run's membership.
 
-Reading is strict: no number out of a string, no NaN, no field too many.
+On a connection: JSON, one object a line, checked when it is read. Reading is strict: no number out of a string, no NaN,
+no field too many. Some messages are events of the membership machine too; with what the controller notices by itself
+(``Connected``, ``Lost``, ``CapacityChanged``) they are what a journal keeps.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import field
-from typing import Annotated, Literal
+from dataclasses import asdict, field
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -21,6 +23,118 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 Doing = Literal["starting", "computing", "reducing", "gathering", "forming", "handing over", "saving", "done"]
 
+# -- events: of one worker --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, config=_RULES)
+class Connected:
+    """The worker's process is connected. It is no member yet. (Seen by the coordinator, never sent.)"""
+
+    kind: Literal["connected"] = "connected"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Ready:
+    """The worker is warm and waits for a view that has it."""
+
+    kind: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Running:
+    """The worker holds its state under view ``version``, whose first step is ``step``."""
+
+    version: Count
+    step: Count
+    kind: Literal["running"] = "running"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Broken:
+    """A collective of view ``version`` failed at the worker."""
+
+    version: Count
+    why: str = ""
+    kind: Literal["broken"] = "broken"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Noticed:
+    """The worker will be taken away in ``seconds``: it has to leave before that."""
+
+    seconds: Seconds
+    why: str = ""
+    kind: Literal["noticed"] = "noticed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class ReplaceAsked:
+    """Another worker is wanted in place of this one, a member, which goes on until that one is there."""
+
+    kind: Literal["replace_asked"] = "replace_asked"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Left:
+    """The worker has left at the boundary of a view that does not have it."""
+
+    kind: Literal["left"] = "left"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Done:
+    """The worker's training function has ended well; it stays to serve others until ``Bye``.
+
+    May be said again by one that was rewound after it.
+    """
+
+    kind: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Lost:
+    """The worker is dead, frozen or cut off; or could not be started. (Judged by the coordinator, never sent.)"""
+
+    why: str = ""
+    kind: Literal["lost"] = "lost"
+
+
+# -- events: of the run -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, config=_RULES)
+class ResizeAsked:
+    """``workers`` workers are wanted; a client that asks is answered by ``Answer``."""
+
+    workers: Count
+    why: str = ""
+    kind: Literal["resize_asked"] = "resize_asked"
+
+
+@dataclass(frozen=True, config=_RULES)
+class ChangeAsked:
+    """``changes`` are to take effect for all at one step boundary."""
+
+    changes: dict[str, float]
+    why: str = ""
+    kind: Literal["change_asked"] = "change_asked"
+
+
+@dataclass(frozen=True, config=_RULES)
+class CapacityChanged:
+    """``free`` more workers could be started now. (Told by the controller, never sent.)"""
+
+    free: Count
+    kind: Literal["capacity_changed"] = "capacity_changed"
+
+
+OfRun = ResizeAsked | ChangeAsked | CapacityChanged
+Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ChangeAsked
+"""Events that are sent."""
+Event = Connected | Lost | Said | OfRun
+
+# -- the rest of a connection -----------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, config=_RULES)
 class Hello:
@@ -31,68 +145,44 @@ class Hello:
 
     token: str
     worker: Count | None = None
-    pid: Count = 0
     host: str = ""
     kind: Literal["hello"] = "hello"
 
 
 @dataclass(frozen=True, config=_RULES)
-class Ready:
-    """This worker is warm and waits for a version that has it."""
+class Welcome:
+    """The token was right. ``joins``: training goes on already, so be warm before you are ``Ready``.
 
-    kind: Literal["ready"] = "ready"
+    Who has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself.
+    """
 
-
-@dataclass(frozen=True, config=_RULES)
-class Running:
-    """This worker holds its state under version ``version``, whose first step is ``step``."""
-
-    version: Count
-    step: Count
-    kind: Literal["running"] = "running"
+    joins: bool
+    beat_s: Seconds
+    silence_s: Seconds = 30.0
+    kind: Literal["welcome"] = "welcome"
 
 
 @dataclass(frozen=True, config=_RULES)
-class Broken:
-    """A collective of version ``version`` failed here."""
+class InstallView:
+    """A new view; sent to every connected worker, members or not."""
 
-    version: Count
-    why: str
-    kind: Literal["broken"] = "broken"
-
-
-@dataclass(frozen=True, config=_RULES)
-class Noticed:
-    """This worker will be taken away in ``seconds``: it wishes to leave before that."""
-
-    seconds: Seconds
-    why: str
-    kind: Literal["noticed"] = "noticed"
+    view: View
+    kind: Literal["install_view"] = "install_view"
 
 
 @dataclass(frozen=True, config=_RULES)
-class Replace:
-    """A wish of this worker's, a member: let another take its place. It goes on until that one is there."""
+class Confirmed:
+    """The joiner that reads this is a member of ``version`` for good."""
 
-    kind: Literal["replace"] = "replace"
-
-
-@dataclass(frozen=True, config=_RULES)
-class Resize:
-    """A wish for ``workers`` workers; of a client, answered by ``Answer``."""
-
-    workers: Count
-    why: str = ""
-    kind: Literal["resize"] = "resize"
+    version: int
+    kind: Literal["confirmed"] = "confirmed"
 
 
 @dataclass(frozen=True, config=_RULES)
-class Change:
-    """A wish that ``changes`` take effect for all at one step boundary."""
+class Bye:
+    """The run is over, or goes on without this worker: end."""
 
-    changes: dict[str, float]
-    why: str = ""
-    kind: Literal["change"] = "change"
+    kind: Literal["bye"] = "bye"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -120,56 +210,6 @@ class Publish:
 
 
 @dataclass(frozen=True, config=_RULES)
-class Left:
-    """This worker has left at the boundary of a version that does not have it."""
-
-    kind: Literal["left"] = "left"
-
-
-@dataclass(frozen=True, config=_RULES)
-class Done:
-    """This worker's training function has ended well. It stays to serve others until ``Bye``."""
-
-    kind: Literal["done"] = "done"
-
-
-@dataclass(frozen=True, config=_RULES)
-class Welcome:
-    """The token was right. ``joins``: training goes on already, so be warm before you are ``Ready``.
-
-    Who has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself.
-    """
-
-    joins: bool
-    beat_s: Seconds
-    silence_s: Seconds = 30.0
-    kind: Literal["welcome"] = "welcome"
-
-
-@dataclass(frozen=True, config=_RULES)
-class InstallView:
-    """A new version; sent to every connected worker, members or not."""
-
-    version: View
-    kind: Literal["proclaim"] = "proclaim"
-
-
-@dataclass(frozen=True, config=_RULES)
-class Confirmed:
-    """The joiner that reads this is a member of ``version`` for good."""
-
-    version: int
-    kind: Literal["confirmed"] = "confirmed"
-
-
-@dataclass(frozen=True, config=_RULES)
-class Bye:
-    """The run is over, or goes on without this worker: end."""
-
-    kind: Literal["bye"] = "bye"
-
-
-@dataclass(frozen=True, config=_RULES)
 class Answer:
     """To a client: whether its request was taken, and a sentence about it."""
 
@@ -180,33 +220,36 @@ class Answer:
 
 
 Message = Annotated[
-    Hello
-    | Ready
-    | Running
-    | Broken
-    | Noticed
-    | Replace
-    | Resize
-    | Change
-    | Beat
-    | Publish
-    | Left
-    | Done
-    | Welcome
-    | InstallView
-    | Confirmed
-    | Bye
-    | Answer,
-    Field(discriminator="kind"),
+    Said | Hello | Welcome | InstallView | Confirmed | Bye | Beat | Publish | Answer, Field(discriminator="kind")
 ]
-_ADAPTER: TypeAdapter[Message] = TypeAdapter(Message)
+_MESSAGES: TypeAdapter[Message] = TypeAdapter(Message)
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+_WORKERS: TypeAdapter[int | None] = TypeAdapter(Count | None)
 
 
 def encode(message: Message) -> bytes:
     """One line of JSON, with its line end."""
-    return json.dumps(_ADAPTER.dump_python(message), separators=(",", ":")).encode() + b"\n"
+    return json.dumps(_MESSAGES.dump_python(message), separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
     """The message in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) where it is none."""
-    return _ADAPTER.validate_json(line, strict=True)
+    return _MESSAGES.validate_json(line, strict=True)
+
+
+def encode_event(worker: int | None, event: Event) -> dict[str, Any]:
+    """``event`` of ``worker`` (None: of the run) as a journal keeps it."""
+    fields = asdict(event)
+    return {"event": fields.pop("kind"), **({} if worker is None else {"worker": worker}), **fields}
+
+
+def decode_event(kept: dict[str, Any]) -> tuple[int | None, Event]:
+    """What ``encode_event`` was given. Raises ``ValueError`` for anything that it did not make."""
+    if not isinstance(kept, dict):
+        raise ValueError(f"no event: {kept!r:.200}")
+    fields = dict(kept)
+    kind, worker = fields.pop("event", None), fields.pop("worker", None)
+    event = _EVENTS.validate_json(json.dumps({**fields, "kind": kind}), strict=True)
+    if (worker is None) != isinstance(event, OfRun):
+        raise ValueError(f"no event: {kept!r:.200}")
+    return _WORKERS.validate_python(worker, strict=True), event

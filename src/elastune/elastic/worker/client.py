@@ -36,7 +36,7 @@ class CoordinatorClient:
     The constructor returns once the coordinator has let it in. Raises ``UserError`` where it does not.
     """
 
-    def __init__(self, address: str, token: str, worker: int, *, pid: int = 0, host: str = "") -> None:
+    def __init__(self, address: str, token: str, worker: int, *, host: str = "") -> None:
         self.worker = worker
         self.on_break: Callable[[View], None] = lambda version: None
         """Called in this object's thread for every version that takes effect at once."""
@@ -53,7 +53,7 @@ class CoordinatorClient:
         self._board = RendezvousStore()
         self._over = ""
         self._closed = False
-        welcome = self._enter(address, messages.Hello(token, worker, pid or os.getpid(), host))
+        welcome = self._enter(address, messages.Hello(token, worker, host))
         self.joins = welcome.joins
         """Whether training goes on already: this worker has to be warm before it is ``ready``."""
         self._beat_s = welcome.beat_s
@@ -104,15 +104,15 @@ class CoordinatorClient:
 
     def replace(self) -> None:
         """Ask for another worker in this one's place; this one goes on until that one is there."""
-        self._send(messages.Replace())
+        self._send(messages.ReplaceAsked())
 
     def resize(self, workers: int, why: str = "") -> None:
         """Ask for ``workers`` workers."""
-        self._send(messages.Resize(workers, _sendable(why)))
+        self._send(messages.ResizeAsked(workers, _sendable(why)))
 
     def change(self, changes: dict[str, float], why: str = "") -> None:
         """Ask that ``changes`` take effect for all at one step boundary. Raises ``ValueError`` for NaN and infinity."""
-        self._send(messages.Change(changes, _sendable(why)))
+        self._send(messages.ChangeAsked(changes, _sendable(why)))
 
     def left(self) -> None:
         """This worker has left at the boundary of a version that does not have it."""
@@ -274,9 +274,9 @@ class CoordinatorClient:
             with self._news:
                 self._note(message)
                 self._news.notify_all()
-            if isinstance(message, messages.InstallView) and not message.version.planned:
+            if isinstance(message, messages.InstallView) and not message.view.planned:
                 try:
-                    self.on_break(message.version)
+                    self.on_break(message.view)
                 except Exception:  # noqa: BLE001 - the hook's fault must not cost the connection
                     traceback.print_exc()
 
