@@ -1,8 +1,10 @@
-"""What a run costs: workers x time x price."""
+"""What a run costs: workers x time x price; and the names of what is measured of every run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+MEASURED = ("seconds", "cost")  # by elastune, of every training: no program may report them
 
 
 @dataclass(frozen=True)

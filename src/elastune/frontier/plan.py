@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec, number
 from elastune.job.run import check_means
@@ -16,7 +17,7 @@ from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
 from elastune.search.space.space import Space
 from elastune.study.request import FrontierRequest
-from elastune.study.trial_results import CLOCKED, SYSTEM_PARAMETERS
+from elastune.study.trial_results import SYSTEM_PARAMETERS
 from elastune.train.program.load import load, merge
 
 
@@ -99,7 +100,7 @@ def check(request: FrontierRequest) -> FrontierPlan:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             rule = "the naive rule multiplies config lr and batch_size, so both must be positive numbers"
             raise UserError(rule, f"{name} = {value!r}", "name the program's settings lr and batch_size")
-    objectives = [(n, d) for n, d in program.objectives.items() if n not in CLOCKED]
+    objectives = [(n, d) for n, d in program.objectives.items() if n not in MEASURED]
     if not objectives:
         raise UserError("a frontier needs a quality objective", "none", "objectives = {'accuracy': 'max'} in the file")
     name = request.quality or objectives[0][0]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.run import Config
 from elastune.job.output_dir import JOURNAL
@@ -30,7 +31,6 @@ from elastune.journal.records import (
 )
 from elastune.plan.step_time import StepTime
 from elastune.search.space.space import from_json
-from elastune.study.trial_results import CLOCKED
 
 Scaling = Callable[[Config, int, int], float]
 """Config, workers measured, workers wanted -> time wanted over time measured."""
@@ -227,7 +227,7 @@ def _courses(entries: Sequence[Entry]) -> dict[int, TrialTrace]:
 
 def _take(course: TrialTrace, report: Reported) -> None:
     known = course.reports.get(report.epoch)
-    metrics = {name: value for name, value in report.metrics.items() if name not in CLOCKED}
+    metrics = {name: value for name, value in report.metrics.items() if name not in MEASURED}
     course.reports[report.epoch] = (report.seconds, course.workers, {**(known[2] if known else {}), **metrics})
     if not course.samples or report.epoch == 1:
         course.samples = max(1, report.samples // report.epoch)

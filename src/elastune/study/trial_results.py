@@ -20,7 +20,6 @@ from elastune.train.program.load import merge
 
 OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
 SYSTEM_PARAMETERS = (*OF_MEANS, "policy")  # what a space may set beside the program's own settings
-CLOCKED = ("seconds", "cost")  # objectives that elastune measures itself
 
 
 @dataclass(frozen=True)

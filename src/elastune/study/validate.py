@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, RunSpec
 from elastune.job.run import check_means
@@ -21,7 +22,7 @@ from elastune.search.space.objective import parse_objectives
 from elastune.search.space.space import Sample, Space, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import StudyRequest
-from elastune.study.trial_results import CLOCKED, Pricing, system_defaults
+from elastune.study.trial_results import Pricing, system_defaults
 from elastune.train.program.digest import meaning
 from elastune.train.program.load import LoadedProgram, load, merge
 
@@ -75,7 +76,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if found is None:
         raise UserError("tuning needs a search space", request.program.path, "define space(trial) in the file")
     objectives = parse_objectives(request.objectives or program.objectives or {})
-    known = {*program.objectives, *CLOCKED}
+    known = {*program.objectives, *MEASURED}
     for objective in objectives:
         if program.objectives and objective.name not in known:
             fix = f"use one of {', '.join(sorted(known))}, or add it to the file's objectives"

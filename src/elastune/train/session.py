@@ -14,6 +14,7 @@ from torch import nn
 from elastune.comm.exactly import exact_mean, exact_sum
 from elastune.comm.group import GroupBroken
 from elastune.core.clock import Clock, SystemClock
+from elastune.core.cost import MEASURED
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
@@ -297,7 +298,7 @@ class Session:
         Raises ``Diverged`` where a metric is not finite.
         """
         self._refuse_inside("report")
-        reserved = sorted(set(metrics) & {"seconds", "cost"})
+        reserved = sorted(set(metrics) & set(MEASURED))
         if reserved or not metrics:
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
         rows = self._crew.gather([_floats(value)[0] for value in metrics.values()])

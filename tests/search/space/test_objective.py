@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.search.space.objective import Objective, oriented, parse_objectives
+from elastune.search.space.objective import Objective, clock, oriented, parse_objectives
 
 
 def test_both_ways_of_writing_objectives():
@@ -15,6 +15,26 @@ def test_both_ways_of_writing_objectives():
     assert parse_objectives({"accuracy": "max", "seconds": "min", "cost": "min", "loss": "min"}) == expected
     assert parse_objectives(["accuracy:max", "seconds : min", "cost:minimize", "loss:min"]) == expected
     assert parse_objectives("accuracy:max") == expected[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "unit"),
+    [
+        ("seconds", "total", "s"),
+        ("cost", "total", "price units"),
+        ("time", "total", "s"),
+        ("latency_s", "duration", "s"),
+        ("step_seconds", "duration", "s"),
+        ("time_to_target_s", "duration", "s"),
+        ("accuracy", None, "fraction"),
+        ("times", None, ""),
+        ("error_cost", None, ""),
+    ],
+)
+def test_one_place_says_what_is_a_time(name, kind, unit):
+    (objective,) = parse_objectives({name: "min"})
+    assert objective.clock == clock(name) == kind
+    assert objective.unit == unit
 
 
 @pytest.mark.parametrize(

@@ -282,3 +282,14 @@ def test_every_stopping_can_be_made():
     assert make_schedule(text, TWO)._halving == Halving(4, 2, 2, 1.0, 3.0)
     assert make_schedule("hyperband", TWO)._halving == Halving(brackets=3)
     assert make_schedule("asha", TWO)._halving == Halving()
+
+
+@pytest.mark.parametrize(
+    ("name", "forecast"),
+    [("seconds", 18.0), ("cost", 18.0), ("time", 18.0), ("latency_s", 2.0), ("step_seconds", 2.0), ("size", 2.0)],
+)
+def test_totals_grow_with_the_passes_and_nothing_else_does(name, forecast):
+    schedule = make_schedule("asha:min_resource=1", parse_objectives({name: "min"}))
+    schedule.started(0, {})
+    schedule.reported(IntermediateResult(0, 1, 9, (2.0,)))
+    assert schedule.estimates()[0] == pytest.approx((forecast,))

@@ -21,7 +21,7 @@ from optuna.distributions import BaseDistribution
 from elastune.search.analysis.front import representative
 from elastune.search.space import space as spaces
 from elastune.search.space.constraint import Constraint, violations
-from elastune.search.space.objective import Objective, oriented
+from elastune.search.space.objective import Objective, clock, oriented
 from elastune.search.space.space import Sample, Space
 from elastune.search.stopping.rungs import RungEntry, ranked
 
@@ -63,7 +63,7 @@ def _likeness(here: int, there: int) -> float:
 def clocked(objectives: Sequence[Objective], constraints: Sequence[Constraint]) -> bool:
     """Whether anything that is optimised or constrained is a time, or what it costs."""
     names = {o.name for o in objectives}.union(*(c.names for c in constraints))
-    return any(name in ("seconds", "cost") or name.endswith(("_s", "_seconds")) for name in names)
+    return any(clock(name) for name in names)
 
 
 def fit(space: Space, params: Mapping[str, Any]) -> Sample | str:

@@ -9,12 +9,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 
 Direction = Literal["max", "min"]
+Clock = Literal["total", "duration"]
 Floats = NDArray[np.float64]
 
-_UNITS = {"seconds": "s", "time_to_target_s": "s", "cost": "price units", "accuracy": "fraction", "error": "fraction"}
 _DIRECTIONS: dict[str, Direction] = {"max": "max", "maximize": "max", "min": "min", "minimize": "min"}
 
 
@@ -25,6 +26,11 @@ class Objective:
     name: str
     direction: Direction
     unit: str = ""
+
+    @property
+    def clock(self) -> Clock | None:
+        """Whether it is a time: see ``clock``."""
+        return clock(self.name)
 
 
 def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objective, ...]:
@@ -42,6 +48,18 @@ def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objectiv
         if names.count(name) > 1:
             raise UserError("an objective may be named once", name, "remove the others")
     return tuple(_objective(name, direction) for name, direction in pairs)
+
+
+def clock(name: str) -> Clock | None:
+    """Whether the metric ``name`` is a time, or its price, and so depends on the machine; None where it is neither.
+
+    "total": since the training began; it grows with every pass over the data. ``seconds`` and ``cost`` (measured by
+    elastune), and ``time`` where a program reports it. "duration": of one thing, however long the training is: every
+    other name that ends in ``_s`` or ``_seconds``, such as ``latency_s``.
+    """
+    if name in (*MEASURED, "time"):
+        return "total"
+    return "duration" if name.endswith(("_s", "_seconds")) else None
 
 
 def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:
@@ -74,8 +92,6 @@ def _objective(name: str, direction: str) -> Objective:
 
 
 def _unit(name: str) -> str:
-    if name in _UNITS:
-        return _UNITS[name]
-    if name.endswith(("_s", "_seconds")):
-        return "s"
+    if clock(name):
+        return "price units" if name == "cost" else "s"
     return "fraction" if name.endswith(("accuracy", "error")) else ""

@@ -59,7 +59,7 @@ class Curve:
 
 
 class Extrapolator:
-    """Forecasts from the curves of finished trials. ``clocked``: for each objective, whether it grows with the passes.
+    """Forecasts from the curves of finished trials. ``clocked``: for each objective, whether it grows with every pass.
 
     A function of what was finished, in that order. Beyond a few, it learns when a tenth more have finished: ``learnt``.
     """

@@ -28,8 +28,6 @@ from elastune.search.stopping.extrapolate import Curve, Extrapolator, Forecast
 from elastune.search.stopping.rungs import Rung, RungEntry, levels, ranked
 from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
 
-CLOCKED = ("seconds", "cost", "time")
-
 
 @dataclass(frozen=True)
 class Halving:
@@ -75,12 +73,12 @@ class _Trial:
 
 
 class SuccessiveHalving(Schedule):
-    """See the module. ``objectives`` say what is better, and by their names what is clocked."""
+    """See the module. ``objectives`` say what is better, and what grows with the passes (``Objective.clock``)."""
 
     def __init__(self, objectives: Sequence[Objective], halving: Halving | None = None) -> None:
         self._halving = halving or Halving()
         self._signs = tuple(-1.0 if o.direction == "max" else 1.0 for o in objectives)
-        self._extrapolator = Extrapolator([o.name in CLOCKED for o in objectives])
+        self._extrapolator = Extrapolator([o.clock == "total" for o in objectives])
         self._trials: dict[int, _Trial] = {}  # those that are not over
         self._rungs: dict[tuple[int, int], Rung] = {}  # by bracket and rung
         self._min_resource = self._halving.min_resource
