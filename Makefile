@@ -1,5 +1,6 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
 # make test  style, types and tests
+# make soak  the long runs under faults that make test leaves out
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
 
 PYTHON ?= python3
@@ -10,14 +11,19 @@ SOURCES := src tests examples benchmarks
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One core a process: several of them share the machine.
 export OMP_NUM_THREADS ?= 1
+# More than a machine of two cores has: most of a slow test is waiting.
+TEST_PROCESSES ?= 3
 
-.PHONY: run test lint types bench-smoke clean
+.PHONY: run test soak lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.97 --budget 90s
 
 test: lint types
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m "not soak"
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/pytest -q -m soak
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)

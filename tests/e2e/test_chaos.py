@@ -10,7 +10,7 @@ import pytest
 CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_few_faults_leave_no_trace(tmp_path: Path) -> None:
     command = [
         sys.executable,
