@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -13,6 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from elastune.job.output_dir import JOURNAL
+from elastune.journal.entry import Entry
+from elastune.journal.reader import read
 from elastune.journal.records import (
     Decided,
     FaultInjected,
@@ -31,12 +36,11 @@ from elastune.journal.records import (
     TrialFinished,
     TrialPaused,
     TrialReallocated,
-    TrialReported,
-    TrialResumed,
     TrialStarted,
     WarmStarted,
     WorkerGone,
 )
+from elastune.journal.trials import fold
 from elastune.report.tables.decision_text import decided_line, failed_line, measured_text
 from elastune.report.tables.text import count, duration, number, plain, settings_text
 
@@ -117,20 +121,18 @@ class RunTracker:
 
 
 class StudyTracker:
-    """A study or frontier bounded by ``trials``, by ``budget_s``, or by both."""
+    """A study or frontier bounded by ``trials``, by ``budget_s``, or by both; ``before``: what it did so far."""
 
-    def __init__(self, trials: int | None, budget_s: float | None) -> None:
+    def __init__(self, trials: int | None, budget_s: float | None, before: Iterable[Entry] = ()) -> None:
         self._trials = trials
         self._budget_s = budget_s
-        self._settings: dict[int, str] = {}
-        self._running: set[int] = set()
-        self._paused: set[int] = set()
-        self._ended = 0
+        self._table = fold(before)
         self._phase = "starting"
         self._over = False
         self._halves = False
 
     def hear(self, record: Record) -> tuple[str, bool]:
+        self._table.hear(Entry(time.time(), record))
         match record:
             case StudyStarted():
                 from elastune.search.stopping.registry import halves
@@ -140,24 +142,16 @@ class StudyTracker:
             case WarmStarted():
                 return warm_line(record), True
             case TrialStarted():
-                changed = self._phase != record.phase
-                self._phase = record.phase
-                self._running.add(record.trial)
-                self._settings[record.trial] = settings_text(record.config)
+                changed, self._phase = self._phase != record.phase, record.phase
                 return (f"phase: {record.phase}", True) if changed else ("", False)
-            case TrialReported():
-                return "", False
-            case TrialResumed():
-                self._paused.discard(record.trial)
-                self._running.add(record.trial)
-                return "", False
             case TrialPaused():
-                return self._trial_paused(record), False
+                why = plain(record.reason) or "no reason told"
+                return f"trial {record.trial} paused after epoch {record.epoch}: {why}", False
             case TrialReallocated():
                 why = f" ({plain(record.reason)})" if record.reason else ""
                 return f"trial {record.trial}: {record.before} -> {count(record.after, 'worker')}{why}", False
             case TrialFinished():
-                return self._trial_ended(record), False
+                return self._ended(record), False
             case TimesFitted():
                 per_sample, base = number(record.per_sample_s * 1e6, 3), number(record.base_s * 1e3, 3)
                 return f"a step takes {base} ms + {per_sample} µs a sample", True
@@ -165,33 +159,30 @@ class StudyTracker:
                 return "", False
             case StudyFinished():
                 self._over = True
-                paused = f", {len(self._paused)} paused" if self._paused else ""
-                return f"ended ({plain(record.reason)}): {count(self._ended, 'trial')} over{paused}", True
+                over = count(len(self._table.ended), "trial")
+                return f"ended ({plain(record.reason)}): {over} over{self._paused()}", True
         return "", False
 
-    def _trial_ended(self, record: TrialFinished) -> str:
-        self._ended += 1
-        self._running.discard(record.trial)
-        self._paused.discard(record.trial)
-        what = self._settings.pop(record.trial, "")
+    def _ended(self, record: TrialFinished) -> str:
+        life = self._table.trials.get(record.trial)
+        what = f" ({settings_text(life.started.config)})" if life is not None and life.started.config else ""
         result = _metrics(record.values or record.metrics) if record.state == "complete" else plain(record.reason)
-        return f"trial {record.trial} {record.state}: {result}" + (f" ({what})" if what else "")
+        return f"trial {record.trial} {record.state}: {result}{what}"
 
-    def _trial_paused(self, record: TrialPaused) -> str:
-        self._paused.add(record.trial)
-        self._running.discard(record.trial)
-        return f"trial {record.trial} paused after epoch {record.epoch}: {plain(record.reason) or 'no reason told'}"
+    def _paused(self) -> str:
+        paused = len(self._table.of("paused"))
+        return f", {paused} paused" if paused else ""
 
     def state(self) -> str:
-        paused = f", {len(self._paused)} paused" if self._paused else ""
-        return f"{self._phase}, {count(self._ended, 'trial')} ended, {len(self._running)} running{paused}"
+        ended, running = count(len(self._table.ended), "trial"), len(self._table.of("running"))
+        return f"{self._phase}, {ended} ended, {running} running{self._paused()}"
 
     def done(self, elapsed_s: float) -> float | None:
         if self._over:
             return 1.0
         parts = [elapsed_s / self._budget_s] if self._budget_s else []
-        paused = len(self._paused) if self._halves else 0  # most of which will not go on
-        parts += [(self._ended + paused) / self._trials] if self._trials else []
+        paused = len(self._table.of("paused")) if self._halves else 0  # most of which will not go on
+        parts += [(len(self._table.ended) + paused) / self._trials] if self._trials else []
         return min(1.0, max(parts)) if parts else None
 
 
@@ -203,8 +194,14 @@ def warm_line(record: WarmStarted) -> str:
     return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike: {use}"
 
 
+def told_before(out: Path, resume: bool) -> list[Entry]:
+    """What the journal of a study that is to be resumed holds."""
+    path = out / JOURNAL
+    return read(path) if resume and path.exists() else []
+
+
 def eta_s(done: float | None, elapsed_s: float) -> float | None:
-    """Seconds still to go at the pace so far: elapsed x (1 - done) / done."""
+    """Seconds still to go at the rate so far: elapsed x (1 - done) / done."""
     return None if done is None or done <= 0 else elapsed_s * (1 - done) / done
 
 

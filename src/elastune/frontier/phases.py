@@ -37,10 +37,10 @@ from elastune.journal.records import (
     TrialFinished,
     TrialStarted,
 )
+from elastune.journal.trials import fold
 from elastune.journal.writer import JournalWriter
 from elastune.search.analysis.front import pick
 from elastune.search.samplers.suggest import Suggester
-from elastune.study.budget import spent_s
 from elastune.study.loop import MIRROR
 from elastune.study.request import FrontierRequest
 from elastune.study.results.command import run_command
@@ -115,7 +115,7 @@ class _Frontier:
 
     def run(self, before: list[Entry]) -> FrontierFound:
         request = self._request
-        self._spent_before_s = spent_s(before)
+        self._spent_before_s = fold(before).seconds
         self._suggester.replay(before)
         self._trainings.replay(before)
         begun = [e.record for e in before if isinstance(e.record, TrialStarted)]

@@ -171,7 +171,7 @@ def _stopped(study: Study) -> tuple[str, ...]:
         after = f"after {epochs[0]} to {epochs[-1]} epochs" if epochs[0] < epochs[-1] else f"after epoch {epochs[0]}"
         lines.append(f"{_trials(len(stopped))} paused {after} and did not go on; each can be resumed.")
         lines += _reasons(stopped)
-    resumed = {spell.trial for spell in study.spells if spell.begun == "resumed"}
+    resumed = {span.trial for span in study.spans if span.begun == "resumed"}
     ended = {trial.number for trial in study.trials if trial.state == "complete"}
     if resumed & ended:
         lines.append(f"{_trials(len(resumed & ended))} paused, went on later and completed.")
@@ -213,8 +213,8 @@ def _times(study: Study) -> tuple[str, ...]:
         return ()
     fates = {trial.number: trial.state for trial in study.trials}
     used: dict[str, float] = defaultdict(float)
-    for spell in study.spells:
-        used[fates.get(spell.trial, "unfinished")] += spell.worker_seconds
+    for span in study.spans:
+        used[fates.get(span.trial, "unfinished")] += span.worker_seconds
     words = {
         "complete": "trials that completed",
         "paused": "trials that are paused",
@@ -224,7 +224,7 @@ def _times(study: Study) -> tuple[str, ...]:
     told = [f"{used[state] / whole:.0%} {name}" for state, name in words.items() if used[state] > 0]
     waiting = max(0.0, whole - sum(used.values()))
     workers = "worker" if study.workers == 1 else "workers"
-    moved = sum(spell.ended == "regrouped" for spell in study.spells)
+    moved = sum(span.ended == "regrouped" for span in study.spans)
     lines = [
         f"{_time(study.seconds)} on {study.workers} {workers}: {', '.join([*told, f'{waiting / whole:.0%} waiting'])}."
     ]

@@ -20,12 +20,12 @@ from elastune.journal.records import (
     StudyStarted,
     TimesFitted,
     TrialFinished,
-    TrialReported,
     TrialStarted,
 )
+from elastune.journal.trials import TrialLife, fold
 from elastune.search.analysis.front import nondominated
 from elastune.search.space.objective import Floats
-from elastune.study.results.trials import Trial, trials
+from elastune.study.results.trials import Trial, outcomes
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,40 @@ NEARLY = 0.05  # so far from a whole number a trial's workers have changed
 
 @dataclass(frozen=True)
 class TrialStory:
-    """One trial. ``started`` is None where it was rejected unseen, ``finished`` where it has not ended."""
+    """One trial: how it went, and (``outcome``) what became of it, if it is over or paused."""
 
-    trial: int
-    started: TrialStarted | None = None
-    finished: TrialFinished | None = None
-    reports: tuple[Reported, ...] = ()
+    life: TrialLife
     outcome: Trial | None = None
-    """What became of it, if it was started and is over or paused."""
+
+    @property
+    def trial(self) -> int:
+        return self.life.number
+
+    @property
+    def started(self) -> TrialStarted:
+        return self.life.started
+
+    @property
+    def finished(self) -> TrialFinished | None:
+        return self.life.finished
+
+    @property
+    def reports(self) -> tuple[Reported, ...]:
+        return tuple(report for report, _ in self.life.reports)
 
     @property
     def phase(self) -> str:
-        return self.started.phase if self.started else "search"
+        return self.started.phase
 
     @property
     def settings(self) -> dict[str, Any]:
         """Its configuration, and the policy that adapted it if one did."""
-        if self.started is None:
-            return {}
         policy = self.started.means.get("policy", "none")
         return {**self.started.config, **({} if policy == "none" else {"policy": policy})}
 
     @property
     def workers(self) -> str:
         """Those that it began with or, where they have changed, how many it had on average."""
-        if self.started is None:
-            return ""
         begun, told = self.started.means.get("workers", ""), self.outcome
         if isinstance(begun, int) and told is not None and told.seconds > 0 and told.worker_seconds > 0:
             average = told.worker_seconds / told.seconds
@@ -150,23 +158,10 @@ def gather_run(entries: Iterable[Entry]) -> RunStory | None:
 def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
     """The study in ``entries``, or None. Where it was resumed, its newest request counts and it goes on."""
     story: StudyStory | None = None
-    started: dict[int, TrialStarted | None] = {}
-    finished: dict[int, TrialFinished] = {}
-    reports: dict[int, list[Reported]] = {}
     for entry in entries:
         match entry.record:
             case StudyStarted() as request:
                 story = replace(story, started=request, finished=None) if story else StudyStory(request)
-            case TrialStarted() as trial:
-                started[trial.trial] = trial
-                finished.pop(trial.trial, None)
-                reports[trial.trial] = []
-            case TrialReported() as reported:
-                reports.setdefault(reported.trial, []).append(reported.report)
-            case TrialFinished() as ended:
-                started.setdefault(ended.trial, None)
-                finished.pop(ended.trial, None)
-                finished[ended.trial] = ended
             case TimesFitted() as times if story:
                 story = replace(story, times=times)
             case FrontierFound() as found if story:
@@ -177,13 +172,11 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
                 pass
     if story is None:
         return None
+    table = fold(entries)
     price = float(story.settings.get("price_per_worker_hour", 1.0))
-    outcomes = {trial.number: trial for trial in trials(entries, list(story.objectives), price)}
-    stories = (
-        TrialStory(number, begun, finished.get(number), tuple(reports.get(number, ())), outcomes.get(number))
-        for number, begun in started.items()
-    )
-    return replace(story, trials=tuple(stories), order=tuple(finished))
+    ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), price)}
+    stories = (TrialStory(life, ended.get(number)) for number, life in table.trials.items())
+    return replace(story, trials=tuple(stories), order=tuple(table.ended))
 
 
 def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str]) -> tuple[list[TrialStory], Floats]:

@@ -278,7 +278,7 @@ def _top(study: StudyStory, best: Sequence[int]) -> TrialStory | None:
 
 
 def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
-    if trial is None or trial.started is None:
+    if trial is None:
         return ""
     epochs = study.settings.get("epochs")
     started = trial.started

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,15 +19,8 @@ from elastune.core.run import Config
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import (
-    Reported,
-    TimesFitted,
-    TrialFinished,
-    TrialRegrouped,
-    TrialReported,
-    TrialResumed,
-    TrialStarted,
-)
+from elastune.journal.records import TimesFitted
+from elastune.journal.trials import TrialLife, fold
 from elastune.plan.step_time import StepTime
 from elastune.search.space.space import from_json
 
@@ -48,15 +40,13 @@ class Epoch:
 
 @dataclass
 class TrialTrace:
-    """A recorded trial as far as it went."""
+    """A recorded trial: what it reported after each epoch, as (seconds, workers, metrics)."""
 
     config: Config
     logs: dict[str, bool] = field(default_factory=dict)  # parameters -> whether on a log scale
-    workers: int = 1
     samples: int = 0
     steps: int = 0
     reports: dict[int, tuple[float, int, dict[str, float]]] = field(default_factory=dict)
-    over: bool = False
 
     def epochs(self) -> list[Epoch]:
         """Its training passes. Those without a report share the time to the next one, and report what was before."""
@@ -72,7 +62,7 @@ class TrialTrace:
 
 
 class RecordedModel:
-    """The courses of the finished trials in a study's journal; see ``simulate.run`` for who asks.
+    """The courses of the finished trials in a study's journal; the model of trials that a simulated cluster asks.
 
     Nearest: by the settings in which the recorded trials differ; numbers scaled to the range that was recorded (on a
     log scale where the space has one), other values equal or not; Euclidean distance. Worker counts other than those
@@ -87,7 +77,7 @@ class RecordedModel:
         self.resize_pause_s = resize_pause_s
         self.distances: list[float] = []  # of what was asked for to what answered; 0 to sqrt(number of settings)
         self._scaling = parse_scaling(scaling, entries)
-        courses = [course for course in _courses(entries).values() if course.over and course.reports]
+        courses = _traces(entries)
         if not courses:
             raise UserError("recorded trials must have ended and reported", out, "record a study with finished trials")
         self._courses = [(course, course.epochs()) for course in courses]
@@ -206,32 +196,27 @@ def _amdahl(serial: float, workers: int) -> float:
     return serial + (1 - serial) / workers
 
 
-def _courses(entries: Sequence[Entry]) -> dict[int, TrialTrace]:
-    """Every trial's course, by number."""
-    found: dict[int, TrialTrace] = defaultdict(lambda: TrialTrace({}))
-    for record in (entry.record for entry in entries):
-        match record:
-            case TrialStarted(trial=trial, parent=None):
-                logs = {name: bool(getattr(d, "log", False)) for name, d in from_json(record.distributions).items()}
-                found[trial] = TrialTrace(record.config, logs, int(record.means.get("workers", 1)))
-            case TrialResumed(trial=trial, workers=workers) if trial in found:
-                found[trial].workers = workers
-            case TrialRegrouped(trial=trial, change=change) if trial in found:
-                found[trial].workers = len(change.members)
-            case TrialReported(trial=trial, report=report) if trial in found and report.epoch > 0:
-                _take(found[trial], report)
-            case TrialFinished(trial=trial) if trial in found and record.run is not None:
-                found[trial].over = True
-    return found
+def _traces(entries: Sequence[Entry]) -> list[TrialTrace]:
+    """The finished trials that began by themselves and reported."""
+    lives = fold(entries).trials.values()
+    ran = [life for life in lives if life.finished is not None and life.finished.run is not None]
+    found = [_trace(life) for life in ran if life.started.parent is None]
+    return [trace for trace in found if trace.reports]
 
 
-def _take(course: TrialTrace, report: Reported) -> None:
-    known = course.reports.get(report.epoch)
-    metrics = {name: value for name, value in report.metrics.items() if name not in MEASURED}
-    course.reports[report.epoch] = (report.seconds, course.workers, {**(known[2] if known else {}), **metrics})
-    if not course.samples or report.epoch == 1:
-        course.samples = max(1, report.samples // report.epoch)
-        course.steps = max(1, report.step // report.epoch)
+def _trace(life: TrialLife) -> TrialTrace:
+    logs = {n: bool(getattr(d, "log", False)) for n, d in from_json(life.started.distributions).items()}
+    trace = TrialTrace(life.started.config, logs)
+    for report, workers in life.reports:
+        if report.epoch <= 0:
+            continue
+        _, _, before = trace.reports.get(report.epoch, (0.0, 0, {}))
+        metrics = {name: value for name, value in report.metrics.items() if name not in MEASURED}
+        trace.reports[report.epoch] = report.seconds, workers, {**before, **metrics}
+        if not trace.samples or report.epoch == 1:
+            trace.samples = max(1, report.samples // report.epoch)
+            trace.steps = max(1, report.step // report.epoch)
+    return trace
 
 
 def _is_number(value: object) -> bool:

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from statistics import median
 
 from elastune.core.clock import Clock
 from elastune.job.pool import Pool
-from elastune.journal.entry import Entry
-from elastune.journal.records import StudyStarted
+from elastune.journal.trials import TrialLife, TrialTable
 from elastune.study.request import StudyRequest
-from elastune.study.trial_table import TrialTable
 
 TICK_S = 0.01
 
 
 class Budget:
-    """The bounds of ``request``, against what trials on ``pool``, and those of ``roster`` before, have used."""
+    """The bounds of ``request``, against what trials on ``pool``, and those of ``table`` before, have used."""
 
-    def __init__(self, request: StudyRequest, roster: TrialTable, pool: Pool, clock: Clock) -> None:
+    def __init__(self, request: StudyRequest, table: TrialTable, pool: Pool, clock: Clock) -> None:
         self._request = request
-        self._roster = roster
+        self._table = table
         self._pool = pool
         self._clock = clock
         self._spent_before_s = 0.0
         self._started = clock.now()
 
-    def replay(self, entries: Sequence[Entry]) -> None:
-        """Count what earlier controllers took."""
-        self._spent_before_s = spent_s(entries)
+    def resume(self) -> None:
+        """Count what earlier controllers took, by the trials' table."""
+        self._spent_before_s = self._table.seconds
 
     @property
     def elapsed_s(self) -> float:
@@ -46,7 +44,7 @@ class Budget:
         if hours is None:
             return float("inf")
         running = sum(job.worker_seconds(now_s) for job in self._pool.jobs.values())
-        return hours * 3600 - self._roster.worker_seconds - running
+        return hours * 3600 - sum(life.worker_seconds for life in self._table.trials.values()) - running
 
     @property
     def soonest_s(self) -> float:
@@ -64,23 +62,17 @@ class Budget:
 
     def spent(self) -> str:
         """The budget that has no room for one more new trial; empty while it has."""
-        if self._request.trials is not None and self._roster.launched >= self._request.trials:
+        if self._request.trials is not None and len(self._table.trials) >= self._request.trials:
             return f"{self._request.trials} trials"
-        usual = self._roster.complete
         budget_s, hours = self._request.budget_s, self._request.worker_hours
-        if budget_s is not None and self.left_s <= (median(seconds for seconds, _ in usual) if usual else 0.0):
+        if budget_s is not None and self.left_s <= self._usual(lambda life: life.seconds):
             return f"a budget of {budget_s:g} s"
-        if hours is not None and self.left_worker_s <= (median(used_s for _, used_s in usual) if usual else 0.0):
+        if hours is not None and self.left_worker_s <= self._usual(lambda life: life.worker_seconds):
             return f"a budget of {hours:g} worker-hours"
         return ""
 
-
-def spent_s(entries: Sequence[Entry]) -> float:
-    """Seconds that controllers have worked on a study: from each start to the last record before the next."""
-    total, begun, last = 0.0, None, 0.0
-    for entry in entries:
-        if isinstance(entry.record, StudyStarted):
-            total += last - begun if begun is not None else 0.0
-            begun = entry.at
-        last = entry.at
-    return total + (last - begun if begun is not None else 0.0)
+    def _usual(self, used_s: Callable[[TrialLife], float]) -> float:
+        """Of what the complete trials have used, the median."""
+        ended = (self._table.trials[number] for number in self._table.ended)
+        used = [used_s(life) for life in ended if life.finished is not None and life.finished.state == "complete"]
+        return median(used) if used else 0.0

@@ -9,9 +9,9 @@ from pathlib import Path
 from elastune.core.run import Elastic, RunSpec
 from elastune.job.validate_adapt import check_adapt
 from elastune.journal.records import TrialResumed, TrialStarted
+from elastune.journal.trials import TrialLife
 from elastune.search.samplers.suggest import Suggestion
-from elastune.study.trial_results import settings
-from elastune.study.trial_table import TrialStatus
+from elastune.study.trial_results import known, settings
 from elastune.study.validate import Plan
 from elastune.train.checkpoints.checkpoint import drop_damaged
 
@@ -58,12 +58,12 @@ class TrialLaunches:
         return PreparedTrial(suggestion.number, replace(spec, until_epoch=until_epoch, parent=folder), record)
 
     def again(
-        self, number: int, entrant: TrialStatus, reason: str, until_epoch: int | None, cut_off: bool = False
+        self, number: int, life: TrialLife, reason: str, until_epoch: int | None, cut_off: bool = False
     ) -> PreparedTrial:
         """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
         drop_damaged(self._folder(number) / "checkpoints")
-        spec = replace(self._spec(number, entrant.known), resume=True, until_epoch=until_epoch)
-        parent = entrant.started.parent
+        spec = replace(self._spec(number, known(life.started)), resume=True, until_epoch=until_epoch)
+        parent = life.started.parent
         spec = replace(spec, parent=None if parent is None else self._folder(parent))
         return PreparedTrial(number, spec, TrialResumed(number, spec.means.workers, reason, until_epoch, cut_off))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from elastune.cluster.base import Cluster
@@ -28,6 +28,7 @@ from elastune.journal.records import (
     TrialStarted,
     WarmStarted,
 )
+from elastune.journal.trials import TrialLife, TrialTable
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
 from elastune.search.stopping.schedule import ForkTrial, NewTrial, Resume
@@ -37,8 +38,7 @@ from elastune.study.allocation.rebalancer import Sharing
 from elastune.study.async_suggester import WAIT_S, Proposals
 from elastune.study.budget import Budget
 from elastune.study.launches import PreparedTrial, TrialLaunches
-from elastune.study.trial_results import glimpse, judge
-from elastune.study.trial_table import TrialStatus, TrialTable
+from elastune.study.trial_results import glimpse, judge, known
 from elastune.study.validate import Plan
 from elastune.train.checkpoints.checkpoint import UNWRITABLE, back_to_epoch
 
@@ -67,7 +67,7 @@ class Driver:
         self._keep = keep
         self._settle = settle
         self._clock = clock
-        self._roster = TrialTable()
+        self._table = TrialTable()
         self._schedule = make_schedule(
             request.stopping, objectives, request.seed, space=plan.space, constraints=plan.pricing.constraints
         )
@@ -95,7 +95,7 @@ class Driver:
         self._verdicts: dict[int, str] = {}  # why those that are asked to pause are
         self._violations: dict[int, float] = {}
         self._crashed_in_a_row = 0
-        self._budget = Budget(request, self._roster, self._pool, clock)
+        self._budget = Budget(request, self._table, self._pool, clock)
         self._sharing: Sharing | None = None
 
     def _new_sharing(self) -> Sharing | None:
@@ -117,11 +117,11 @@ class Driver:
         """Take over what an earlier controller has done. What ran when it ended goes on from its last checkpoint."""
         self._suggester.replay(entries, unfinished="open")
         for entry in entries:
-            self._hear(entry.record)
-        self._budget.replay(entries)
+            self._hear(entry)
+        self._budget.resume()
         self._sharing = self._new_sharing()
         self._tell(StudyStarted(self._plan.settings, machine_context(), resumed=bool(entries)))
-        for paused in self._roster.cut_off(entries):
+        for paused in interrupted(self._table, entries):
             self._tell(paused)
 
     def learn(self, earlier: WarmStarted) -> None:
@@ -192,7 +192,7 @@ class Driver:
                 sharing.asks(ready.number, isinstance(ready.record, TrialStarted))
             if sharing.due_s > 0:
                 return
-            known = {number: self._roster.trials[number] for number in self._pool.jobs}
+            known = {number: self._table.trials[number] for number in self._pool.jobs}
             rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in known.items()}
             supply = not self._exhausted and not self._budget.spent()
             settled = sharing.settle(self._promises(), rungs, supply)
@@ -220,12 +220,12 @@ class Driver:
         self._awaits = False
         if self._cut_off:
             number = self._cut_off[0]
-            entrant = self._roster.trials[number]
+            entrant = self._table.trials[number]
             return self._starts.again(number, entrant, "it had been cut off", entrant.until_epoch, cut_off=True)
         fresh = not self._exhausted and not self._budget.spent() and self._proposals.ready()
         match self._schedule.next(fresh):
             case Resume(trial=number, reason=reason, epoch=epoch):
-                return self._starts.again(number, self._roster.trials[number], reason, epoch)
+                return self._starts.again(number, self._table.trials[number], reason, epoch)
             case ForkTrial(parent=parent, params=params, epoch=epoch):
                 return self._starts.new(self._proposals.adopt(params), epoch, parent)
             case NewTrial(epoch=epoch):
@@ -245,7 +245,7 @@ class Driver:
     def _listen(self, heard: list[Heard], ended: list[Ended], why: str = "") -> None:
         for news in heard:
             if isinstance(news.record, Reported):
-                workers = self._average(self._roster.trials[news.key], news.seconds, news.worker_seconds)
+                workers = self._average(self._table.trials[news.key], news.seconds, news.worker_seconds)
                 self._tell(TrialReported(news.key, news.record, workers))
                 if news.key in self._verdicts and news.key in self._pool.jobs:
                     self._pool.pause(news.key)
@@ -256,13 +256,13 @@ class Driver:
         for job in ended:
             self._ended(job, why)
 
-    def _average(self, entrant: TrialStatus, seconds: float, worker_seconds: float) -> float:
+    def _average(self, entrant: TrialLife, seconds: float, worker_seconds: float) -> float:
         """The workers that a trial has had on average, in all the times that it ran."""
         whole_s = entrant.seconds + seconds
-        return (entrant.worker_seconds + worker_seconds) / whole_s if whole_s > 0 else float(entrant.workers)
+        return (entrant.worker_seconds + worker_seconds) / whole_s if whole_s > 0 else float(entrant.first_workers)
 
     def _ended(self, job: Ended, why: str) -> None:
-        entrant = self._roster.trials[job.key]
+        entrant = self._table.trials[job.key]
         if self._sharing is not None:
             self._sharing.gone(job.key, job.paused_by is not None)
         if job.paused_by is not None:
@@ -279,7 +279,7 @@ class Driver:
         if isinstance(job.outcome, RunFailed) and UNWRITABLE in job.outcome.detail:  # the machine's fault, not its own
             told = job.outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # by its worker's own error
             raise UserError(UNWRITABLE, f"trial {job.key}: {told or job.outcome.detail}", "free space, then --resume")
-        result = judge(job.key, whole, entrant.known, self._plan.pricing)
+        result = judge(job.key, whole, known(entrant.started), self._plan.pricing)
         self._verdicts.pop(job.key, None)
         self._tell(result)
         if isinstance(job.outcome, RunFinished) and not self._schedule.parents:
@@ -290,18 +290,20 @@ class Driver:
     def _tell(self, record: Record) -> None:
         """Something has happened: first of all into the journal."""
         self._keep(record)
-        self._hear(record)
+        self._hear(Entry(self._clock.wall(), record))
 
-    def _hear(self, record: Record) -> None:
+    def _hear(self, entry: Entry) -> None:
         """Take in what happened, now or before."""
-        self._roster.hear(record)
-        match record:
+        self._table.hear(entry)
+        match record := entry.record:
             case TrialStarted(trial=number, phase="search"):
                 self._schedule.started(number, record.params, record.parent)
-            case TrialReported(trial=number, report=report, workers=workers) if number in self._roster.trials:
-                entrant = self._roster.trials[number]
+            case TrialReported(trial=number, report=report, workers=workers) if number in self._table.trials:
+                entrant = self._table.trials[number]
                 told = replace(report, metrics=entrant.metrics)
-                shown = glimpse(number, told, workers or entrant.workers, entrant.known, self._plan.pricing)
+                shown = glimpse(
+                    number, told, workers or entrant.first_workers, known(entrant.started), self._plan.pricing
+                )
                 if shown is not None:
                     self._violations[number] = shown.violation
                     if verdict := self._schedule.reported(shown):
@@ -316,7 +318,7 @@ class Driver:
                     self._cut_off.remove(number)
             case TrialResumed(trial=number):
                 self._schedule.resumed(number)
-            case TrialFinished(trial=number) if number in self._roster.trials:
+            case TrialFinished(trial=number) if number in self._table.trials:
                 values = tuple(record.values.get(o.name, float("nan")) for o in self._plan.pricing.objectives)
                 valid = record.values and all(abs(value) < float("inf") for value in values)
                 if record.state == "complete":
@@ -326,6 +328,23 @@ class Driver:
     def _refuse_hopeless(self, job: Ended) -> None:
         crashed = isinstance(job.outcome, RunFailed) and job.outcome.reason in ("exception", "user_error")
         self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
-        if self._crashed_in_a_row >= HOPELESS_TRIALS and isinstance(job.outcome, RunFailed) and not self._roster.works:
+        if self._crashed_in_a_row >= HOPELESS_TRIALS and isinstance(job.outcome, RunFailed) and not self._works():
             rule = f"of the first {HOPELESS_TRIALS} trials one must not raise"
             raise UserError(rule, job.outcome.detail, f"mend the program; a log is {job.spec.out / 'logs'}")
+
+    def _works(self) -> bool:
+        """Whether some trial has shown that the program can be trained."""
+        lives = self._table.trials.values()
+        return any(life.state == "paused" or (life.finished and life.finished.state == "complete") for life in lives)
+
+
+def interrupted(table: TrialTable, entries: Sequence[Entry]) -> list[TrialPaused]:
+    """The ends, that nobody recorded, of the trials that ran when the last controller of ``entries`` ended."""
+    found = []
+    for number in table.of("running"):
+        life = table.trials[number]
+        seconds = max(entries[-1].at - life.begun_at, 0.0)
+        whole = (life.average or life.first_workers) * (life.seconds + seconds)
+        worker_seconds = max(whole - life.worker_seconds, 0.0)
+        found.append(TrialPaused(number, life.epoch, seconds, worker_seconds, "its controller ended", cut_off=True))
+    return found

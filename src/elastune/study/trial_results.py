@@ -12,7 +12,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, Means
 from elastune.job.pool import Ended
 from elastune.job.validate_adapt import NO_POLICY, policies_of
-from elastune.journal.records import Reported, RunFailed, TrialFinished
+from elastune.journal.records import Reported, RunFailed, TrialFinished, TrialStarted
 from elastune.search.space.constraint import Constraint, violations
 from elastune.search.space.objective import Objective
 from elastune.search.stopping.schedule import IntermediateResult
@@ -34,6 +34,11 @@ class Pricing:
 def system_defaults(means: Means) -> dict[str, Any]:
     """The system parameters where a space does not set them."""
     return {**{name: getattr(means, name) for name in OF_MEANS}, "policy": NO_POLICY}
+
+
+def known(started: TrialStarted) -> dict[str, Any]:
+    """Configuration and system parameters by name, for constraints."""
+    return {**started.config, **{name: started.means.get(name) for name in SYSTEM_PARAMETERS}}
 
 
 def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacity: int) -> tuple[Config, Means, Adapt]:

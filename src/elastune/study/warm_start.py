@@ -21,10 +21,9 @@ from elastune.journal.records import (
     RunContext,
     RunFinished,
     StudyStarted,
-    TrialFinished,
-    TrialStarted,
     WarmStarted,
 )
+from elastune.journal.trials import TrialLife, fold
 from elastune.search.analysis.warm_start import (
     PROPOSED,
     TOLD,
@@ -48,31 +47,24 @@ _UNTRIED = Context("nothing trains", 0, 0, "")
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A trial of an earlier study, and how it ended."""
-
-    started: TrialStarted
-    finished: TrialFinished
-
-
-@dataclass(frozen=True)
 class Earlier:
     """An earlier study: its settings, and its trials that ended."""
 
     source: str
     settings: Mapping[str, Any]
-    trials: tuple[Ended, ...]
+    trials: tuple[TrialLife, ...]
 
 
 @dataclass(frozen=True)
 class _Fits(Fitting):
     """A trial that fits, and where it comes from."""
 
-    trial: Ended
+    trial: TrialLife
 
     @property
     def context(self) -> RunContext | None:
-        return self.trial.finished.run.context if self.trial.finished.run is not None else None
+        finished = self.trial.finished
+        return finished.run.context if finished is not None and finished.run is not None else None
 
 
 @dataclass(frozen=True)
@@ -104,15 +96,8 @@ def _read(source: Path) -> Earlier:
     begun = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
     if begun is None:
         raise UserError("a warm start needs the folder of a study", source, "give the --out of elastune tune")
-    started: dict[int, TrialStarted] = {}
-    ended: dict[int, Ended] = {}
-    for entry in entries:
-        if isinstance(entry.record, TrialStarted):
-            started[entry.record.trial] = entry.record
-            ended.pop(entry.record.trial, None)
-        elif isinstance(entry.record, TrialFinished) and entry.record.trial in started:
-            ended[entry.record.trial] = Ended(started[entry.record.trial], entry.record)
-    return Earlier(str(source), begun.settings, tuple(ended.values()))
+    table = fold(entries)
+    return Earlier(str(source), begun.settings, tuple(table.trials[number] for number in table.ended))
 
 
 def take_over(
@@ -168,6 +153,7 @@ def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]
     left_out: Counter[str] = Counter()
     for trial in earlier.trials:
         started, finished = trial.started, trial.finished
+        assert finished is not None
         metrics = {name: value for name, value in finished.metrics.items() if name in needed}
         if "cost" in metrics:
             metrics["cost"] *= dearer

@@ -44,7 +44,7 @@ def test_no_two_trials_share_a_worker_and_thickness_is_their_number() -> None:
     for (b1, e1, l1, h1), (b2, e2, l2, h2) in itertools.combinations(boxes, 2):
         assert min(e1, e2) <= max(b1, b2) or min(h1, h2) <= max(l1, l2), "no worker serves two trials"
     area = sum((end - begin) * (high - low) for begin, end, low, high in boxes)
-    assert area == pytest.approx(sum(spell.worker_seconds for spell in found.spells))
+    assert area == pytest.approx(sum(span.worker_seconds for span in found.spans))
     assert {bars.name for bars in panel.bars} == {"completed", "paused, not gone on with", "without a result"}
     assert "1 change of workers" in figure.caption
 

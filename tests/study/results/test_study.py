@@ -9,8 +9,8 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.journal.records import StudyStarted
+from elastune.journal.trials import fold
 from elastune.study.results.study import Study
-from elastune.study.results.timeline import spells, study_times
 from elastune.study.results.trials import flat_row
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
 
@@ -58,7 +58,7 @@ def test_time_between_controllers_does_not_count_but_their_work_does() -> None:
     told = Telling().start(0, lr=0.1).wait(30).fail(0, "diverged")  # 30 s of the first controller
     told.wait(86_400).tell(StudyStarted(dict(SETTINGS), resumed=True))  # a day later the second
     told.wait(2).start(1, lr=0.2).wait(10).complete(1, 0.9, 10.0).start(2, lr=0.3).wait(20).complete(2, 0.99, 20.0)
-    assert study_times(told.entries)[-1] == pytest.approx(62.0)
+    assert fold(told.entries).seconds == pytest.approx(62.0)
     found = study(told)
     assert found.seconds == pytest.approx(62.0)
     assert [trial.ended_s for trial in found.trials] == pytest.approx([30.0, 42.0, 62.0])
@@ -67,7 +67,7 @@ def test_time_between_controllers_does_not_count_but_their_work_does() -> None:
     assert found.time_to(accuracy=0.9, seconds=10.0) == pytest.approx(42.0)
     assert found.time_to(accuracy=0.95, seconds=10.0) is None
     assert found.time_to(accuracy=1.0) is None
-    assert study_times([]) == []
+    assert fold([]).seconds == 0.0
 
 
 def test_time_to_needs_known_targets() -> None:
@@ -76,29 +76,6 @@ def test_time_to_needs_known_targets() -> None:
         found.time_to(beauty=1.0)
     with pytest.raises(UserError, match="needs a target"):
         found.time_to()
-
-
-def test_spells_tell_who_had_how_many_workers_when() -> None:
-    told = Telling().start(0, lr=0.1, workers=2).wait(10).pause(0, 1, 10.0, "rank 3 of 4")
-    told.wait(5).resume(0, 1).wait(10).resize(0, 1, 3, "trial 7 ended").wait(10).complete(0, 0.9, 30.0)
-    told.start(1, lr=0.1).wait(7).start(2, lr=0.1).tell(StudyStarted(dict(SETTINGS), resumed=True))
-    told.wait(3).start(1, lr=0.1).wait(4)
-    told.fail(2, "never started again")
-    shown = [(s.trial, s.begin_s, s.end_s, s.workers, s.begun, s.ended, s.reason) for s in spells(told.entries)]
-    assert shown == [
-        (0, 0.0, 10.0, 2, "started", "paused", "rank 3 of 4"),
-        (0, 15.0, 25.0, 1, "resumed", "regrouped", "trial 7 ended"),
-        (0, 25.0, 35.0, 3, "regrouped", "complete", ""),
-        (1, 35.0, 42.0, 1, "started", "lost", ""),
-        (2, 42.0, 42.0, 1, "started", "lost", ""),
-        (1, 45.0, 49.0, 1, "started", "running", ""),
-    ]
-    assert spells(told.entries)[2].worker_seconds == 30.0
-
-
-def test_regrouping_to_the_same_number_is_one_spell() -> None:
-    told = Telling().start(0, lr=0.1, workers=2).wait(10).resize(0, 2, 2).wait(10).complete(0, 0.9, 20.0)
-    assert [spell.end_s for spell in spells(told.entries)] == [20.0]
 
 
 def test_the_command_leaves_out_what_is_not_set() -> None:
@@ -171,5 +148,5 @@ def test_a_study_that_stops_early_is_read_as_it_was_told() -> None:
     assert states["complete"] > 15
     assert states["paused"] > 5
     used = sum(trial.worker_seconds for trial in found.trials)
-    assert 0.8 < used / sum(spell.worker_seconds for spell in found.spells) <= 1.01
+    assert 0.8 < used / sum(span.worker_seconds for span in found.spans) <= 1.01
     assert {trial.number for trial in found.front()} <= {t.number for t in found.trials if t.state == "complete"}

@@ -34,7 +34,7 @@ def tune(
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
     pick: {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}.
     """
-    from elastune.cli.progress import Progress, StudyTracker
+    from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.study.run import tune as run_study
 
     out = folders.choose(file, "tune")
@@ -42,7 +42,8 @@ def tune(
     means = execution.means(low, most_workers=high)
     request = search.request(file, out, workers, means, training, resume=folders.resume)
     request = replace(request, warm_start=tuple(warm_start or ()))
-    with Progress(StudyTracker(request.trials, request.budget_s)) as progress:
+    before = told_before(out, request.resume)
+    with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, observe=progress.observe)
     return tell_study(out, folders.json)
 
@@ -71,7 +72,7 @@ def frontier(
     noise_scale_error, ...}], pick (a row's number or null), answer, command, support, supported_workers (by the noise
     scale of the pick, else of the first row), hypervolume_naive, hypervolume_tuned, seconds, reason, out, report}.
     """
-    from elastune.cli.progress import Progress, StudyTracker
+    from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.phases import frontier as find_frontier
     from elastune.study.request import FrontierRequest
 
@@ -93,7 +94,8 @@ def frontier(
         price_per_worker_hour=check_price(price),
         resume=folders.resume,
     )
-    with Progress(StudyTracker(None, request.budget_s)) as progress:
+    before = told_before(request.out, request.resume)
+    with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, observe=progress.observe)
     return tell_study(request.out, folders.json)
 

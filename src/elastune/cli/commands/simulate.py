@@ -53,7 +53,7 @@ def simulate(
     --json: the object of tune, and simulated: {workers, seconds, real_seconds, used (part of the workers' time that
     trials had), source}.
     """
-    from elastune.cli.progress import Progress, StudyTracker
+    from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.simulate.run import simulate as run_simulation
     from elastune.simulate.world import Losses
 
@@ -63,7 +63,7 @@ def simulate(
     request = search.request(file, out, workers, _means(search.bounds), training, resume=folders.resume)
     model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), training.seed)
-    with Progress(StudyTracker(request.trials, None)) as progress:
+    with Progress(StudyTracker(request.trials, None, told_before(out, request.resume))) as progress:
         found = run_simulation(request, model, losses=losses, observe=progress.observe)
     return tell_study(out, folders.json, simulated=_data(found) if folders.json else _line(found))
 

@@ -7,6 +7,7 @@ from itertools import groupby
 
 import numpy as np
 
+from elastune.journal.trials import AllocationSpan
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Bars, Figure, Panel, Series
 from elastune.report.figures.study import front_growth
@@ -14,7 +15,6 @@ from elastune.report.tables.text import count, duration, number, plain
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import oriented
 from elastune.study.results.study import Study
-from elastune.study.results.timeline import AllocationSpan
 
 FATES = {
     "complete": ("completed", palette.AFTER),
@@ -22,28 +22,28 @@ FATES = {
     "infeasible": ("without a result", palette.BEFORE),
     "unfinished": ("not ended", palette.QUIET),
 }
-MOST_SPELLS = 3000
+MOST_SPANS = 3000
 MOST_BARS = 12  # parameters, or pairs of them, of an objective
 MOST_OBJECTIVES = 3
 LEAST_PAIR = 0.01  # of the variance
 NAME_WIDTH = 26
-MICRO_S = 1e-6  # shorter than any spell that matters
+MICRO_S = 1e-6  # shorter than any span that matters
 
 
 def workers_by_trial(study: Study) -> Figure | None:
     """Which trial had which part of the workers when: white is waiting. Bars are as thick as their workers are many."""
-    shown = [spell for spell in study.spells if spell.end_s - spell.begin_s > MICRO_S]
+    shown = [span for span in study.spans if span.end_s - span.begin_s > MICRO_S]
     if not shown:
         return None
-    left_out = len(shown) - MOST_SPELLS
+    left_out = len(shown) - MOST_SPANS
     lanes = _lanes(shown)
     fates = {trial.number: trial.state for trial in study.trials}
     bars = []
     for fate, (words, color) in FATES.items():
         own = [
-            (spell, low, high)
-            for spell, runs in zip(shown[-MOST_SPELLS:], lanes[-MOST_SPELLS:], strict=True)
-            if fates.get(spell.trial, "unfinished") == fate
+            (span, low, high)
+            for span, runs in zip(shown[-MOST_SPANS:], lanes[-MOST_SPANS:], strict=True)
+            if fates.get(span.trial, "unfinished") == fate
             for low, high in runs
         ]
         if own:
@@ -52,17 +52,17 @@ def workers_by_trial(study: Study) -> Figure | None:
                     words,
                     color,
                     y=tuple((low + high) / 2 for _, low, high in own),
-                    begin=tuple(spell.begin_s for spell, _, _ in own),
-                    end=tuple(spell.end_s for spell, _, _ in own),
+                    begin=tuple(span.begin_s for span, _, _ in own),
+                    end=tuple(span.end_s for span, _, _ in own),
                     thickness=tuple(float(high - low) for _, low, high in own),
-                    labels=tuple(_told(spell) for spell, _, _ in own),
+                    labels=tuple(_told(span) for span, _, _ in own),
                 )
             )
     if not bars:
         return None
-    pauses = sum(spell.ended == "paused" for spell in study.spells)
-    resumes = sum(spell.begun == "resumed" for spell in study.spells)
-    moves = sum(spell.ended == "regrouped" for spell in study.spells)
+    pauses = sum(span.ended == "paused" for span in study.spans)
+    resumes = sum(span.begun == "resumed" for span in study.spans)
+    moves = sum(span.ended == "regrouped" for span in study.spans)
     caption = (
         "A bar is a stretch of a trial with unchanged workers, as thick as they are many; its colour says what became "
         f"of the trial. {count(pauses, 'pause')}, {count(resumes, 'resumption')}, "
@@ -125,28 +125,28 @@ def _importance(found: Importance) -> Panel:
     return Panel(plain(found.objective, 40), Axis("share of the variance"), axis, (), bars=drawn)
 
 
-def _lanes(spells: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:
-    """Of each spell, the runs [low, high) of worker lanes that it is drawn on: free ones, the lowest first.
+def _lanes(spans: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:
+    """Of each span, the runs [low, high) of worker lanes that it is drawn on: free ones, the lowest first.
 
     A trial whose workers change keeps what it had, as far as it may.
     """
     events = sorted(
-        [(spell.begin_s, True, spell.trial, i) for i, spell in enumerate(spells)]
-        + [(spell.end_s, False, spell.trial, i) for i, spell in enumerate(spells)]
+        [(span.begin_s, True, span.trial, i) for i, span in enumerate(spans)]
+        + [(span.end_s, False, span.trial, i) for i, span in enumerate(spans)]
     )
-    taken: dict[int, list[int]] = {}  # by spell
+    taken: dict[int, list[int]] = {}  # by span
     used: set[int] = set()
     last: dict[int, list[int]] = {}  # by trial, where it was
-    runs: list[list[tuple[int, int]]] = [[] for _ in spells]
+    runs: list[list[tuple[int, int]]] = [[] for _ in spans]
     for _, begins, _, i in events:
-        spell = spells[i]
+        span = spans[i]
         if not begins:
-            last[spell.trial] = taken.pop(i)
-            used.difference_update(last[spell.trial])
+            last[span.trial] = taken.pop(i)
+            used.difference_update(last[span.trial])
             continue
-        own = set([lane for lane in last.get(spell.trial, []) if lane not in used][: spell.workers])
+        own = set([lane for lane in last.get(span.trial, []) if lane not in used][: span.workers])
         lane = 0
-        while len(own) < spell.workers:
+        while len(own) < span.workers:
             own |= {lane} - used
             lane += 1
         taken[i] = sorted(own)
@@ -159,9 +159,9 @@ def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
     return [[n for _, n in group] for _, group in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
 
 
-def _told(spell: AllocationSpan) -> str:
-    ended = f"{spell.ended}: {plain(spell.reason, 100)}" if spell.reason else spell.ended
+def _told(span: AllocationSpan) -> str:
+    ended = f"{span.ended}: {plain(span.reason, 100)}" if span.reason else span.ended
     return (
-        f"trial {spell.trial}; {count(spell.workers, 'worker')}; {spell.begun} after {duration(spell.begin_s)}; "
-        f"{duration(spell.end_s - spell.begin_s)}; {ended}"
+        f"trial {span.trial}; {count(span.workers, 'worker')}; {span.begun} after {duration(span.begin_s)}; "
+        f"{duration(span.end_s - span.begin_s)}; {ended}"
     )

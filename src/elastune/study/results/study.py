@@ -13,12 +13,12 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import StudyFinished, StudyStarted
+from elastune.journal.trials import AllocationSpan, fold
 from elastune.search.analysis.front import default_reference, hypervolume, nondominated, pick, representative
 from elastune.search.analysis.importance import Importance, Tried, importance
 from elastune.search.space.objective import Objective, oriented, parse_objectives
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.timeline import AllocationSpan, spells, study_times
-from elastune.study.results.trials import Trial, trials
+from elastune.study.results.trials import Trial, outcomes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Picked:
 class Study:
     """All that a study found. ``program`` is the file it tuned; ``trials`` those that ended, then those that paused.
 
-    ``seconds``: how long controllers worked on it; ``ending``: why they stopped ("": they have not). ``spells``: when
+    ``seconds``: how long controllers worked on it; ``ending``: why they stopped ("": they have not). ``spans``: when
     which trial had how many of the study's ``workers``. ``defaults``: the program's own settings, where recorded.
     """
 
@@ -55,7 +55,7 @@ class Study:
     workers: int = 1
     seconds: float = 0.0
     ending: str = ""
-    spells: tuple[AllocationSpan, ...] = ()
+    spans: tuple[AllocationSpan, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -69,7 +69,7 @@ class Study:
         started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
         if started is None or "objectives" not in started.settings:
             raise UserError("a study's journal must begin with its settings", out, "give the --out of elastune tune")
-        asked = started.settings
+        asked, table = started.settings, fold(entries)
         objectives = parse_objectives(asked["objectives"])
         workers = asked.get("workers", 1)
         last = [e.record for e in entries if isinstance(e.record, (StudyStarted, StudyFinished))][-1]
@@ -79,11 +79,11 @@ class Study:
             seed=int(asked.get("seed", 0)),
             epochs=asked.get("epochs"),
             objectives=objectives,
-            trials=trials(entries, [o.name for o in objectives], float(asked.get("price_per_worker_hour", 1.0))),
+            trials=outcomes(table, [o.name for o in objectives], float(asked.get("price_per_worker_hour", 1.0))),
             workers=max(workers) if isinstance(workers, list) else int(workers),
-            seconds=study_times(entries)[-1],
+            seconds=table.seconds,
             ending=last.reason if isinstance(last, StudyFinished) else "",
-            spells=spells(entries),
+            spans=table.spans,
             defaults=dict(asked.get("defaults", {})),
         )
 

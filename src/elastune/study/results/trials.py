@@ -1,4 +1,4 @@
-"""What became of each trial of a study: folded from its journal, and as flat rows for tables of all kinds."""
+"""The result of each trial of a study, and the same as a flat row for tables of all kinds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastune.core.cost import Cost
-from elastune.journal.entry import Entry
-from elastune.journal.records import TrialFinished, TrialPaused, TrialReported, TrialResumed, TrialStarted
-from elastune.study.results.timeline import study_times
+from elastune.journal.trials import TrialLife, TrialTable
 
 
 @dataclass(frozen=True)
@@ -45,94 +43,48 @@ class Trial:
     """Paused by no decision of the search: the study ended first."""
 
 
-@dataclass
-class _Course:
-    """A trial while its records are read."""
-
-    started: TrialStarted
-    started_at: float
-    report: TrialReported | None = None
-    pauses: list[TrialPaused] = field(default_factory=list)
-    paused: bool = False
-    last_at: float = 0.0
-    last_s: float = 0.0
-
-
-def trials(
-    entries: Sequence[Entry], objectives: Sequence[str] = (), price_per_worker_hour: float = 1.0
+def outcomes(
+    table: TrialTable, objectives: Sequence[str] = (), price_per_worker_hour: float = 1.0
 ) -> tuple[Trial, ...]:
-    """The trials in a journal that have ended, in the order they did; after them those that are paused.
+    """The trials that have ended, in the order they did; after them those that are paused.
 
-    A trial that was started again forgets what it had done before. ``objectives``: whose values paused ones show.
+    ``objectives``: whose values paused ones show.
     """
-    courses: dict[int, _Course] = {}
-    ended: dict[int, TrialFinished] = {}
-    for entry, now_s in zip(entries, study_times(entries), strict=True):
-        record = entry.record
-        if isinstance(record, TrialStarted):
-            courses[record.trial] = _Course(record, entry.at)
-            ended.pop(record.trial, None)
-        elif isinstance(record, (TrialReported, TrialPaused, TrialResumed, TrialFinished)) and record.trial in courses:
-            course = courses[record.trial]
-            course.last_at, course.last_s = entry.at, now_s
-            match record:
-                case TrialReported():
-                    course.report = record
-                case TrialPaused():
-                    course.pauses.append(record)
-                    course.paused = True
-                case TrialResumed():
-                    course.paused = False
-                case TrialFinished():
-                    ended.pop(record.trial, None)
-                    ended[record.trial] = record
-    over = [_over(courses[number], finished) for number, finished in ended.items()]
-    resting = [
-        _resting(course, objectives, price_per_worker_hour)
-        for number, course in courses.items()
-        if course.paused and number not in ended
-    ]
-    return (*over, *resting)
+    over = [_over(table.trials[number]) for number in table.ended]
+    return (*over, *(_resting(table.trials[n], objectives, price_per_worker_hour) for n in table.of("paused")))
 
 
-def _over(course: _Course, finished: TrialFinished) -> Trial:
-    told, workers = finished.worker_seconds, course.started.means.get("workers", 1)
+def _over(life: TrialLife) -> Trial:
+    finished = life.finished
+    assert finished is not None
     return Trial(
         state=finished.state,
         values=finished.values,
         metrics=finished.metrics,
-        seconds=finished.seconds,
-        worker_seconds=finished.seconds * workers if told is None else told,
         reason=finished.reason,
-        **_common(course),
+        **_common(life),
     )
 
 
-def _resting(course: _Course, names: Sequence[str], price_per_worker_hour: float) -> Trial:
-    last = course.pauses[-1]
+def _resting(life: TrialLife, names: Sequence[str], price_per_worker_hour: float) -> Trial:
+    assert life.pause is not None
     known: dict[str, float] = {}
-    if course.report is not None:
-        report = course.report.report
-        workers = course.report.workers or float(course.started.means.get("workers", 1))
-        cost = Cost(workers * report.seconds, price_per_worker_hour).total
+    if life.reports:
+        report, _ = life.reports[-1]
+        cost = Cost((life.average or float(life.first_workers)) * report.seconds, price_per_worker_hour).total
         known = {**report.metrics, "seconds": report.seconds, "cost": cost}
     return Trial(
         state="paused",
         values={name: known[name] for name in names if name in known},
         metrics=known,
-        seconds=sum(pause.seconds for pause in course.pauses),
-        worker_seconds=sum(pause.worker_seconds for pause in course.pauses),
-        reason=last.reason,
-        cut_off=last.cut_off,
-        **_common(course),
+        reason=life.pause.reason,
+        cut_off=life.pause.cut_off,
+        **_common(life),
     )
 
 
-def _common(course: _Course) -> dict[str, Any]:
-    started = course.started
-    epochs = [pause.epoch for pause in course.pauses[-1:]]
-    if course.report is not None:
-        epochs.append(course.report.report.epoch)
+def _common(life: TrialLife) -> dict[str, Any]:
+    started = life.started
     return {
         "number": started.trial,
         "config": started.config,
@@ -142,10 +94,12 @@ def _common(course: _Course) -> dict[str, Any]:
         "seed": started.seed,
         "params": started.params,
         "distributions": started.distributions,
-        "epochs": max(epochs, default=0),
-        "started_at": course.started_at,
-        "ended_at": course.last_at,
-        "ended_s": course.last_s,
+        "seconds": life.seconds,
+        "worker_seconds": life.worker_seconds,
+        "epochs": life.epochs_done,
+        "started_at": life.started_at,
+        "ended_at": life.last_at,
+        "ended_s": life.last_s,
         "parent": started.parent,
     }
 
