@@ -1,8 +1,8 @@
 """What does it cost to record a trial so that no crash loses it?
 
 One trial: its start, three reports, its end, which is to be on the disk. Measured per trial, in one run and on one
-disk: elastune's journal, the same with the mirror for ``optuna-dashboard`` beside it, and Optuna's own storages
-(journal file, SQLite), where a report is a user attribute, since Optuna refuses reports with several objectives.
+disk: elastune's journal, and Optuna's own storages (journal file, SQLite), where a report is a user attribute, since
+Optuna refuses reports with several objectives.
 
     python benchmarks/journal.py            # 10,000 trials; 1,000 in Optuna's; writes benchmarks/results/journal.json
     python benchmarks/journal.py --smoke    # 200 and 50, writes nothing
@@ -29,13 +29,10 @@ from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import Reported, RunFinished, TrialFinished, TrialReported, TrialStarted
 from elastune.journal.writer import JournalWriter
-from elastune.search.samplers.mirror import Mirror, Shown
 from elastune.search.space import space
-from elastune.search.space.objective import parse_objectives
 from elastune.search.space.space import Sample
 
 RESULT = Path(__file__).parent / "results" / "journal.json"
-OBJECTIVES = parse_objectives({"accuracy": "max", "seconds": "min"})
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(1e-4, 1.0, log=True),
     "momentum": FloatDistribution(0.0, 0.99),
@@ -58,30 +55,23 @@ def times_s(one: Callable[[int], None], count: int) -> list[float]:
     return found
 
 
-def ours(folder: Path, count: int, mirrored: bool) -> tuple[list[float], float]:
+def ours(folder: Path, count: int) -> tuple[list[float], float]:
     """Seconds of each trial, and those of reading all of it back."""
     path = folder / "journal.jsonl"
     texts = space.to_json(DISTRIBUTIONS)
-    mirror = Mirror(folder / "optuna.log", OBJECTIVES) if mirrored else None
     with JournalWriter(path) as journal:
 
         def one(number: int) -> None:
             chosen = sample(number)
             journal.write(TrialStarted(number, chosen.values, {"workers": 1}, 0, "search", chosen.params, texts))
-            if mirror is not None:
-                mirror.start(number, chosen)
             for epoch in range(1, REPORTS + 1):
                 report = Reported(epoch, epoch * 10, epoch * 1000, epoch * 1.0, {"accuracy": 0.9}, epochs=REPORTS)
                 journal.write(TrialReported(number, report, 1.0))
             values = {"accuracy": 0.9, "seconds": 3.0 + number}
             run = RunFinished("0" * 64, 1, 30, 3000, 3.0, {"accuracy": 0.9})
             journal.write(TrialFinished(number, "complete", values, values, {}, 3.0, run=run), durable=True)
-            if mirror is not None:
-                mirror.finish(number, Shown(list(values.values())))
 
         found = times_s(one, count)
-    if mirror is not None:
-        mirror.close()
     begun = time.perf_counter()
     assert len(read(path)) == count * (REPORTS + 2)
     return found, time.perf_counter() - begun
@@ -117,9 +107,8 @@ def run(count: int, others: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="journal-") as name:
         folder = Path(name)
-        alone, reading_s = ours(folder / "a", count, mirrored=False)
+        alone, reading_s = ours(folder, count)
         found["elastune's journal"] = {**told(alone), "read_back_s": round(reading_s, 2)}
-        found["elastune's journal and mirror"] = told(ours(folder / "b", count, mirrored=True)[0])
         file = JournalStorage(JournalFileBackend(str(folder / "theirs.log")))
         found["Optuna's journal file"] = told(optunas(file, others))
         found["Optuna's SQLite"] = told(optunas(RDBStorage(f"sqlite:///{folder / 'theirs.db'}"), others))

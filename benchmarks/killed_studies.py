@@ -4,7 +4,8 @@ Each life resumes the study of the one before and is killed a random time after 
 seconds, so that kills strike while it starts, asks, writes, pauses and resumes trials. Two workers, successive halving
 (trials are paused with checkpoints and resumed). After every kill: what had been recorded as finished still is, nothing
 is recorded twice, and every process that the controller had started is gone within 5 s. In the end an undisturbed life
-finishes the study; then every trial has ended or is paused, and none is left running in journal or Optuna mirror.
+finishes the study; then every trial has ended or is paused, and none is left running in the journal or in its export
+for Optuna.
 
     python benchmarks/killed_studies.py           # 100 kills, some minutes; writes results/killed_studies.json
     python benchmarks/killed_studies.py --smoke   # 2 kills, writes nothing
@@ -34,7 +35,7 @@ from elastune.core.run import Program
 from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
-from elastune.study.loop import MIRROR
+from elastune.report.export_optuna import to_optuna
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 
@@ -102,9 +103,10 @@ def one_life(out: Path, trials: int, after_s: float | None) -> tuple[bool, int]:
     return False, sum(map(runs, started))
 
 
-def mirror_states(out: Path) -> Counter[str]:
+def exported_states(out: Path) -> Counter[str]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = JournalStorage(JournalFileBackend(str(out / MIRROR)))
+    (out / "optuna.log").write_bytes(to_optuna(out))
+    storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
     (study,) = optuna.get_all_study_summaries(storage)
     loaded = optuna.load_study(study_name=study.study_name, storage=storage)
     return Counter(TrialState(trial.state).name for trial in loaded.get_trials(deepcopy=False))
@@ -148,7 +150,7 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
             "kills": killed,
             "trials": len(states),
             "states_in_the_end": dict(Counter(states.values())),
-            "in_optunas_mirror": dict(mirror_states(out)),
+            "exported_to_optuna": dict(exported_states(out)),
             "kills_after_which_a_finished_trial_was_missing": lost,
             "kills_after_which_a_trial_was_recorded_twice": repeated,
             "processes_left_behind": left,
@@ -178,7 +180,7 @@ def main() -> int:
         )
     bad = found["kills_after_which_a_finished_trial_was_missing"] + found["processes_left_behind"]
     bad += found["kills_after_which_a_trial_was_recorded_twice"] + found["states_in_the_end"].get("running", 0)
-    bad += found["in_optunas_mirror"].get("RUNNING", 0)
+    bad += found["exported_to_optuna"].get("RUNNING", 0)
     return int(bad > 0)
 
 

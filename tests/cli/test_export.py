@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna import load_study
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from elastune.cli.results import Wish, result_of
 from elastune.report.page import write_report
@@ -22,10 +25,18 @@ def told(here: Path) -> Telling:
     """A study in ./out."""
     study = Telling()
     for number, (accuracy, seconds) in enumerate([(0.9, 10.0), (0.95, 30.0), (0.96, 90.0), (0.7, 50.0)]):
-        study.start(number, lr=0.1 + number, optimizer="adam").wait(60).complete(number, accuracy, seconds)
+        study.start(number, lr=0.1 * (1 + number), optimizer="adam").wait(60).complete(number, accuracy, seconds)
     study.start(4, lr=0.5).wait(5).report(4, 1, 5.0, accuracy=0.99).pause(4, 1, 5.0, "rank 2 of 2").finish()
     study.write(here / "out")
     return study
+
+
+def test_export_writes_what_optuna_opens(elastune: Command, told: Telling) -> None:
+    said = elastune("export", "out", "--optuna", "study.log")
+    assert (said.code, said.out.splitlines()) == (0, ["optuna  study.log (5 trials)"])
+    study = load_study(study_name="elastune", storage=JournalStorage(JournalFileBackend("study.log")))
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4 + ["PRUNED"]
+    assert [trial.number for trial in study.best_trials] == [0, 1, 2]
 
 
 def test_export_writes_both(elastune: Command, told: Telling) -> None:
@@ -54,7 +65,7 @@ def test_a_child_is_trained_otherwise_and_the_page_trains_the_pick(here: Path) -
 def test_what_cannot_be_exported_is_one_line(elastune: Command, told: Telling, here: Path) -> None:
     assert "an export needs a file" in elastune("export", "out").line
     assert "must not replace a file of the study" in elastune("export", "out", "--csv", "out/journal.jsonl").line
-    assert "two exports need two files" in elastune("export", "out", "--csv", "a", "--json", "./a").line
+    assert "two exports need two files" in elastune("export", "out", "--csv", "a", "--optuna", "./a").line
     assert "a journal must exist" in elastune("export", "nothing", "--csv", "a.csv").line
     assert "No such file" in elastune("export", "out", "--csv", "no/such/a.csv").line
     (here / "run").mkdir()

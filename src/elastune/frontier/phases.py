@@ -41,7 +41,6 @@ from elastune.journal.trials import fold
 from elastune.journal.writer import JournalWriter
 from elastune.search.analysis.front import pick
 from elastune.search.samplers.suggest import Suggester
-from elastune.study.loop import MIRROR
 from elastune.study.request import FrontierRequest
 from elastune.study.results.command import run_command
 from elastune.study.trial_results import Pricing
@@ -106,7 +105,6 @@ class _Frontier:
             plan.constraints,
             sampler=self._request.sampler,
             seed=self._request.seed,
-            mirror=self._request.out / MIRROR,
         )
         reported = Pricing((plan.quality,), plan.constraints, self._request.price_per_worker_hour)
         self._trainings = Trainings(self._request, reported, cluster, keep, self._suggester.reserve)
@@ -140,7 +138,6 @@ class _Frontier:
     def abandon(self) -> None:
         """End what runs and let go of the search's files. Idempotent."""
         self._trainings.abandon()
-        self._suggester.close()
 
     def _elapsed_s(self) -> float:
         return self._spent_before_s + self._clock.now() - self._started

@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import math
 import os
-import tempfile
 import urllib.request
 import zlib
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.seeds import derive
+from elastune.journal.atomic import atomic_write
 
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
@@ -229,9 +229,7 @@ def _fetch(part: str, wanted: str, mirrors: Sequence[str]) -> bytes:
 def _keep(content: bytes, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, target)
+        atomic_write(target, content)
     except OSError as error:
         raise UserError("a download needs a folder to write to", error, "set XDG_CACHE_HOME to one") from None
 

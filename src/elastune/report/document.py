@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import html
-import os
-import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from elastune.core.errors import UserError
+from elastune.journal.atomic import atomic_write
 from elastune.report.figures import interactive, static
 from elastune.report.figures.figures import Figure
 from elastune.report.tables.tables import Table, to_html
@@ -59,9 +58,9 @@ def write(page: Page, out_dir: Path) -> Path:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         for figure in page.figures:
-            _replace(out_dir / f"{figure.name}.png", static.png(figure))
+            atomic_write(out_dir / f"{figure.name}.png", static.png(figure))
         target = out_dir / REPORT
-        _replace(target, render(page).encode())
+        atomic_write(target, render(page).encode())
     except OSError as error:
         rule = "the report's folder must be writable"
         raise UserError(rule, f"{out_dir}: {error.strerror}", "free space or choose another folder") from None
@@ -122,15 +121,3 @@ def _part(part: Table | Note, heading: str) -> str:
     if part.log:
         return f"<pre class=log>{html.escape(part.text)}</pre>"
     return f"<p>{html.escape(part.text)}</p>"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

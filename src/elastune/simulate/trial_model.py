@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Position
+from elastune.journal.atomic import atomic_write
 
 PROGRESS = "simulated.json"
 _SAME = 1e-6  # of a step: times this close to a step's end are its end
@@ -123,9 +123,7 @@ def digest_of(config: Config, seed: int) -> str:
 def save_progress(folder: Path, progress: Progress) -> None:
     """Keep it in ``folder``, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"{PROGRESS}.new"
-    new.write_text(json.dumps(asdict(progress)))
-    os.replace(new, folder / PROGRESS)
+    atomic_write(folder / PROGRESS, json.dumps(asdict(progress)).encode())
 
 
 def load_progress(folder: Path) -> Progress | None:

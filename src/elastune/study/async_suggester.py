@@ -68,7 +68,6 @@ class Proposals:
             self._thread.shutdown()
             self._asked = None
             self._catch_up()
-        self._suggester.close()
 
     def _collect(self) -> Suggestion | None:
         assert self._asked is not None

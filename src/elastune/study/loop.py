@@ -42,7 +42,6 @@ from elastune.study.trial_results import glimpse, judge, known
 from elastune.study.validate import Plan
 from elastune.train.checkpoints.checkpoint import UNWRITABLE, back_to_epoch
 
-MIRROR = "optuna.log"
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
 LEAST_GAIN = 0.5  # of a first worker's: what a further one must bring, or a study would waste them
@@ -83,7 +82,6 @@ class Driver:
             plan.pricing.constraints,
             sampler=request.sampler,
             seed=request.seed,
-            mirror=request.out / MIRROR,
         )
         self._proposals = Proposals(self._suggester, inline=request.simulated)
         self._starts = TrialLaunches(plan, pauses=self._schedule.pauses)

@@ -9,6 +9,7 @@ from elastune.journal.reader import read
 from elastune.journal.records import TrialFinished, TrialStarted
 from elastune.journal.writer import JournalWriter
 from elastune.search.analysis.front import nondominated
+from elastune.search.samplers.history import TRAINED
 from elastune.search.samplers.registry import SAMPLERS
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
@@ -109,11 +110,24 @@ def test_cmaes_goes_on_through_failures():
 def test_three_objectives(sampler):
     three = parse_objectives({"accuracy": "max", "seconds": "min", "lr": "min"})
     suggester = Suggester(flat, three, sampler=sampler)
+    measured = {}
     for _ in range(11):
         asked = suggester.ask()
+        assert asked.sampler == sampler
         found = train(asked.values)
         state = "infeasible" if found is None else "complete"
-        suggester.tell(asked.number, TrialFinished(asked.number, state, {**(found or {}), "lr": asked.values["lr"]}))
+        values = {**(found or {}), "lr": asked.values["lr"]}
+        suggester.tell(asked.number, TrialFinished(asked.number, state, values))
+        if found is not None:
+            measured[asked.number] = values
+    assert 3 <= len(measured) < 11, "some trials fail"
+    learnt = {t.number: t.values for t in suggester._history.frozen() if t.constraints[TRAINED] <= 0}
+    assert learnt == {number: [v["accuracy"], v["seconds"], v["lr"]] for number, v in measured.items()}
+    kept = nondominated(oriented(list(measured.values()), three))
+    front = {number for number, stays in zip(measured, kept, strict=True) if stays}
+    best = suggester._history.study.best_trials
+    assert {trial.number for trial in best} == front
+    assert all(len(trial.values) == 3 for trial in best)
 
 
 def test_auto_is_gp_until_the_space_proves_conditional():
@@ -250,10 +264,10 @@ def test_a_resumed_study_goes_on_exactly_as_if_it_had_not_stopped(sampler, stop,
     assert resumed.ask() == whole[stop]
 
 
-def test_an_unfinished_trial_leaves_no_zombie_and_its_number_is_not_reused(tmp_path):
+def test_an_unfinished_trial_leaves_no_zombie_and_its_number_is_not_reused():
     _, suggestions, entries = study(6, sampler="tpe")
     lost = [e for e in entries if not (isinstance(e.record, TrialFinished) and e.record.trial == 4)]
-    resumed = Suggester(flat, TWO, sampler="tpe", seed=1, mirror=tmp_path / "optuna.journal")
+    resumed = Suggester(flat, TWO, sampler="tpe", seed=1)
     resumed.replay(lost)
     trials = resumed._history.frozen()
     assert len(trials) == 5
@@ -313,47 +327,6 @@ def test_rejected_and_broken_trials_keep_what_is_known():
     assert [trial.values for trial in told] == [[0.95, 5.0], [0.5, 9.0], [0.5, 9.0], [0.5, 9.0]]
     assert [trial.constraints["accuracy >= 0.9"] for trial in told] == pytest.approx([-0.05, 0.4, 0.0, -0.09])
     assert [trial.constraints["trained"] for trial in told] == [-1.0, -1.0, 1.0, 1.0]
-
-
-def test_the_mirror_opens_in_optuna(tmp_path):
-    path = tmp_path / "optuna.journal"
-    constraints = parse_constraints(["seconds <= 8"])
-    _, suggestions, entries = study(9, sampler="random", mirror=path, constraints=constraints)
-
-    def opened():
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-        return optuna.load_study(study_name="elastune", storage=storage)
-
-    def check(mirror):
-        assert mirror.metric_names == ["accuracy", "seconds"]
-        assert [t.user_attrs["trial"] for t in mirror.trials] == list(range(9))
-        for trial, asked in zip(mirror.trials, suggestions, strict=True):
-            expected = train(asked.values)
-            assert trial.params == asked.params
-            assert trial.user_attrs["config"] == asked.values
-            if expected is None:
-                assert trial.state == optuna.trial.TrialState.FAIL
-                assert trial.user_attrs["reason"] == "diverged"
-            else:
-                assert trial.values == list(expected.values())
-                assert (trial.constraints["seconds <= 8"] > 0) == (expected["seconds"] > 8)
-
-    check(opened())
-    path.with_name(path.name + ".lock").symlink_to(path)  # what a writer that was killed leaves behind
-    resumed = Suggester(flat, TWO, constraints, sampler="random", mirror=path)
-    resumed.replay(entries)
-    check(opened())
-    resumed.ask()
-    assert opened().trials[-1].state == optuna.trial.TrialState.RUNNING
-    resumed.close()
-    assert opened().trials[-1].state == optuna.trial.TrialState.FAIL
-
-
-def test_a_mirror_that_cannot_be_written_is_a_user_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    suggester = Suggester(flat, TWO, mirror=tmp_path / "file" / "optuna.journal")
-    with pytest.raises(UserError, match="copy must be writable"):
-        suggester.ask()
 
 
 def test_optuna_stays_quiet(capfd, recwarn):

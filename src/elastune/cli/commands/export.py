@@ -15,6 +15,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="The output folder of a study.")],
     csv: Annotated[Path | None, typer.Option("--csv", help="Write a table, one line a trial.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write {kind, objectives, trials: [...]}.")] = None,
+    optuna: Annotated[Path | None, typer.Option("--optuna", help="Write what optuna-dashboard FILE opens.")] = None,
 ) -> int:
     """Write all trials of the study in OUT, those without a result and the paused ones too.
 
@@ -22,19 +23,22 @@ def export(
     search chose (params.NAME), all settings (config.NAME), means, values of the objectives, metrics, and the reason.
     For pandas: elastune.Study.load(OUT).frame().
     """
+    from elastune.journal.atomic import atomic_write
     from elastune.report.export import to_csv, to_json
+    from elastune.report.export_optuna import to_optuna
     from elastune.study.results.study import Study
 
-    if csv is None and json is None:
-        raise UserError("an export needs a file", "none", "use --csv FILE or --json FILE")
-    if csv is not None and json is not None and csv.resolve() == json.resolve():
-        raise UserError("two exports need two files", csv, "name another one")
-    for path in (csv, json):
-        if path is not None and path.exists() and path.resolve().parent == out.resolve():
+    wanted = [(what, path) for what, path in (("csv", csv), ("json", json), ("optuna", optuna)) if path is not None]
+    if not wanted:
+        raise UserError("an export needs a file", "none", "use --csv FILE, --json FILE or --optuna FILE")
+    if len({path.resolve() for _, path in wanted}) < len(wanted):
+        raise UserError("two exports need two files", wanted[0][1], "name another one")
+    for _, path in wanted:
+        if path.exists() and path.resolve().parent == out.resolve():
             raise UserError("an export must not replace a file of the study", path, "name another one")
     study = Study.load(out)
-    for what, path, text in (("csv", csv, to_csv), ("json", json, to_json)):
-        if path is not None:
-            path.write_bytes(text(study).encode())
-            print(f"{what:<7} {path} ({len(study.trials)} trials)")
+    for what, path in wanted:
+        content = to_optuna(out) if what == "optuna" else (to_csv if what == "csv" else to_json)(study).encode()
+        atomic_write(path, content)
+        print(f"{what:<7} {path} ({len(study.trials)} trials)")
     return OK

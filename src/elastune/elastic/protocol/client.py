@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -14,6 +13,7 @@ from elastune.core.errors import UserError
 from elastune.elastic.protocol.dial import dial, first_message
 from elastune.elastic.protocol.frames import Lines, ProtocolError
 from elastune.elastic.protocol.messages import Answer, Hello, Message, encode
+from elastune.journal.atomic import atomic_write
 
 CONTACT_NAME = ".coordinator.json"
 ANSWER_LIMIT_S = 10.0
@@ -34,11 +34,8 @@ _ADAPTER = TypeAdapter(Contact)
 
 def write_contact(folder: Path, address: str, token: str) -> None:
     """Let ``ask`` find the coordinator of the run in ``folder``."""
-    new = folder / f"{CONTACT_NAME}.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump({"address": address, "token": token}, file)
-    new.replace(folder / CONTACT_NAME)
+    contact = json.dumps({"address": address, "token": token}).encode()
+    atomic_write(folder / CONTACT_NAME, contact, mode=0o600)
 
 
 def remove_contact(folder: Path) -> None:

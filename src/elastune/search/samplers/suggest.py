@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +20,6 @@ from elastune.journal.records import TrialFinished, TrialStarted, WarmStarted
 from elastune.search.analysis.warm_start import fit
 from elastune.search.samplers.genetic import parse_genetics, unfinished
 from elastune.search.samplers.history import History, Outcome
-from elastune.search.samplers.mirror import Mirror, Past, Shown
 from elastune.search.samplers.registry import GENERATIONAL, check_sampler, generational, make_sampler, resolve
 from elastune.search.space import space as spaces
 from elastune.search.space.constraint import Constraint, violations
@@ -54,7 +52,7 @@ class Suggester:
 
     ``known``: what is fixed beside the space's values and known before a trial starts; constraints over these names
     are decided before anything is launched. What ``ask`` returns is a pure function of the seed and of what was asked
-    and told before. ``mirror``: a file that ``optuna-dashboard`` opens, rewritten by ``replay`` or the first ``ask``.
+    and told before.
 
     Raises ``UserError`` for an unknown sampler or one that cannot have these objectives or this space.
     """
@@ -68,7 +66,6 @@ class Suggester:
         sampler: str = "auto",
         seed: int = 0,
         known: Mapping[str, object] | None = None,
-        mirror: Path | None = None,
     ) -> None:
         check_sampler(sampler, objectives)
         self.space = space
@@ -87,8 +84,6 @@ class Suggester:
         self._static = tuple(c for c in constraints if c.decidable(names))
         self._measured = tuple(c for c in constraints if not c.decidable(names))
         self._grid = self._all() if sampler == "grid" else []
-        self._mirror_path = mirror
-        self._mirror: Mirror | None = None
         self._history = History(
             self.objectives,
             [constraint.text for constraint in self._measured],
@@ -102,7 +97,6 @@ class Suggester:
         Raises ``UserError`` where the user's space fails, or where no configuration that satisfies the constraints
         is found.
         """
-        self._open_mirror(())
         while self._proposed:
             proposed = fit(self.space, self._proposed.popleft())
             if isinstance(proposed, Sample) and _key(proposed) not in self._seen and self._allowed(proposed):
@@ -115,8 +109,6 @@ class Suggester:
         index, sample, sampler = found
         self._open[number] = index, sample
         self._seen.add(_key(sample))
-        if self._mirror is not None:
-            self._mirror.start(number, sample)
         return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, sampler)
 
     def ready(self) -> bool:
@@ -130,14 +122,11 @@ class Suggester:
 
         Raises ``UserError`` as ``ask`` does, and for a value outside of its range.
         """
-        self._open_mirror(())
         number, self._next = self._next, self._next + 1
         sample = spaces.fill_in(self.space, params, np.random.default_rng(derive(self._seed, "adopt", number)))
         index = self._history.add(sample, functools.partial(self._make, "random", derive(self._seed, "adopt", number)))
         self._open[number] = index, sample
         self._seen.add(_key(sample))
-        if self._mirror is not None:
-            self._mirror.start(number, sample)
         return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, "given")
 
     def learn(self, earlier: WarmStarted) -> None:
@@ -176,8 +165,6 @@ class Suggester:
         self._estimated[number] = tuple(values), violation
         broken = {constraint.text: violation for constraint in self._measured}
         self._history.estimate(index, Outcome(tuple(map(float, values)), broken, True, self._forbidden(sample)))
-        if self._mirror is not None:
-            self._mirror.estimate(number, dict(zip((o.name for o in self.objectives), map(float, values), strict=True)))
 
     def tell(self, number: int, finished: TrialFinished) -> None:
         """Trial ``number`` of ``ask`` ended. Raises ``ValueError`` where it was not asked, or told already."""
@@ -185,10 +172,7 @@ class Suggester:
             raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
         index, sample = self._open.pop(number)
         self._estimated.pop(number, None)
-        outcome = self._outcome(sample, finished)
-        self._history.tell(index, outcome)
-        if self._mirror is not None:
-            self._mirror.finish(number, _shown(finished, outcome))
+        self._history.tell(index, self._outcome(sample, finished))
 
     def replay(self, entries: Iterable[Entry], *, unfinished: Literal["open", "drop"] = "drop") -> None:
         """Take up a study from its journal, before the first ``ask``.
@@ -199,35 +183,21 @@ class Suggester:
         if self._next:
             raise ValueError("replay comes before the first ask")
         entries = list(entries)
-        ended = {e.record.trial: e.at for e in entries if isinstance(e.record, TrialFinished)}
-        begun: dict[int, tuple[float, Sample]] = {}
-        past: list[Past] = []
+        ended = {entry.record.trial for entry in entries if isinstance(entry.record, TrialFinished)}
         for entry in entries:
             record = entry.record
             if isinstance(record, TrialStarted):
                 self._next = max(self._next, record.trial + 1)
                 if record.phase == "search" and (record.trial in ended or unfinished == "open"):
                     sample = Sample(record.params, spaces.from_json(record.distributions), _values(record))
-                    begun[record.trial] = entry.at, sample
                     self._reopen(record.trial, sample)
             elif isinstance(record, WarmStarted):
                 self.learn(record)
             elif isinstance(record, TrialFinished) and record.trial in self._open:
                 index, sample = self._open.pop(record.trial)
-                outcome = self._outcome(sample, record)
-                self._history.tell(index, outcome)
-                past.append(Past(record.trial, sample, _shown(record, outcome), begun[record.trial][0], entry.at))
+                self._history.tell(index, self._outcome(sample, record))
         for number in [n for n in self._open if n in ended or unfinished == "drop"]:  # started again after its end
             self._history.drop(self._open.pop(number)[0])
-        self._open_mirror(past)
-        if self._mirror is not None:
-            for number, (_, sample) in self._open.items():
-                self._mirror.start(number, sample)
-
-    def close(self) -> None:
-        """Let go of the mirror; trials still open are shown there as failed."""
-        if self._mirror is not None:
-            self._mirror.close()
 
     def _reopen(self, number: int, sample: Sample) -> None:
         if number in self._open:  # the same trial started twice: the later start counts
@@ -236,10 +206,6 @@ class Suggester:
         sampler = functools.partial(self._make, name, derive(self._seed, "sampler", number))
         self._open[number] = self._history.add(sample, sampler), sample
         self._seen.add(_key(sample))
-
-    def _open_mirror(self, past: Iterable[Past]) -> None:
-        if self._mirror is None and self._mirror_path is not None:
-            self._mirror = Mirror(self._mirror_path, self.objectives, past)
 
     def _resolved(self) -> str:
         return resolve(self._sampler, self.objectives, self._history.frozen())
@@ -339,12 +305,3 @@ def _key(sample: Sample) -> str:
 
 def _values(record: TrialStarted) -> dict[str, Any]:
     return {**record.means, **record.config}
-
-
-def _shown(finished: TrialFinished, outcome: Outcome) -> Shown:
-    notes: dict[str, Any] = {"state": finished.state, "seconds": finished.seconds}
-    notes |= {name: value for name, value in finished.metrics.items() if math.isfinite(value)}
-    if finished.reason:
-        notes["reason"] = finished.reason
-    constraints = {text: violation for text, violation in outcome.violations.items() if math.isfinite(violation)}
-    return Shown(outcome.values, constraints, notes)
