@@ -184,7 +184,7 @@ class Breaking(WorkerGroup):
 
     elastic = True
 
-    def recover_step(self, error: GroupBroken) -> bool:
+    def recover(self, error: GroupBroken) -> bool:
         return False
 
 
@@ -324,7 +324,8 @@ def test_a_loss_that_is_not_finite_is_divergence(tmp_path: Path) -> None:
     model = network()
     session = lone_session(tmp_path)
     session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    next(session.batches(samples(), batch_size=16))
+    batches = session.batches(samples(), batch_size=16)
+    next(batches)
     with pytest.raises(Diverged, match="loss is inf at step 1"):
         session.backward(torch.tensor(math.inf, requires_grad=True))
 

@@ -25,7 +25,7 @@ from elastune.job.validate_adapt import adapt_json, check_adapt
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
 from elastune.train.checkpoints.checkpoint import complete, trail
-from elastune.train.data.sample_log import claims_of
+from elastune.train.data.sample_log import records_of
 from elastune.train.program.load import load, merge
 from elastune.train.work import work
 
@@ -168,4 +168,4 @@ def _opening(spec: RunSpec) -> list[Record]:
         adapt=adapt_json(spec.adapt),
     )
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
-    return [started, *(claims_of(trail(found[-1])) if found else [])]
+    return [started, *(records_of(trail(found[-1])) if found else [])]

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastune.comm.group import Group, GroupBroken
-from elastune.elastic.worker import elastic_group as changing
-from elastune.elastic.worker import state_transfer as handover
+from elastune.elastic.worker import elastic_group, state_transfer
 from elastune.train.adapt import adapter as adapt
 from elastune.train.checkpoints import checkpoint
 from elastune.train.session import Session
@@ -50,7 +49,7 @@ class Injector:
 
     def __init__(self, session: Session, faults: list[Fault]) -> None:
         self._session = session
-        self._worker = session.keeper.crew.worker
+        self._worker = session.state.workers.worker
         self._faults = [fault for fault in faults if fault.worker == self._worker]
 
     def reach(self, place: str, step: int | None = None) -> None:
@@ -109,9 +108,9 @@ def _wrap_library(injector: Injector) -> None:
 
     before(Group, "all_to_all", "scatter")
     before(Group, "all_gather", "gather")
-    before(changing, "form", "forming", lambda store, name, *_: int(name))
-    before(handover, "send_packed", "giving")
-    before(handover, "receive_packed", "taking")
+    before(elastic_group, "form", "forming", lambda store, name, *_: int(name))
+    before(state_transfer, "send_packed", "giving")
+    before(state_transfer, "receive_packed", "taking")
     before(checkpoint, "save", "saving")
     gather = Group.gather_floats
 

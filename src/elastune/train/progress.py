@@ -14,21 +14,18 @@ from elastune.train.timing import StepTimes
 class Progress:
     """Changed in place as training goes on.
 
-    ``dirty``: since its last step this worker has done what cannot be repeated without the workers it was done with:
-    evaluated a part of a data set, or built what training begins with. ``batch_size`` and ``micro_batch``: what the run
-    was changed to use, instead of what the program and the run's means ask for. ``reports``: how many were made
-    since the last step. ``trail``: which samples were used.
+    ``batch_size`` and ``micro_batch``: what the run was changed to use, instead of what the program and the run's means
+    ask for. ``reports``: how many were made since the last step. ``spans``: which samples were used.
     """
 
     times: StepTimes
     position: Position = field(default_factory=Position)
     metrics: dict[str, float] = field(default_factory=dict)
     stopped: str = "complete"
-    dirty: bool = True
     batch_size: int | None = None
     micro_batch: int | None = None
     reports: int = 0
-    trail: SampleSpans = field(default_factory=list)
+    spans: SampleSpans = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """What another worker needs to go on from here."""
@@ -38,7 +35,7 @@ class Progress:
             "batch_size": self.batch_size,
             "micro_batch": self.micro_batch,
             "reports": self.reports,
-            "trail": self.trail,
+            "trail": self.spans,
             "seconds": self.times.seconds,
         }
 
@@ -48,6 +45,6 @@ class Progress:
         self.metrics = {str(name): float(value) for name, value in other["metrics"].items()}
         self.batch_size = None if other["batch_size"] is None else int(other["batch_size"])
         self.micro_batch = None if other["micro_batch"] is None else int(other["micro_batch"])
-        self.trail = [[int(number) for number in piece] for piece in other["trail"]]
+        self.spans = [[int(number) for number in piece] for piece in other["trail"]]
         self.reports = int(other["reports"])
         self.times.go_on_from(float(other["seconds"]))

@@ -28,6 +28,8 @@ from elastune.policies.run import MOST
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
+from elastune.train.data.sample_log import SampleLog
+from elastune.train.data.source import MapStyleSource
 from elastune.train.machine import run_context
 from elastune.train.precision import autocast_forward
 from elastune.train.progress import Progress
@@ -36,6 +38,7 @@ from elastune.train.schedules import gate, learning_rates
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
 from elastune.train.training_state import TrainingState
+from elastune.train.transaction import Phase, StepTransaction
 
 Number = float | int | bool | torch.Tensor
 
@@ -43,7 +46,7 @@ Number = float | int | bool | torch.Tensor
 class Session:
     """A worker's view of a run. Every worker of a run executes the same function with its own session.
 
-    ``snapshot``: what this worker was rewound to, and goes on from. ``rehearsal``: a joiner's first time through the
+    ``snapshot``: what this worker was rewound to, and goes on from. ``warm_up``: a joiner's first time through the
     training function, which ends after a few passes that do not count. ``policies``: classes of policies of the user's
     own, by name.
     """
@@ -51,7 +54,7 @@ class Session:
     def __init__(
         self,
         spec: RunSpec,
-        crew: WorkerGroup,
+        workers: WorkerGroup,
         device: torch.device,
         *,
         config: Config,
@@ -59,28 +62,40 @@ class Session:
         stop_requested: Callable[[], bool],
         clock: Clock | None = None,
         snapshot: Packed | None = None,
-        rehearsal: bool = False,
+        warm_up: bool = False,
         policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self.device = device
         self.seed = spec.seed
         self._spec = spec
-        self._crew = crew
+        self._workers = workers
         self._send = send
         self._clock = clock or SystemClock()
         self._snapshot = snapshot
         self._progress = Progress(StepTimes(self._clock))
-        self._adapter = Adapter(spec, crew, self._progress, send, policies)
-        self.keeper = RunState(spec, config, crew, self._progress, self._adapter, send)
+        self._adapter = Adapter(spec, workers, self._progress, send, policies)
+        self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
+        self._transaction = StepTransaction(workers, self._progress, self._log)
+        self.state = RunState(spec, config, workers, self._progress, self._transaction, self._adapter, send)
         self._stepper = Stepper(
-            spec, crew, self._progress, self.keeper, self._adapter, device, send, stop_requested, rehearsal
+            spec,
+            workers,
+            self._progress,
+            self._transaction,
+            self._log,
+            self.state,
+            self._adapter,
+            device,
+            send,
+            stop_requested,
+            warm_up,
         )
         self._passes_in_epoch = 0
         self._planned = spec.epochs or 0
         self._train_samples = 0
         if snapshot is not None:
-            self.keeper.stand_at(snapshot)
+            self.state.stand_at(snapshot)
         seed_everything(derive(spec.seed, "init"))
 
     # -- who and where ------------------------------------------------------------------------------------------------
@@ -88,12 +103,12 @@ class Session:
     @property
     def rank(self) -> int:
         """This worker's number, from 0. It may change between steps."""
-        return self._crew.rank
+        return self._workers.rank
 
     @property
     def size(self) -> int:
         """How many workers there are. It may change between steps."""
-        return self._crew.size
+        return self._workers.size
 
     @property
     def epoch(self) -> int:
@@ -117,7 +132,7 @@ class Session:
         Inside the batch loop, whatever counts steps, reports or breaks belongs behind ``if session.ends_step:``. A step
         during which a worker was lost is done again: none of its batches ended it.
         """
-        return not self._stepper.mid_step
+        return not self._transaction.more_to_come
 
     @property
     def seconds(self) -> float:
@@ -148,7 +163,7 @@ class Session:
     @property
     def trained(self) -> TrainingState | None:
         """What was prepared."""
-        return self.keeper.trained
+        return self.state.trained
 
     # -- the training loop --------------------------------------------------------------------------------------------
 
@@ -160,44 +175,44 @@ class Session:
         """
         if self.trained is not None:
             raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
-        means, crew = self._spec.means, self._crew
-        self._stepper.several_closures = isinstance(optimizer, torch.optim.LBFGS)
-        workers = max(self._spec.most_workers, crew.group.size)
-        if self._stepper.several_closures and (means.mode, means.micro_batch, workers) != ("fast", None, 1):
+        means, workers = self._spec.means, self._workers
+        self._transaction.evaluates_again = isinstance(optimizer, torch.optim.LBFGS)
+        most = max(self._spec.most_workers, workers.group.size)
+        if self._transaction.evaluates_again and (means.mode, means.micro_batch, most) != ("fast", None, 1):
             rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
-            raise UserError(rule, f"{means.mode} mode, up to {workers} workers", "use --mode fast --workers 1")
+            raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
         model.to(self.device)
         self._spread([*model.parameters(), *model.buffers()])
         control = len(self._stepper.control().to_list())
-        replica = prepare_replica(model, means, crew.group, control=control, elastic=crew.elastic)
+        replica = prepare_replica(model, means, workers.group, control=control, elastic=workers.elastic)
         replica.listened_to = bool(self._adapter.monitoring)
-        self.keeper.trained = TrainingState(replica, optimizer, schedulers, tuple(learning_rates(optimizer)))
+        self.state.trained = TrainingState(replica, optimizer, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
             autocast_forward(model, self.device)
         if self._snapshot is not None:
-            self.keeper.rewind(self._snapshot)
-        elif crew.live:
-            self.keeper.begin()
+            self.state.rewind(self._snapshot)
+        elif workers.synchronised:
+            self.state.begin()
         for scheduler in schedulers:
-            gate(scheduler, lambda: not self._stepper.mid_step, self.mean)
+            gate(scheduler, lambda: self.ends_step, self.mean)
         return (replica.model, optimizer, *schedulers)
 
     def _spread(self, tensors: Iterable[torch.Tensor]) -> None:
         """Rank 0's values to all members."""
-        if not self._crew.live:
+        if not self._workers.synchronised:
             return
         try:
             for tensor in tensors:
-                self._crew.group.broadcast(tensor.data)
+                self._workers.group.broadcast(tensor.data)
         except GroupBroken as error:
-            self._crew.restart(error)
+            self._workers.restart(error)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs still to run of ``count`` (a run's ``--epochs`` goes over ``count``)."""
         progress, until = self._progress, self._spec.until_epoch
         if until is not None and until < 1:
             raise UserError("a run pauses after a whole number of epochs, at least 1", until, "until_epoch=1")
-        self._stepper.admit()
+        self._stepper.join()
         total = self._planned = count if self._spec.epochs is None else self._spec.epochs
         while progress.position.epoch < total and self.stopped == "complete":
             epoch = progress.position.epoch
@@ -247,7 +262,11 @@ class Session:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
         self._train_samples = len(dataset)
-        return self._stepper.training_pass(dataset, batch_size, shuffle, drop_last, loading)
+
+        def source(epoch: int) -> MapStyleSource:
+            return MapStyleSource(dataset, self.seed, epoch, shuffle=shuffle, drop_last=drop_last, loading=loading)
+
+        return self._stepper.training_pass(source, batch_size)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
@@ -259,24 +278,25 @@ class Session:
 
     def _refuse_half_a_step(self) -> None:
         """Workers take different numbers of batches a step: what all must do together has its place between steps."""
-        if self._stepper.left_inside:
+        if self._transaction.phase is Phase.LEFT:
             fix = "put 'if session.ends_step:' before the break, or use --max-steps"
             raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
 
     def _refuse_inside(self, what: str) -> None:
-        if self._stepper.mid_step and self._crew.live:
-            fix = "put 'if session.ends_step:' before it, or move it behind the loop"
+        self._refuse_half_a_step()
+        if self._transaction.more_to_come and self._workers.synchronised:
+            fix = "put 'if session.ends_step:' before it, or move it after the loop"
             raise UserError(f"session.{what} belongs between steps", "a call inside of a step", fix)
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
-        crew = self._crew
-        self.keeper.settle()
-        self._progress.dirty = self._progress.dirty or crew.live
-        place = (crew.size, crew.rank) if crew.live else (1, 0)
+        workers = self._workers
+        self.state.average_buffers()
+        self._transaction.unrepeatable |= workers.synchronised
+        place = (workers.size, workers.rank) if workers.synchronised else (1, 0)
         indices = evaluation_indices(len(dataset), batch_size, *place)
         for batch in fetch(dataset, indices, loading, self.seed, -1):
-            if crew.broken:
-                crew.recover(GroupBroken("the version is over"))
+            if workers.broken:
+                workers.recover(GroupBroken("the view is over"))
             yield to_device(batch, self.device)
 
     # -- numbers over workers -----------------------------------------------------------------------------------------
@@ -284,12 +304,12 @@ class Session:
     def sum(self, values: Number | Iterable[Number]) -> float:
         """The sum over all workers of a number, a tensor or a list of them, rounded once: workers do not show in it."""
         self._refuse_inside("sum")
-        return exact_sum(x for row in self._crew.gather(_floats(values)) for x in row)
+        return exact_sum(x for row in self._workers.gather(_floats(values)) for x in row)
 
     def mean(self, values: Number | Iterable[Number]) -> float:
         """The mean over all values of all workers, rounded once."""
         self._refuse_inside("mean")
-        return exact_mean(x for row in self._crew.gather(_floats(values)) for x in row)
+        return exact_mean(x for row in self._workers.gather(_floats(values)) for x in row)
 
     def report(self, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
@@ -301,14 +321,14 @@ class Session:
         reserved = sorted(set(metrics) & set(MEASURED))
         if reserved or not metrics:
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
-        rows = self._crew.gather([_floats(value)[0] for value in metrics.values()])
+        rows = self._workers.gather([_floats(value)[0] for value in metrics.values()])
         if any(len(row) != len(metrics) for row in rows):
             raise UserError("all workers must report the same metrics", [len(r) for r in rows], "report on every rank")
         means = {name: exact_mean(row[i] for row in rows) for i, name in enumerate(metrics)}
         progress, at = self._progress, self._progress.position
-        if self._crew.live:
+        if self._workers.synchronised:
             progress.metrics = {**progress.metrics, **means}
-            if self.rank == 0 or self._crew.elastic:  # of several equal records one is kept
+            if self.rank == 0 or self._workers.elastic:  # of several equal records one is kept
                 so_far = at.epoch, at.step, at.samples, self.seconds
                 self._send(Reported(*so_far, means, nth=progress.reports, epochs=self._planned))
             progress.reports += 1
@@ -330,7 +350,7 @@ class Session:
         """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
-        self._crew.resize(workers)
+        self._workers.resize(workers)
 
     def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
         """Ask for another global batch size, or learning rate, on every worker.
@@ -361,9 +381,9 @@ class Session:
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a step at hand counts as completed."""
         self._refuse_inside("save")
-        self._stepper.count()
-        self._stepper.claims.flush()
-        self.keeper.save()
+        self._stepper.commit()
+        self._log.flush()
+        self.state.save()
 
     @property
     def signals(self) -> dict[str, Signal]:
@@ -376,7 +396,7 @@ class Session:
 
     def flush(self) -> None:
         """Send what was not sent yet of the record of samples."""
-        self._stepper.claims.flush()
+        self._log.flush()
 
 
 def _floats(values: Number | Iterable[Number]) -> list[float]:

@@ -43,11 +43,11 @@ class TrainingState:
             fix = "resume with the program that wrote it"
             raise UserError("a checkpoint must fit the program", f"{source}: {error}", fix) from None
 
-    def fingerprint(self, crew: WorkerGroup) -> str:
+    def fingerprint(self, workers: WorkerGroup) -> str:
         """SHA-256 of weights, buffers and optimizer state. Raises ``RuntimeError`` where workers disagree."""
         state = self.state()
         digest = fingerprint({"model": state["model"], "optimizer": state["optimizer"]})
-        rows = crew.gather([float(byte) for byte in bytes.fromhex(digest)])
+        rows = workers.gather([float(byte) for byte in bytes.fromhex(digest)])
         if any(row != rows[0] for row in rows):
             raise RuntimeError("workers hold different weights: does the model or optimizer depend on the rank?")
         return digest

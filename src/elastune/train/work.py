@@ -23,7 +23,7 @@ from elastune.journal.records import Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.session import Session
-from elastune.train.stepper import Rehearsed, StopTraining
+from elastune.train.stepper import StopTraining, WarmedUp
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -89,79 +89,80 @@ class Worker:
         self._send = send
         self._stop_requested = stop_requested
 
-    def stay(self, crew: WorkerGroup) -> None:
+    def stay(self, workers: WorkerGroup) -> None:
         """Train with workers that stay as they are."""
-        session = self._session(crew)
-        if crew.size > 1:
+        session = self._session(workers)
+        if workers.size > 1:
             _ALIVE.append(session)
         with suppress(StopTraining):
             self._program.train(session)
-        self._finish(session, crew)
+        self._finish(session, workers)
 
     def come_and_go(self, member: CoordinatorClient) -> None:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
-        crew = ElasticWorkerGroup(member)
-        rehearsal, begins = member.joins, not member.joins
+        workers = ElasticWorkerGroup(member)
+        warm_up, begins = member.joins, not member.joins
         snapshot: Packed | None = None
         while True:
-            session = self._session(crew, snapshot, rehearsal)
-            crew.holder = session.keeper
+            session = self._session(workers, snapshot, warm_up)
+            workers.owner = session.state
             try:
                 if begins:
-                    crew.admit()
-                if crew.outside:
-                    crew.start()
+                    workers.join()
+                if workers.awaiting_first_view:
+                    workers.start()
                 with suppress(StopTraining):
                     self._program.train(session)
-                if rehearsal:  # the program has no training pass to stop in
-                    raise Rehearsed
-                crew.admit()
-                self._finish(session, crew)
-                crew.finish()
+                if warm_up:  # the program has no training pass to stop in
+                    raise WarmedUp
+                workers.join()
+                self._finish(session, workers)
+                workers.finish()
                 return
-            except Rehearsed:
-                rehearsal = False
+            except WarmedUp:
+                warm_up = False
             except Rewind:
                 begins = False
-                snapshot = None if crew.outside or crew.begins_again else session.keeper.newest
+                from_start = workers.awaiting_first_view or workers.restart_from_checkpoint
+                snapshot = None if from_start else session.state.newest
             except Leave:
                 return
             finally:
                 session.flush()
 
-    def _session(self, crew: WorkerGroup, snapshot: Packed | None = None, rehearsal: bool = False) -> Session:
+    def _session(self, workers: WorkerGroup, snapshot: Packed | None = None, warm_up: bool = False) -> Session:
         return Session(
             self._spec,
-            crew,
+            workers,
             self._device,
             config=self._config,
             send=self._send,
             stop_requested=self._stop_requested,
             snapshot=snapshot,
-            rehearsal=rehearsal,
+            warm_up=warm_up,
             policies=self._program.policies,
         )
 
-    def _finish(self, session: Session, crew: WorkerGroup) -> None:
+    def _finish(self, session: Session, workers: WorkerGroup) -> None:
         session.finish()
         seconds, trained = session.seconds, session.trained
         session.flush()
-        session.keeper.settle()
-        digest = trained.fingerprint(crew) if trained is not None else fingerprint({})
-        if self._spec.measure_link and crew.size > 1:
+        session.state.average_buffers()
+        digest = trained.fingerprint(workers) if trained is not None else fingerprint({})
+        if self._spec.measure_link and workers.size > 1:
             with suppress(GroupBroken):  # somebody was lost just now: the measurement is not worth a recovery
-                link = measure_link(crew.group)
-                if crew.rank == 0:
+                link = measure_link(workers.group)
+                if workers.rank == 0:
                     self._send(link)
-        if crew.rank != 0 and not crew.elastic:
+        if workers.rank != 0 and not workers.elastic:
             return
         step_s, wait_s = session.times.medians()
         self._send(
             RunFinished(
                 sha256=digest,
-                workers=crew.size,
+                workers=workers.size,
                 steps=session.step,
                 samples=session.samples,
                 epoch=session.epoch,

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.elastic.coordinator.membership import ProtocolViolation
-from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
+from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
 
-CALM = MemberStatus(completed=7, step=5, dirty=False, lost=False, snapshot=-1, rewinds=0, joins=False)
+CALM = MemberStatus(completed=7, step=5, unrepeatable=False, lost=False, snapshot=-1, rewinds=0, joins=False)
 BEHIND = replace(CALM, completed=6, step=4)
-DIRTY = replace(CALM, dirty=True, snapshot=5)
-JOINER = MemberStatus(completed=0, step=0, dirty=False, lost=False, snapshot=-1, rewinds=0, joins=True)
+UNREPEATABLE = replace(CALM, unrepeatable=True, snapshot=5)
+JOINER = MemberStatus(completed=0, step=0, unrepeatable=False, lost=False, snapshot=-1, rewinds=0, joins=True)
 NOTHING = RecoveryPlan(None, None, (), None, (), {}, 5, 0)
 
 
@@ -24,66 +24,68 @@ NOTHING = RecoveryPlan(None, None, (), None, (), {}, 5, 0)
         ([CALM], NOTHING),
         ([CALM, CALM, CALM], NOTHING),
         ([replace(CALM, lost=True), CALM], NOTHING),
-        ([DIRTY, DIRTY], NOTHING),
+        ([UNREPEATABLE, UNREPEATABLE], NOTHING),
     ],
 )
 def test_where_all_are_at_the_same_place_nothing_is_to_be_done(rows: list[MemberStatus], decided: RecoveryPlan) -> None:
-    assert settle(rows) == decided
+    assert reconcile(rows) == decided
 
 
 def test_who_lacks_the_newest_result_gets_it_from_the_lowest_rank_that_has_it() -> None:
-    assert settle([BEHIND, CALM, CALM, BEHIND]) == replace(NOTHING, held_source=1, lagging=(0, 3))
+    assert reconcile([BEHIND, CALM, CALM, BEHIND]) == replace(NOTHING, result_source=1, lagging=(0, 3))
 
 
 def test_a_result_that_is_no_step_leaves_the_step_as_it_is() -> None:
     gathered = replace(BEHIND, step=5)
-    assert settle([CALM, gathered]) == replace(NOTHING, held_source=0, lagging=(1,))
+    assert reconcile([CALM, gathered]) == replace(NOTHING, result_source=0, lagging=(1,))
 
 
 def test_joiners_are_spread_over_those_with_state() -> None:
     rows = [CALM, CALM, JOINER, JOINER, JOINER]
-    assert settle(rows) == replace(NOTHING, state_source={2: 0, 3: 1, 4: 0})
+    assert reconcile(rows) == replace(NOTHING, state_source={2: 0, 3: 1, 4: 0})
 
 
 def test_an_evaluation_that_lacks_a_lost_workers_part_is_done_again() -> None:
-    rows = [replace(DIRTY, lost=True), replace(CALM, lost=True), DIRTY]
-    assert settle(rows) == replace(NOTHING, rewind_to=5, rewind_source=0, rewind_lacking=(1,), rewinds=1)
+    rows = [replace(UNREPEATABLE, lost=True), replace(CALM, lost=True), UNREPEATABLE]
+    assert reconcile(rows) == replace(NOTHING, rewind_to=5, rewind_source=0, rewind_lacking=(1,), rewinds=1)
 
 
 def test_after_the_last_operation_of_all_nobody_goes_back() -> None:
-    done = replace(DIRTY, lost=True, done=True)
-    assert settle([done, replace(BEHIND, dirty=True, lost=True)]) == replace(NOTHING, held_source=0, lagging=(1,))
+    done = replace(UNREPEATABLE, lost=True, done=True)
+    assert reconcile([done, replace(BEHIND, unrepeatable=True, lost=True)]) == replace(
+        NOTHING, result_source=0, lagging=(1,)
+    )
 
 
 def test_the_newest_snapshot_counts() -> None:
-    rows = [replace(DIRTY, lost=True, snapshot=3), replace(DIRTY, lost=True, snapshot=4)]
-    decided = settle(rows)
+    rows = [replace(UNREPEATABLE, lost=True, snapshot=3), replace(UNREPEATABLE, lost=True, snapshot=4)]
+    decided = reconcile(rows)
     assert (decided.rewind_to, decided.rewind_source, decided.rewind_lacking, decided.step) == (4, 1, (0,), 4)
 
 
 def test_without_a_snapshot_all_begin_again() -> None:
-    rows = [replace(CALM, dirty=True, lost=True), CALM]
-    decided = settle(rows)
+    rows = [replace(CALM, unrepeatable=True, lost=True), CALM]
+    decided = reconcile(rows)
     assert (decided.rewind_to, decided.rewind_source, decided.rewind_lacking) == (-1, None, ())
     assert (decided.step, decided.rewinds) == (0, 1)
 
 
 def test_a_completed_step_holds_the_evaluation_before_it_so_nothing_is_rewound() -> None:
     """The one behind had given its part to that step after it had evaluated: a rewind would lose the step."""
-    behind = replace(BEHIND, dirty=True, lost=True, snapshot=4)
-    assert settle([replace(CALM, lost=True), behind]) == replace(NOTHING, held_source=0, lagging=(1,))
+    behind = replace(BEHIND, unrepeatable=True, lost=True, snapshot=4)
+    assert reconcile([replace(CALM, lost=True), behind]) == replace(NOTHING, result_source=0, lagging=(1,))
 
 
 def test_who_is_behind_in_an_evaluation_is_rewound_with_the_others() -> None:
-    furthest = replace(DIRTY, lost=True, snapshot=5)
-    behind = replace(DIRTY, completed=6, snapshot=5)
-    assert settle([behind, furthest]).rewind_to == 5
+    furthest = replace(UNREPEATABLE, lost=True, snapshot=5)
+    behind = replace(UNREPEATABLE, completed=6, snapshot=5)
+    assert reconcile([behind, furthest]).rewind_to == 5
 
 
 def test_a_rewind_that_broke_half_way_is_done_by_all_again() -> None:
     rewound = replace(CALM, completed=0, step=4, snapshot=4, rewinds=1)
-    rows = [rewound, replace(DIRTY, lost=True, snapshot=4)]
-    decided = settle(rows)
+    rows = [rewound, replace(UNREPEATABLE, lost=True, snapshot=4)]
+    decided = reconcile(rows)
     assert (decided.rewind_to, decided.rewind_lacking, decided.rewinds) == (4, (), 2)
 
 
@@ -97,20 +99,20 @@ def test_a_rewind_that_broke_half_way_is_done_by_all_again() -> None:
         [CALM, replace(BEHIND, step=3)],
         [CALM, replace(BEHIND, step=6)],
         [CALM, BEHIND, JOINER],
-        [replace(DIRTY, lost=True), CALM, JOINER],
+        [replace(UNREPEATABLE, lost=True), CALM, JOINER],
         [CALM, replace(CALM, rewinds=1), JOINER],
     ],
 )
 def test_what_no_history_leads_to_is_refused(rows: list[MemberStatus]) -> None:
     with pytest.raises(ProtocolViolation):
-        settle(rows)
+        reconcile(rows)
 
 
 standings = st.builds(
     MemberStatus,
     completed=st.integers(6, 7),
     step=st.integers(4, 5),
-    dirty=st.booleans(),
+    unrepeatable=st.booleans(),
     lost=st.booleans(),
     snapshot=st.integers(-1, 2),
     rewinds=st.integers(0, 1),
@@ -121,7 +123,7 @@ standings = st.builds(
 @given(st.lists(standings, min_size=1, max_size=5))
 def test_every_decision_can_be_carried_out(rows: list[MemberStatus]) -> None:
     try:
-        decided = settle(rows)
+        decided = reconcile(rows)
     except ProtocolViolation:
         return
     holders = {rank for rank, row in enumerate(rows) if not row.joins}
@@ -135,5 +137,5 @@ def test_every_decision_can_be_carried_out(rows: list[MemberStatus]) -> None:
         if decided.rewind_source is not None:
             assert rows[decided.rewind_source].snapshot == decided.rewind_to
     if decided.lagging:
-        assert decided.held_source is not None
-        assert all(rows[rank].completed == rows[decided.held_source].completed - 1 for rank in decided.lagging)
+        assert decided.result_source is not None
+        assert all(rows[rank].completed == rows[decided.result_source].completed - 1 for rank in decided.lagging)

@@ -4,7 +4,7 @@ from elastune.core.run import Position
 from elastune.journal.entry import Entry
 from elastune.journal.records import RunStarted
 from elastune.report.tables.sample_ledger import ledger
-from elastune.train.data.sample_log import SampleSpans, claims_of, follow
+from elastune.train.data.sample_log import SampleSpans, add_step, records_of
 
 
 def trail_of(*sizes: int, length: int = 100) -> SampleSpans:
@@ -12,7 +12,7 @@ def trail_of(*sizes: int, length: int = 100) -> SampleSpans:
     trail: SampleSpans = []
     at = Position()
     for step, size in enumerate(sizes, 1):
-        follow(trail, at, size, length)
+        add_step(trail, at, size, length)
         offset = at.offset + size
         at = Position(at.epoch + offset // length, offset % length, step)
     return trail
@@ -24,7 +24,7 @@ def test_a_trail_has_a_piece_an_epoch_whatever_the_steps() -> None:
 
 def test_another_length_of_the_epoch_begins_another_piece() -> None:
     trail = trail_of(40, length=100)
-    follow(trail, Position(0, 40, 1), 30, 90)
+    add_step(trail, Position(0, 40, 1), 30, 90)
     assert trail == [[0, 0, 40, 100, 1, 1], [0, 40, 70, 90, 2, 2]]
 
 
@@ -32,8 +32,8 @@ def test_the_ledger_takes_what_a_checkpoint_tells() -> None:
     """The controller before had written nothing down, and the run went on behind the second epoch."""
     started = RunStarted("program.py", {}, 0, {}, resumed_step=5)
     trail = trail_of(40, 40, 20, 50, 50)
-    told = ledger(Entry(0.0, record) for record in [started, *claims_of(trail)])
+    told = ledger(Entry(0.0, record) for record in [started, *records_of(trail)])
     assert told.exact
     assert [seen.once for seen in told.epochs] == [100, 100]
-    missing = ledger(Entry(0.0, record) for record in [started, *claims_of(trail[1:])])
+    missing = ledger(Entry(0.0, record) for record in [started, *records_of(trail[1:])])
     assert not missing.exact

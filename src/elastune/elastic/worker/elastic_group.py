@@ -1,4 +1,4 @@
-"""A crew whose workers come, go and die."""
+"""A group whose workers come, go and die."""
 
 from __future__ import annotations
 
@@ -25,48 +25,46 @@ POLL_S = 0.001
 
 
 class ElasticWorkerGroup(WorkerGroup):
-    """Follows the versions that a coordinator proclaims. Used by the main thread alone.
+    """Follows the views that a coordinator installs. Used by the main thread alone.
 
-    ``live`` is False while this worker builds what it will train: as a joiner that has not been admitted, or on its way
-    back to where it was rewound to; and for the rest of a batch whose step was discarded. Its gathers then return its
-    own values only.
+    ``synchronised`` is False while this worker builds what it will train: as a joiner, or on its way back to where it
+    was rewound to; and for the rest of a batch whose step was lost.
     """
 
     elastic = True
 
-    holder: StateOwner  # of the session at hand
-    begins_again = False  # the run begins at its newest checkpoint, or at the start, once more
+    owner: StateOwner  # the current session's
 
-    def __init__(self, member: CoordinatorClient) -> None:
+    def __init__(self, client: CoordinatorClient) -> None:
         super().__init__(Group())
-        self.live = False
-        self._member = member
-        self._store = MemberStore(member)
+        self.synchronised = False
+        self._client = client
+        self._store = MemberStore(client)
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         self._now: View | None = None
         self._first: View | None = None
         self._agreed: View | None = None
         self._voted: View | None = None
-        self._done = CommitLog()
-        member.on_break = self._break
+        self._log = CommitLog()
+        client.on_break = self._break
 
     # -- becoming a member --------------------------------------------------------------------------------------------
 
     @property
     def worker(self) -> int:
-        return self._member.worker
+        return self._client.worker
 
     @property
-    def version(self) -> int:
+    def view(self) -> int:
         return 0 if self._now is None else self._now.number
 
     @property
     def rank(self) -> int:
-        return self._member.worker if self._now is None else self.group.rank
+        return self._client.worker if self._now is None else self.group.rank
 
     @property
     def size(self) -> int:
-        return self._member.worker + 1 if self._now is None else self.group.size
+        return self._client.worker + 1 if self._now is None else self.group.size
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -77,48 +75,48 @@ class ElasticWorkerGroup(WorkerGroup):
         return self._now is not None and self._now.planned
 
     @property
-    def outside(self) -> bool:
-        """Whether this worker is to ``start``: it holds no state, and nobody has any for it."""
+    def awaiting_first_view(self) -> bool:
+        """Whether this worker is to ``start``: it holds no state, and no other worker has any for it."""
         return self._now is None and self._first is not None
 
     def start(self) -> None:
-        """Enter the version that begins with this worker."""
+        """Enter the view that begins with this worker."""
         assert self._first is not None
-        version, self._first = self._first, None
-        self._done, self.live = CommitLog(), True
-        self._enter(version)
+        view, self._first = self._first, None
+        self._log, self.synchronised = CommitLog(), True
+        self._enter(view)
 
-    def admit(self) -> None:
+    def join(self) -> None:
         """As a joiner: say that all is built, wait to be taken in, take over the members' state.
 
         Raises ``Rewind`` where there are no members left to take it from: all begin again.
         """
         if self._now is not None:
             return
-        self._member.ready()
+        self._client.ready()
         seen = 0
         while True:
-            version = self._await(seen)
-            seen = version.number
-            if self.worker not in version.members:
+            view = self._await(seen)
+            seen = view.number
+            if self.worker not in view.members:
                 continue
-            if version.fresh:
-                self._first, self.begins_again = version, version.number > 1
+            if view.fresh:
+                self._first, self.restart_from_checkpoint = view, view.number > 1
                 raise Rewind
             try:
-                self._form(version, joins=True)
+                self._form(view, joins=True)
             except GroupBroken as error:
-                self._member.broken(version.number, str(error))
+                self._client.broken(view.number, str(error))
             else:
-                self._member.running(version.number, self.holder.step)
-                if self._is_confirmed(version):
+                self._client.running(view.number, self.owner.step)
+                if self._is_confirmed(view):
                     return
             self._let_go()
             self._now = None
 
-    def _is_confirmed(self, version: View) -> bool:
+    def _is_confirmed(self, view: View) -> bool:
         try:
-            return self._member.await_confirmed(version.number)
+            return self._client.await_confirmed(view.number)
         except RunOver:
             raise Leave from None
 
@@ -126,50 +124,40 @@ class ElasticWorkerGroup(WorkerGroup):
 
     @property
     def broken(self) -> bool:
-        return self.live and self._now is not None and self._member.superseded(self._now.number)
+        return self.synchronised and self._now is not None and self._client.superseded(self._now.number)
 
     def gather(self, values: Sequence[float]) -> Rows:
-        """As ``WorkerGroup.gather``; done again with the survivors where a worker was lost."""
-        if not self.live:
-            return [list(values)]
-        self.say("gathering", self.holder.step, 8 * len(values))
-        while True:
+        """As ``WorkerGroup.gather``; done again with the survivors if a worker was lost."""
+        while self.synchronised:
+            self.say("gathering", self.owner.step, 8 * len(values))
             try:
                 rows = self.group.gather_floats(values)
+                self._log.gathered(rows)
             except GroupBroken as error:
-                if self.recover(error):
-                    assert self._done.rows is not None
-                    rows = self._done.rows
-                    break
-            else:
-                self._done.gathered(rows)
-                break
-        self.say("computing", self.holder.step)
-        return rows
-
-    def recover_step(self, error: GroupBroken) -> bool:
-        self._done.in_step = True
-        try:
-            return self.recover(error)
-        finally:
-            self._done.in_step = False
+                if not self.recover(error):
+                    continue  # unless this is inside of a step, which is lost now: then this worker is out of step
+                assert self._log.rows is not None
+                rows = self._log.rows
+            self.say("computing", self.owner.step)
+            return rows
+        return [list(values)]
 
     def begin_step(self) -> float:
-        self._voted = None if self._now is None else self._member.pending(self._now.number)
+        self._voted = None if self._now is None else self._client.pending(self._now.number)
         return float(self._voted is not None)
 
     def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
-        if served:  # counted when it came; what was agreed in it was of a version that is over
+        if served:  # counted when it came; what was agreed in it was of a view that is over
             return
-        self._done.stepped()
+        self._log.stepped()
         if heard >= contributors:
-            # A worker without samples of this batch had no vote and may hear of the version only now.
+            # A worker without samples of this batch had no vote and may hear of the view only now.
             self._agreed = self._voted or self._await_pending()
 
     def _await_pending(self) -> View | None:
         while not self.broken:
-            if (version := self._member.pending(self.version)) is not None:
-                return version
+            if (view := self._client.pending(self.view)) is not None:
+                return view
             time.sleep(POLL_S)
         return None
 
@@ -177,116 +165,116 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def boundary(self) -> None:
         if self._agreed is not None and not self.broken:
-            version, self._agreed = self._agreed, None
-            if self.worker not in version.members:
-                self._member.left()
+            view, self._agreed = self._agreed, None
+            if self.worker not in view.members:
+                self._client.left()
                 raise Leave
-            self._enter(version)
+            self._enter(view)
         elif self.broken:
-            self.recover(GroupBroken("the version is over"))
+            self.recover(GroupBroken("the view is over"))
 
     def recover(self, error: GroupBroken) -> bool:
-        """Meet the survivors in the next version. Raises ``Rewind`` where what broke cannot be done again."""
+        """Meet the survivors in the next view. Raises ``Rewind`` where what broke cannot be done again."""
         assert self._now is not None
         self.group.abandon()
-        self._member.broken(self._now.number, str(error))
+        self._client.broken(self._now.number, str(error))
         return self._enter(self._await_after(self._now))
 
     def restart(self, error: GroupBroken) -> None:
-        self._done.lost = True
+        self._log.lost = True
         self.recover(error)
 
     def resize(self, workers: int) -> None:
-        if self.live:  # all that ask: whoever dies, it is heard
-            self._member.resize(workers, "session.resize")
+        if self.synchronised:  # all that ask: whoever dies, it is heard
+            self._client.resize(workers, "session.resize")
 
     def replace(self, rank: int) -> None:
-        if self.rank == rank and self.live:
-            self._member.replace()
+        if self.rank == rank and self.synchronised:
+            self._client.replace()
 
     def finish(self) -> None:
-        self._done.all_done = True
-        self._member.done()
-        while (version := self._member.await_bye(self.version)) is not None:
-            self._serve(version)
+        self._log.all_done = True
+        self._client.done()
+        while (view := self._client.await_bye(self.view)) is not None:
+            self._serve(view)
 
-    def _serve(self, version: View) -> None:
+    def _serve(self, view: View) -> None:
         """Another worker may need a result of this one's."""
-        if self.worker in version.members:
-            self._enter(version)
+        if self.worker in view.members:
+            self._enter(view)
 
-    def _await_after(self, version: View) -> View:
-        self.say("forming", self.holder.step)
-        return self._await(version.number)
+    def _await_after(self, view: View) -> View:
+        self.say("forming", self.owner.step)
+        return self._await(view.number)
 
     def _await(self, after: int) -> View:
         while True:
             try:
-                return self._member.await_version(after, LONG_S)
+                return self._client.await_version(after, LONG_S)
             except TimeoutError:
                 continue
             except RunOver:
                 raise Leave from None
 
-    def _enter(self, version: View) -> bool:
-        """Form the group of ``version`` or of a later one, and settle; True if that brought a missing result."""
+    def _enter(self, view: View) -> bool:
+        """Form the group of ``view`` or of a later one, and reconcile; True if that brought a missing result."""
         served = False
         while True:
             try:
-                settlement = self._form(version, joins=False)
+                plan = self._form(view, joins=False)
                 break
             except GroupBroken as error:
-                served = served or self._done.served
-                self._member.broken(version.number, str(error))
-                version = self._await_after(version)
-        served = served or self._done.served
-        self._member.running(version.number, settlement.step)
-        if settlement.rewind_to is not None:
-            self._done.begin()
-            self._done.rewinds = settlement.rewinds
-            self.live = self.begins_again = settlement.rewind_to < 0
+                served = served or self._log.served
+                self._client.broken(view.number, str(error))
+                view = self._await_after(view)
+        served = served or self._log.served
+        self._client.running(view.number, plan.step)
+        if plan.rewind_to is not None:
+            self._log.begin()
+            self._log.rewinds = plan.rewinds
+            self.synchronised = self.restart_from_checkpoint = plan.rewind_to < 0
             raise Rewind
         return served
 
-    def _form(self, version: View, joins: bool) -> RecoveryPlan:
-        """One attempt at ``version``: its group, the table of standings, and what follows from it."""
-        self.say("forming", self.holder.step)
-        self._done.served = False
+    def _form(self, view: View, joins: bool) -> RecoveryPlan:
+        """One attempt at ``view``: its group, the table of statuses, and what follows from it."""
+        self.say("forming", self.owner.step)
+        self._log.served = False
         before = self._now
-        if self.worker not in version.members:
+        if self.worker not in view.members:
             raise Leave
-        if before is not None and not version.planned:
+        if before is not None and not view.planned:
             # Joiners count: one that was not confirmed may have trained, and evaluated, with this worker already.
-            stayed = set(before.members) <= set(version.members)
-            self._done.lost = self._done.lost or not stayed
-        if not version.planned:
+            stayed = set(before.members) <= set(view.members)
+            self._log.lost = self._log.lost or not stayed
+        if not view.planned:
             self._let_go()
-        self._now, self._agreed = version, None
+        self._now, self._agreed = view, None
         try:
             group = form(
                 self._store,
-                str(version.number),
-                version.rank_of(self.worker),
-                len(version.members),
+                str(view.number),
+                view.rank_of(self.worker),
+                len(view.members),
                 interface=self._interface,
                 timeout_s=LONG_S,
-                superseded=lambda: self._member.superseded(version.number),
+                superseded=lambda: self._client.superseded(view.number),
             )
         finally:
-            self._let_go()  # of a planned version: only now has everybody completed the last step with the group before
+            self._let_go()  # of a planned view: only now has everybody completed the last step with the group before
         self.group = group
-        if self._member.superseded(version.number):  # it came between: nobody has abandoned this group yet
+        if self._client.superseded(view.number):  # it came between: nobody has abandoned this group yet
             group.abandon()
-        settlement = self._done.compare(group, self.holder, joins=joins)
-        self.say("handing over", self.holder.step)
-        self._done.exchange(group, self.holder, settlement)
-        self.holder.regroup(group)
-        self._done.lost = False
-        return settlement
+        plan = self._log.compare(group, self.owner, joins=joins)
+        self.say("handing over", self.owner.step)
+        self._log.exchange(group, self.owner, plan)
+        self.owner.regroup(group)
+        self._log.lost = False
+        return plan
 
-    def _break(self, version: View) -> None:
-        """In the member's thread: ``version`` takes effect at once, so what the main thread waits for must not last."""
-        if self._now is None or version.number > self._now.number:
+    def _break(self, view: View) -> None:
+        """In the client's thread: ``view`` takes effect at once, so what the main thread waits for must not last."""
+        if self._now is None or view.number > self._now.number:
             self.group.abandon()
 
     def _let_go(self) -> None:
@@ -297,4 +285,4 @@ class ElasticWorkerGroup(WorkerGroup):
             drop(group)
 
     def say(self, doing: str, step: int, size_bytes: int = 0) -> None:
-        self._member.doing(cast(Doing, doing), step, size_bytes)
+        self._client.doing(cast(Doing, doing), step, size_bytes)

@@ -1,9 +1,10 @@
 """The workers that train together, as one of them sees them: who they are now, and what to do when that changes.
 
-All members execute the same sequence of collective operations: a step's reduction, or a gather. One is *completed* at
-a worker once its whole result is there, and no worker completes the next before all have contributed to this one, so
-members differ by one operation at most. When a group breaks, the survivors meet in the next version's and compare: who
-lacks the newest completed operation gets its result from one that has it; if nobody has, it is done again.
+All members execute the same sequence of collective operations: a step's reduction, or a gather. An operation is
+*completed* at a worker once its whole result is there. No worker completes the next one before all have contributed to
+this one, so members differ by one operation at most. When a group breaks, the survivors meet in the next view's group
+and compare: a survivor that missed the newest completed operation copies its result from one that has it; if none has,
+all repeat it.
 """
 
 from __future__ import annotations
@@ -17,24 +18,43 @@ Rows = list[list[float]]
 
 
 class Rewind(BaseException):
-    """Back to the newest snapshot, or to the start: the training function is to be called anew."""
+    """Back to the newest snapshot, or to the start: the training function is to be called again."""
 
 
 class Leave(BaseException):
     """This worker is no member any more."""
 
 
+class Interruption:
+    """What a change of views costs: ``discarded`` steps, and a pause between the steps before and after it."""
+
+    def __init__(self) -> None:
+        self.discarded = 0  # steps that were begun and not completed
+        self._last: tuple[int, float] | None = None  # the newest completed step's view, and its time
+
+    def step_completed(self, view: int, now: float) -> float | None:
+        """Seconds since the step before this one, if that was under another view."""
+        before, self._last = self._last, (view, now)
+        return None if before is None or before[0] == view else now - before[1]
+
+
 class WorkerGroup:
-    """Workers that stay as they are: one alone, or those that torchrun or srun started. A lost one ends the run."""
+    """Workers that stay as they are: one alone, or those that torchrun or srun started. A lost one ends the run.
+
+    Attributes:
+        group: What they reduce on.
+        synchronised: This worker does what the others do. If not (it builds what it will train, or the step at this
+            place was lost), its gathers return its own values only.
+        restart_from_checkpoint: All state was lost: the run goes on from its newest checkpoint, or from the start.
+    """
 
     elastic = False
-    begins_again = False  # all state was lost: the run goes on from its newest checkpoint, or from the start
+    restart_from_checkpoint = False
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.live = True
-        self.discarded = 0  # steps begun and not completed, since the last that was
-        self.last_step: tuple[int, float] | None = None  # the newest completed step's version, and when it was
+        self.synchronised = True
+        self.interruption = Interruption()
 
     @property
     def worker(self) -> int:
@@ -42,8 +62,8 @@ class WorkerGroup:
         return self.group.rank
 
     @property
-    def version(self) -> int:
-        """The number of the version that this worker is a member of; 0 where there are none."""
+    def view(self) -> int:
+        """The number of the view that this worker is a member of; 0 where there are none."""
         return 0
 
     @property
@@ -53,7 +73,7 @@ class WorkerGroup:
 
     @property
     def planned(self) -> bool:
-        """Whether this version came about at an agreed boundary."""
+        """Whether this view was installed at an agreed step boundary."""
         return True
 
     @property
@@ -68,11 +88,11 @@ class WorkerGroup:
 
     @property
     def broken(self) -> bool:
-        """Whether this version is over, so that what is under way can be given up."""
+        """Whether this view is over, so that what is under way can be given up."""
         return False
 
     def begin_step(self) -> float:
-        """1.0 where this worker has heard of a version to come; travels with the step's reduction."""
+        """1.0 where this worker has heard of the next view; travels with the step's reduction."""
         return 0.0
 
     def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
@@ -82,14 +102,14 @@ class WorkerGroup:
         """
 
     def boundary(self) -> None:
-        """At a step boundary: become the version that was agreed on, if one was."""
+        """At a step boundary: enter the view that was agreed on, if one was."""
 
     def gather(self, values: Sequence[float]) -> Rows:
         """Every worker's ``values``, by rank, on every worker."""
         return self.group.gather_floats(values)
 
     def recover(self, error: GroupBroken) -> bool:
-        """The group is broken. True where the operation at hand was completed with another worker's result."""
+        """The group broke. True if the operation it broke in was completed by another worker's result."""
         raise error
 
     def restart(self, error: GroupBroken) -> None:
@@ -108,12 +128,8 @@ class WorkerGroup:
     def finish(self) -> None:
         """This worker's training function has ended well; returns once no other one needs anything of it."""
 
-    def recover_step(self, error: GroupBroken) -> bool:
-        """As ``recover``, where the operation at hand is a step's reduction."""
-        return self.recover(error)
-
-    def admit(self) -> None:
+    def join(self) -> None:
         """Become a member with everybody's state, if this worker is none yet."""
 
     def say(self, doing: str, step: int, size_bytes: int = 0) -> None:
-        """What this worker is about to do, for whoever wonders why it takes so long."""
+        """Tell the coordinator what this worker is about to do, so that it can judge how long that may take."""

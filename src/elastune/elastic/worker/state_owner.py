@@ -1,4 +1,4 @@
-"""What a crew asks of the training it belongs to: results to hand on, state to hand over."""
+"""What a worker group asks of the training it belongs to: results for other workers, and the state for joiners."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ Packed = tuple[bytes, list[torch.Tensor]]
 
 
 class StateOwner(Protocol):
-    """One worker's training, as its crew sees it."""
+    """One worker's training, as its group sees it."""
 
     @property
     def step(self) -> int:
-        """Completed steps."""
+        """Completed steps, with one whose sum is here and not applied yet."""
         ...
 
     @property
-    def dirty(self) -> bool:
-        """Since its last step it has done what cannot be repeated without the workers it was done with."""
+    def unrepeatable(self) -> bool:
+        """Whether since its last step it has done what cannot be repeated without the workers it was done with."""
+        ...
+
+    @property
+    def reducing(self) -> bool:
+        """Whether it waits for a step's reduction; if not, the newest operation is a gather."""
         ...
 
     @property
@@ -34,16 +39,16 @@ class StateOwner(Protocol):
         """Reduce on ``group`` from now on."""
         ...
 
-    def held(self) -> list[torch.Tensor]:
+    def last_result(self) -> list[torch.Tensor]:
         """The complete result of the newest completed step."""
         ...
 
-    def held_like(self) -> list[torch.Tensor]:
+    def result_room(self) -> list[torch.Tensor]:
         """Room for such a result."""
         ...
 
-    def take_held(self, result: list[torch.Tensor]) -> None:
-        """Complete the step at hand by the result that another worker has."""
+    def adopt_result(self, result: list[torch.Tensor]) -> None:
+        """Complete the open step by the result that another worker has."""
         ...
 
     def pack(self) -> Packed:

@@ -26,7 +26,7 @@ from elastune.policies.runtime.host import PolicyHost, Proposal
 from elastune.train.adapt.agreement import PROGRAM, Agreed, Agreement
 from elastune.train.adapt.apply import DecisionApplier
 from elastune.train.adapt.monitoring import Monitoring
-from elastune.train.data.sample_log import ControlVector
+from elastune.train.control import ControlVector
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
 
@@ -125,7 +125,7 @@ class Adapter:
         if self._spec.most_workers > MOST_VOTERS:
             rule = f"parameters can change for at most {MOST_VOTERS} workers"
             raise UserError(rule, self._spec.most_workers, "use fewer workers, or no session.change")
-        if self._crew.live:
+        if self._crew.synchronised:
             self._standing.wished = {**self._standing.wished, **decision.to_json()}
 
     def step_discarded(self) -> None:
@@ -174,7 +174,7 @@ class Adapter:
         return self._apply(trained)
 
     def _call(self, hook: str, trained: TrainingState, batch_size: int, ended: bool = False) -> None:
-        if not self._crew.live:
+        if not self._crew.synchronised:
             return
         snapshot = self.snapshot(trained, batch_size)
         self._host.call(hook, snapshot, self._limits(ended), self._crew.rank)

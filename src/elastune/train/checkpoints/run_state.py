@@ -22,40 +22,45 @@ from elastune.train.checkpoints.inherit import inherit
 from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
+from elastune.train.transaction import Phase, StepTransaction
 
 
 class RunState:
-    """One worker's state, for its crew (``elastic.worker.state_owner.StateOwner``) and for its run's folder."""
+    """One worker's state, for its group (``elastic.worker.state_owner.StateOwner``) and for its run's folder."""
 
     def __init__(
         self,
         spec: RunSpec,
         config: Config,
-        crew: WorkerGroup,
+        workers: WorkerGroup,
         progress: Progress,
+        transaction: StepTransaction,
         adapter: Adapter,
         send: Callable[[Record], None],
     ) -> None:
         self._spec = spec
         self._config = config
-        self.crew = crew
+        self.workers = workers
         self._progress = progress
+        self._transaction = transaction
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
         self.trained: TrainingState | None = None
-        self.uncounted = 0  # 1 between a step's reduction and the end of the user's lines about it
-        self.mid_step = False  # a step was begun and is not completed
 
-    # -- as the crew's holder -----------------------------------------------------------------------------------------
+    # -- as the group's owner ------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        return self._progress.position.step + self.uncounted
+        return self._transaction.completed_steps
 
     @property
-    def dirty(self) -> bool:
-        return self._progress.dirty
+    def unrepeatable(self) -> bool:
+        return self._transaction.unrepeatable
+
+    @property
+    def reducing(self) -> bool:
+        return self._transaction.reducing
 
     @property
     def snapshot_step(self) -> int:
@@ -67,23 +72,20 @@ class RunState:
         self._adapter.regrouped()
         if self.trained is None:
             return
-        if self.mid_step:
-            self.trained.replica.abandon()
-            self.mid_step = False
+        if self._transaction.phase is Phase.OPEN:
+            self._transaction.abandon()
         self.trained.replica.regroup(group)
 
-    def held(self) -> list[torch.Tensor]:
+    def last_result(self) -> list[torch.Tensor]:
         assert self.trained is not None
         return self.trained.replica.held()
 
-    def held_like(self) -> list[torch.Tensor]:
+    def result_room(self) -> list[torch.Tensor]:
         assert self.trained is not None
         return self.trained.replica.held_like()
 
-    def take_held(self, result: list[torch.Tensor]) -> None:
-        assert self.trained is not None
-        self.trained.replica.take_held(result)
-        self.mid_step, self.uncounted = False, 1
+    def adopt_result(self, result: list[torch.Tensor]) -> None:
+        self._transaction.adopt_result(result)
 
     def pack(self) -> Packed:
         assert self.trained is not None
@@ -96,7 +98,7 @@ class RunState:
     def unpack(self, packed: Packed) -> None:
         """Of another worker; the tensors are this one's from now on."""
         self._take(packed[0], packed[1])
-        self._progress.dirty = False  # whatever it has evaluated so far was with nobody
+        self._transaction.unrepeatable = False  # what it has evaluated so far, it has evaluated alone
 
     def stand_at(self, packed: Packed) -> None:
         """This worker was rewound to ``packed``, though its model is still to be built."""
@@ -141,37 +143,37 @@ class RunState:
 
     def remember(self) -> None:
         """Take a snapshot, if there is anybody whose loss could send this worker back to it."""
-        if self.crew.elastic and self._spec.most_workers > 1 and self.trained is not None:
+        if self.workers.elastic and self._spec.most_workers > 1 and self.trained is not None:
             header, tensors = self.pack()
             self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
 
     # -- on disk ------------------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def average_buffers(self) -> None:
         """Make buffers that workers move each by itself equal everywhere: floats become means, others rank 0's."""
-        if self.trained is None or not self.trained.replica.drifts or self.crew.size == 1:
+        if self.trained is None or not self.trained.replica.drifts or self.workers.size == 1:
             return
         buffers = list(self.trained.replica.module.buffers())
         if not buffers:
             return
-        rows = torch.tensor(self.crew.gather(flatten(buffers).tolist()), dtype=torch.float64)
+        rows = torch.tensor(self.workers.gather(flatten(buffers).tolist()), dtype=torch.float64)
         whole = [t for b in buffers for t in [not b.is_floating_point()] * b.numel()]
         same = (rows == rows[0]).all(0)  # a mean of equal numbers may be rounded
         unflatten(torch.where(torch.tensor(whole) | same, rows[0], rows.mean(0)), buffers)
 
     def save(self) -> None:
         """Write a checkpoint, whoever is lost meanwhile. Every member must call this, between steps."""
-        if self.trained is None or not self.crew.live:
+        if self.trained is None or not self.workers.synchronised:
             return
-        self.settle()
+        self.average_buffers()
         written = False
         while True:
-            if self.crew.rank == 0 and not written:
+            if self.workers.rank == 0 and not written:
                 self._write(self.trained)
                 written = True
-            if not self.crew.elastic or self.crew.size == 1:
+            if not self.workers.elastic or self.workers.size == 1:
                 return
-            if any(told for (told,) in self.crew.gather([float(written)])):
+            if any(told for (told,) in self.workers.gather([float(written)])):
                 return
 
     def _write(self, trained: TrainingState) -> None:
@@ -184,7 +186,7 @@ class RunState:
             progress.metrics,
             progress.batch_size,
             progress.micro_batch,
-            progress.trail,
+            progress.spans,
             self._adapter.to_json(),
         )
         path = checkpoints.save(self._spec.out / "checkpoints", kept)
@@ -193,13 +195,13 @@ class RunState:
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one from the parent's, or from the start."""
         assert self.trained is not None
-        goes_on = self._spec.resume or self.crew.begins_again
+        goes_on = self._spec.resume or self.workers.restart_from_checkpoint
         found = checkpoints.complete(self._spec.out / "checkpoints") if goes_on else []
         if found:
             self._load(found[-1], self.trained)
         elif self._spec.parent is not None:
             self._inherit(self._spec.parent / "checkpoints", self.trained)
-        if self.crew.begins_again and self.crew.rank == 0:
+        if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
 
     def _load(self, path: Path, trained: TrainingState) -> None:
@@ -218,7 +220,7 @@ class RunState:
         """
         seen = checkpoints.complete(folder)
         newest = float(checkpoints.step_of(seen[-1])) if seen else -1.0
-        step = int(self.crew.gather([newest])[0][0])  # the parent may go on meanwhile: all take the same
+        step = int(self.workers.gather([newest])[0][0])  # the parent may go on meanwhile: all take the same
         if step < 0:
             rule = "a child begins with its parent's newest checkpoint"
             raise UserError(rule, f"none in {folder}", "let the parent write one first")
@@ -232,7 +234,7 @@ class RunState:
     def _stand_where(self, kept: checkpoints.Checkpoint) -> None:
         self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
         self._progress.times.seconds_before = kept.seconds
-        self._progress.trail = kept.trail
+        self._progress.spans = kept.trail
 
     def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
         """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""

@@ -1,18 +1,16 @@
-"""From a map-style dataset to the batches of one worker, in the order that the plan of shares dictates."""
+"""From a map-style dataset to collated batches on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Position
-from elastune.train.rng import SeededSamples, epoch_order
+from elastune.train.rng import SeededSamples
 
 
 @dataclass(frozen=True)
@@ -23,15 +21,6 @@ class Loading:
     loader_workers: int = 0
     pin_memory: bool = False
     prefetch_factor: int | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One global batch: its first sample's place in the epoch, its size, and this worker's shares of it."""
-
-    offset: int
-    size: int
-    shares: list[BatchSlice]
 
 
 def check_dataset(dataset: Any, batch_size: Any) -> None:
@@ -46,53 +35,6 @@ def check_dataset(dataset: Any, batch_size: Any) -> None:
         raise UserError("batch_size must be a whole number of at least 1", batch_size, "set config batch_size")
     if len(dataset) == 0:
         raise UserError("a dataset must hold samples", "0 samples", "check how it was split")
-
-
-def training_steps(
-    length: int,
-    batch_size: int,
-    at: Position,
-    means: Means,
-    workers: int,
-    rank: int,
-    drop_last: bool,
-    compared: Callable[[int], bool] = lambda step: False,
-) -> Iterator[Step]:
-    """The steps of an epoch of ``length`` samples from ``at`` on, as worker ``rank`` of ``workers`` takes them.
-
-    ``compared``: whether in step n, counted from 1, gradients of parts of the batch are to be compared.
-    """
-    known: dict[tuple[int, bool], list[BatchSlice]] = {}
-    offset, number = at.offset, at.step
-    while offset < length:
-        size = min(batch_size, length - offset)
-        if drop_last and size < batch_size:
-            return
-        number += 1
-        kind = (size, compared(number))
-        if kind not in known:
-            cuts = means.num_slots, workers, rank, means.mode, means.micro_batch
-            known[kind] = shares(size, *cuts, compared=kind[1])
-        yield Step(offset, size, known[kind])
-        offset += size
-
-
-def usable(length: int, batch_size: int, offset: int, drop_last: bool) -> int:
-    """How many of ``length`` samples an epoch uses that goes on at ``offset``."""
-    return length - (length - offset) % batch_size if drop_last else length
-
-
-def pass_order(length: int, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
-    """The indices of a training pass, in the order in which the epoch visits them."""
-    return epoch_order(length, seed, epoch) if shuffle else torch.arange(length)
-
-
-def training_indices(steps: Iterable[Step], order: torch.Tensor) -> Iterator[list[int]]:
-    """The sample indices of every share of ``steps``, in order."""
-    for step in steps:
-        for share in step.shares:
-            start = step.offset + share.samples.start
-            yield order[start : start + len(share.samples)].tolist()
 
 
 def evaluation_indices(length: int, batch_size: int, workers: int, rank: int) -> Iterator[list[int]]:

@@ -1,0 +1,54 @@
+"""The control vector: the few numbers that workers add to a step's reduction beside gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
+
+
+def checksum(indices: torch.Tensor) -> int:
+    """A small number that tells apart which samples were used, in whatever order; sums of it are taken modulo PRIME."""
+    return int(indices.sum()) % PRIME
+
+
+@dataclass(frozen=True)
+class ControlVector:
+    """What each worker adds to a step's reduction beside gradients; read back as sums over workers.
+
+    Attributes:
+        stop: 1 where this worker was asked to stop.
+        heard: 1 where this worker has heard of the next membership view.
+        samples: How many samples this worker used in the step.
+        checksum: Their ``checksum``.
+        waiting: 1 where policies of this worker wait for what other workers' policies give.
+        seconds: Seconds of training by rank 0's clock; 0 on other ranks.
+        unsure: 1 where a worker was lost since the last step, and not all may have seen the same.
+        votes: What policies want to change, policy by policy (``core.votes``).
+        times: Three numbers for each rank there can ever be, of which a worker gives its own
+            (``monitors.base.WorkerTimes``).
+    """
+
+    stop: float = 0.0
+    heard: float = 0.0
+    samples: float = 0.0
+    checksum: float = 0.0
+    waiting: float = 0.0
+    seconds: float = 0.0
+    unsure: float = 0.0
+    votes: Sequence[float] = ()
+    times: Sequence[float] = ()
+
+    def to_list(self) -> list[float]:
+        """In the order of the fields."""
+        single = [self.stop, self.heard, self.samples, self.checksum, self.waiting, self.seconds, self.unsure]
+        return [*single, *self.votes, *self.times]
+
+    @staticmethod
+    def of(sums: Sequence[float], votes: int) -> ControlVector:
+        """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
+        stop, heard, samples, checksum, waiting, seconds, unsure, *rest = sums
+        return ControlVector(stop, heard, samples, checksum, waiting, seconds, unsure, rest[:votes], rest[votes:])

@@ -1,0 +1,203 @@
+"""When a step counts: one global batch is begun, then reduced or lost, then committed.
+
+This file decides whether a step is open, reduced or committed, and nothing else does; ``docs/step.md`` tells the whole
+story. What a step computes is the replica's, how workers meet again after a loss is the group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+import torch
+
+from elastune.comm.group import GroupBroken
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.elastic.worker.group import WorkerGroup
+from elastune.mechanisms.base import Replica
+from elastune.train.control import PRIME, ControlVector
+from elastune.train.data.sample_log import SampleLog, add_step
+from elastune.train.data.source import StepPlan
+from elastune.train.progress import Progress
+
+
+class Phase(Enum):
+    """Where a worker is in a step."""
+
+    BETWEEN = "between steps"  # none is begun
+    OPEN = "inside of a step"  # its gradients are this worker's alone
+    REDUCED = "after a step's reduction"  # the sum over workers is here; the user's lines apply it
+    LOST = "after a step was lost"  # a worker went before the sum came: the user's lines run on without effect
+    LEFT = "after the batch loop was left inside of a step"  # there is no way on
+
+
+class StepTransaction:
+    """The steps of one run, one after another; each belongs to the replica that it was begun with.
+
+    | event | from | to |
+    |---|---|---|
+    | ``begin`` | BETWEEN, LOST | OPEN |
+    | ``begin_slice`` | OPEN | OPEN |
+    | ``reduce`` | OPEN | REDUCED after the last slice; LOST if a worker went and nobody has the sum |
+    | ``adopt_result`` | OPEN | REDUCED: another worker had completed the sum |
+    | ``abandon`` | OPEN | LOST |
+    | ``commit`` | REDUCED | BETWEEN |
+    | ``arrive`` | BETWEEN, LOST | BETWEEN |
+    | ``leave`` | OPEN, LOST | LEFT |
+
+    Any other call raises ``RuntimeError``.
+
+    Attributes:
+        phase: Where this worker is.
+        unrepeatable: Since its last step boundary this worker has done what cannot be repeated without the workers it
+            was done with: evaluated its part of a data set, or built what training begins with.
+        plan: The newest step that was begun.
+        evaluates_again: The optimizer (LBFGS) may ask for the loss of the same batch again.
+    """
+
+    def __init__(self, workers: WorkerGroup, progress: Progress, log: SampleLog) -> None:
+        self.phase = Phase.BETWEEN
+        self.unrepeatable = True
+        self.evaluates_again = False
+        self._workers = workers
+        self._progress = progress
+        self._log = log
+        self.plan: StepPlan
+        self._replica: Replica
+        self._slice: BatchSlice | None = None  # whose backward pass is due
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def completed_steps(self) -> int:
+        """Steps whose sum is here: the committed ones, and one that the user's lines are just applying."""
+        return self._progress.position.step + (self.phase is Phase.REDUCED)
+
+    @property
+    def more_to_come(self) -> bool:
+        """Whether further batches of this worker are needed until a step is completed.
+
+        True for all of a step's batches but the last, so that the user's lines have no effect there; and for the rest
+        of a batch whose step was lost, as if there were more batches, since the step will be begun again.
+        """
+        if self.phase is Phase.OPEN:
+            return self._slice is None or not self._slice.ends_step
+        return self.phase in (Phase.LOST, Phase.LEFT)
+
+    @property
+    def reducing(self) -> bool:
+        """Whether this worker has given its part of a step's sum and waits for the others'."""
+        return self.phase is Phase.OPEN and self._slice is None
+
+    @property
+    def owes_backward(self) -> bool:
+        """Whether the user's lines still have to call for the backward pass of the batch that they were given."""
+        return self._slice is not None
+
+    def due(self) -> BatchSlice:
+        """The slice whose backward pass comes next. Raises ``UserError`` if there is none."""
+        if self.phase is Phase.REDUCED and self.evaluates_again:
+            return self.plan.slices[-1]
+        if self._slice is None:
+            where = "outside of a training batch, or twice in one"
+            raise UserError("session.backward belongs once into each training batch", where, "add losses up first")
+        return self._slice
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: StepPlan, replica: Replica, control: ControlVector) -> None:
+        """Begin the global batch ``plan`` on ``replica``; ``control`` is this worker's part of the control vector."""
+        self._require(Phase.BETWEEN, Phase.LOST)
+        self.phase, self.plan, self._replica = Phase.OPEN, plan, replica
+        replica.control = control.to_list()
+
+    def begin_slice(self, part: BatchSlice) -> None:
+        """The user's lines are about to get the samples of ``part``."""
+        self._require(Phase.OPEN)
+        self._slice = part
+        self._replica.begin(part, starts_step=part is self.plan.slices[0])
+
+    def reduce(self, loss: torch.Tensor, votes: int) -> ControlVector | None:
+        """Run the due slice's backward pass; after the step's last slice, return once the sum over workers is here.
+
+        Args:
+            loss: The mean over the slice's samples.
+            votes: How many of the control vector's numbers are votes.
+
+        Returns:
+            The sum of all workers' control vectors if this call completed the step's sum; else None.
+        """
+        part, again = self.due(), self.phase is Phase.REDUCED
+        self._slice, served = None, False
+        try:
+            self._replica.backward(loss, part)
+        except GroupBroken as error:
+            served = self.recover(error)
+            if not served:
+                return None
+        if again or not part.ends_step:
+            return None
+        found = ControlVector.of(self._replica.totals, votes)
+        check_samples(self.plan, found)
+        self.phase = Phase.REDUCED
+        self._workers.end_step(found.heard, self.plan.contributors, served=served)
+        return found
+
+    def recover(self, error: GroupBroken) -> bool:
+        """The group broke: meet the survivors. True if one of them had the sum; else an open step is lost."""
+        self._workers.recover(error)
+        if self.phase is Phase.OPEN:
+            self.abandon()
+        return self.phase is Phase.REDUCED
+
+    def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
+        """Complete the step by the sum that another worker has."""
+        self._require(Phase.OPEN)
+        self._replica.take_held(result)
+        self.phase = Phase.REDUCED
+
+    def abandon(self) -> None:
+        """Lose the step: no parameter has a gradient, and until the next boundary this worker acts for itself."""
+        self._require(Phase.OPEN)
+        self._replica.abandon()
+        self.phase, self._slice = Phase.LOST, None
+        self._workers.synchronised = False
+
+    def commit(self) -> None:
+        """The user's lines have applied the step: from here on it counts."""
+        self._require(Phase.REDUCED)
+        plan, progress, at = self.plan, self._progress, self._progress.position
+        self._log.step(at, plan.size, plan.length, self._workers.view, self._workers.size)
+        add_step(progress.spans, at, plan.size, plan.length)
+        offset, samples = plan.offset + plan.size, at.samples + plan.size
+        progress.position = replace(at, offset=offset, step=at.step + 1, samples=samples)
+        progress.reports = 0
+        self.phase = Phase.BETWEEN
+
+    def arrive(self) -> None:
+        """This worker is at a step boundary: it acts together with the others, and all before can be repeated."""
+        self._require(Phase.BETWEEN, Phase.LOST)
+        self.phase, self.unrepeatable = Phase.BETWEEN, False
+        self._workers.synchronised = True
+
+    def leave(self) -> None:
+        """The user's lines left the batch loop before the step was completed."""
+        self._require(Phase.OPEN, Phase.LOST)
+        self._replica.abandon()
+        self.phase, self._slice = Phase.LEFT, None
+
+    def _require(self, *allowed: Phase) -> None:
+        if self.phase not in allowed:
+            raise RuntimeError(f"this belongs {' or '.join(phase.value for phase in allowed)}, not {self.phase.value}")
+
+
+def check_samples(plan: StepPlan, found: ControlVector) -> None:
+    """The commit gate: the workers' samples together must be those of ``plan``. Raises ``RuntimeError``."""
+    used = found.samples, int(found.checksum) % PRIME
+    if used != (plan.size, plan.checksum):
+        raise RuntimeError(
+            f"a step of {plan.size} samples (checksum {plan.checksum}) summed up {found.samples:g} "
+            f"(checksum {used[1]}): workers disagree about the data; does it depend on the rank?"
+        )

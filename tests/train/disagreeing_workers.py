@@ -1,0 +1,38 @@
+"""Two workers whose data differ: what test_disagreement.py runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from forked import Worker
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune.core.run import Means
+from elastune.testing.sessions import lone_session
+
+
+def train(worker: Worker, out: str, mode: str, seeds: list[int], counts: list[int]) -> None:
+    """Train for an epoch with this rank's seed and number of samples; say how it ended."""
+    means = Means(workers=worker.size, mode=mode, num_slots=4)
+    session = lone_session(Path(out), group=worker.form("workers"), means=means, seed=seeds[worker.rank])
+    count = counts[worker.rank]
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(
+        torch.randn(64, 6, generator=generator)[:count], torch.randn(64, 3, generator=generator)[:count]
+    )
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    try:
+        model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in session.epochs(1):
+            for x, y in session.batches(data, batch_size=16):
+                session.backward(F.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+    except RuntimeError as error:
+        worker.say(f"{type(error).__name__}: {error}", session.step)
+    else:
+        worker.say("", session.step)

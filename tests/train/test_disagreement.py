@@ -1,0 +1,41 @@
+"""Workers that do not mean the same samples must not train on: the commit gate, between real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(__file__).parent
+    for folder in (here, here.parent / "comm"):
+        monkeypatch.syspath_prepend(str(folder))
+
+
+def ends(out: Path, mode: str, seeds: list[int], counts: list[int]) -> list[tuple[Any, ...]]:
+    """How each of two workers ended: its error, and its steps."""
+    from disagreeing_workers import train
+    from forked import crew
+
+    with crew(2, train, str(out), mode, seeds, counts) as workers:
+        return [workers.hear(rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("seeds", "counts"), [([0, 1], [64, 64]), ([0, 0], [64, 60])], ids=["orders differ", "data sets differ"]
+)
+def test_workers_that_disagree_about_the_data_complete_no_step(
+    tmp_path: Path, mode: str, seeds: list[int], counts: list[int]
+) -> None:
+    for error, steps in ends(tmp_path, mode, seeds, counts):
+        assert error.startswith("RuntimeError: a step of 16 samples")
+        assert "workers disagree about the data" in error
+        assert steps == 0
+
+
+def test_workers_that_agree_train(tmp_path: Path) -> None:
+    assert ends(tmp_path, "exact", [0, 0], [64, 64]) == [("", 4), ("", 4)]

@@ -1,0 +1,277 @@
+"""When a step counts: every event in every phase, and the gate that a step passes before it may count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from elastune.comm.group import Group, GroupBroken
+from elastune.core.batch_slices import shares
+from elastune.core.clock import SystemClock
+from elastune.core.errors import UserError
+from elastune.core.run import Position
+from elastune.elastic.worker.group import WorkerGroup
+from elastune.journal.records import StepsCompleted
+from elastune.train.control import PRIME, ControlVector, checksum
+from elastune.train.data.sample_log import SampleLog
+from elastune.train.data.source import StepPlan
+from elastune.train.progress import Progress
+from elastune.train.timing import StepTimes
+from elastune.train.transaction import Phase, StepTransaction, check_samples
+
+PLAN = StepPlan(
+    offset=16,
+    size=8,
+    slices=shares(8, 2, 1, 0, "exact", None),
+    contributors=1,
+    workers=1,
+    checksum=12,
+    length=40,
+)
+CONTROL = ControlVector(samples=8.0, checksum=12.0)
+FIRST, LAST = PLAN.slices
+LOSS = torch.ones(())
+NO_WAY = "no way"
+
+
+class FakeReplica:
+    """Sums what one worker has; ``breaks``: the reduction fails."""
+
+    def __init__(self) -> None:
+        self.control: list[float] = []
+        self.totals: list[float] = []
+        self.breaks = False
+        self.heard: list[str] = []
+
+    def begin(self, share: Any, *, starts_step: bool) -> None:
+        self.heard.append(f"begin {'step' if starts_step else 'slice'}")
+
+    def backward(self, loss: torch.Tensor, share: Any) -> None:
+        self.heard.append("backward")
+        if self.breaks:
+            raise GroupBroken("a worker is lost")
+        self.totals = self.control
+
+    def take_held(self, results: Any) -> None:
+        self.heard.append("adopt")
+        self.totals = self.control
+
+    def abandon(self) -> None:
+        self.heard.append("abandon")
+
+
+class FakeWorkers(WorkerGroup):
+    """Its survivors have the sum (``serves``), or not."""
+
+    serves: Callable[[], None] | None = None
+
+    def __init__(self) -> None:
+        super().__init__(Group())
+        self.ended: list[bool] = []
+
+    def recover(self, error: GroupBroken) -> bool:
+        if self.serves is not None:
+            self.serves()
+        return self.serves is not None
+
+    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
+        self.ended.append(served)
+
+
+class World:
+    """A transaction with all that it touches."""
+
+    def __init__(self) -> None:
+        self.replica, self.workers = FakeReplica(), FakeWorkers()
+        self.sent: list[Any] = []
+        self.log = SampleLog(0, self.sent.append)
+        self.progress = Progress(StepTimes(SystemClock()), position=Position(epoch=1, offset=16, step=5, samples=56))
+        self.step = StepTransaction(self.workers, self.progress, self.log)
+
+    def to(self, phase: Phase) -> World:
+        step = self.step
+        if phase is not Phase.BETWEEN:
+            step.begin(PLAN, self.replica, CONTROL)
+            step.begin_slice(FIRST)
+        match phase:
+            case Phase.REDUCED:
+                step.reduce(LOSS, 0)
+                step.begin_slice(LAST)
+                step.reduce(LOSS, 0)
+            case Phase.LOST:
+                step.abandon()
+            case Phase.LEFT:
+                step.leave()
+        assert step.phase is phase
+        self.replica.heard.clear()
+        return self
+
+
+EVENTS: dict[str, Callable[[World], Any]] = {
+    "begin": lambda w: w.step.begin(PLAN, w.replica, CONTROL),
+    "begin_slice": lambda w: w.step.begin_slice(LAST),
+    "reduce": lambda w: w.step.reduce(LOSS, 0),
+    "adopt_result": lambda w: w.step.adopt_result([]),
+    "abandon": lambda w: w.step.abandon(),
+    "commit": lambda w: w.step.commit(),
+    "arrive": lambda w: w.step.arrive(),
+    "leave": lambda w: w.step.leave(),
+    "recover": lambda w: w.step.recover(GroupBroken("a worker is lost")),
+}
+COLUMNS = (Phase.BETWEEN, Phase.OPEN, Phase.REDUCED, Phase.LOST, Phase.LEFT)
+AFTER: dict[str, tuple[Phase | str, ...]] = {
+    "begin": (Phase.OPEN, NO_WAY, NO_WAY, Phase.OPEN, NO_WAY),
+    "begin_slice": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY),
+    "reduce": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY),
+    "adopt_result": (NO_WAY, Phase.REDUCED, NO_WAY, NO_WAY, NO_WAY),
+    "abandon": (NO_WAY, Phase.LOST, NO_WAY, NO_WAY, NO_WAY),
+    "commit": (NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY, NO_WAY),
+    "arrive": (Phase.BETWEEN, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY),
+    "leave": (NO_WAY, Phase.LEFT, NO_WAY, Phase.LEFT, NO_WAY),
+    "recover": (Phase.BETWEEN, Phase.LOST, Phase.REDUCED, Phase.LOST, Phase.LEFT),
+}
+
+
+@pytest.mark.parametrize("event", sorted(EVENTS))
+@pytest.mark.parametrize("phase", COLUMNS)
+def test_every_event_in_every_phase(phase: Phase, event: str) -> None:
+    world = World().to(phase)
+    expected = AFTER[event][COLUMNS.index(phase)]
+    before = world.progress.position
+    if expected is NO_WAY:
+        with pytest.raises((RuntimeError, UserError)):
+            EVENTS[event](world)
+        assert (world.step.phase, world.progress.position) == (phase, before)
+    else:
+        EVENTS[event](world)
+        assert world.step.phase is expected
+    counted = 1 if (event, phase) == ("commit", Phase.REDUCED) else 0
+    assert world.progress.position.step == before.step + counted
+
+
+@pytest.mark.parametrize("phase", COLUMNS)
+def test_what_each_phase_says(phase: Phase) -> None:
+    step = World().to(phase).step
+    assert step.completed_steps == 5 + (phase is Phase.REDUCED)
+    assert step.more_to_come == (phase in (Phase.OPEN, Phase.LOST, Phase.LEFT))
+    assert not step.reducing
+    assert step.owes_backward == (phase is Phase.OPEN)
+
+
+def test_a_step_from_its_beginning_to_its_commit() -> None:
+    world = World()
+    step, heard = world.step, world.replica.heard
+    step.arrive()
+    step.begin(PLAN, world.replica, CONTROL)
+    step.begin_slice(FIRST)
+    assert step.more_to_come
+    assert step.reduce(LOSS, 0) is None
+    assert not step.owes_backward
+    step.begin_slice(LAST)
+    assert not step.more_to_come, "the last batch of a step may end it"
+    assert step.reduce(LOSS, 0) == replace(CONTROL, votes=[], times=[])
+    assert heard == ["begin step", "backward", "begin slice", "backward"]
+    assert world.workers.ended == [False]
+    step.commit()
+    assert world.progress.position == Position(epoch=1, offset=24, step=6, samples=64)
+    assert world.progress.spans == [[1, 16, 24, 40, 6, 6]]
+    world.log.flush()
+    assert [(r.start, r.stop, r.first_step) for r in world.sent if isinstance(r, StepsCompleted)] == [(16, 24, 6)]
+
+
+def break_the_reduction(world: World) -> ControlVector | None:
+    world.step.begin(PLAN, world.replica, CONTROL)
+    world.step.begin_slice(FIRST)
+    world.step.reduce(LOSS, 0)
+    world.step.begin_slice(LAST)
+    world.replica.breaks = True
+    return world.step.reduce(LOSS, 0)
+
+
+def test_a_broken_step_that_nobody_completed_is_lost_without_a_trace() -> None:
+    world = World()
+    assert break_the_reduction(world) is None
+    assert world.step.phase is Phase.LOST
+    assert world.replica.heard[-1] == "abandon"
+    assert not world.workers.synchronised, "what the user's lines gather now is this worker's alone"
+    assert world.workers.ended == []
+    assert world.progress.position.step == 5
+    world.step.arrive()
+    assert world.workers.synchronised
+
+
+def test_a_broken_step_that_a_survivor_completed_counts() -> None:
+    world = World()
+
+    def serve() -> None:
+        assert world.step.reducing, "the survivors' result is one of a step"
+        world.step.adopt_result([])
+
+    world.workers.serves = serve
+    assert break_the_reduction(world) is not None
+    assert world.step.phase is Phase.REDUCED
+    assert "abandon" not in world.replica.heard
+    assert world.workers.synchronised
+    assert world.workers.ended == [True]
+    world.step.commit()
+    assert world.progress.position.step == 6
+
+
+def test_an_optimizer_that_evaluates_again_completes_one_step() -> None:
+    world = World().to(Phase.REDUCED)
+    with pytest.raises(UserError, match="belongs once"):
+        world.step.reduce(LOSS, 0)
+    world.step.evaluates_again = True
+    assert world.step.reduce(LOSS, 0) is None
+    assert world.workers.ended == [False], "once"
+    world.step.commit()
+    assert world.progress.position.step == 6
+
+
+def test_what_cannot_be_repeated_is_forgotten_at_a_boundary() -> None:
+    step = World().step
+    assert step.unrepeatable, "what training begins with"
+    step.arrive()
+    assert not step.unrepeatable
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(CONTROL, samples=7.0),
+        replace(CONTROL, samples=16.0),
+        replace(CONTROL, checksum=11.0),
+        replace(CONTROL, checksum=0.0),
+        ControlVector(),
+    ],
+)
+def test_the_gate_refuses_other_samples(found: ControlVector) -> None:
+    with pytest.raises(RuntimeError, match="workers disagree about the data"):
+        check_samples(PLAN, found)
+
+
+def test_the_gate_lets_the_samples_of_all_workers_through() -> None:
+    check_samples(PLAN, CONTROL)
+    check_samples(PLAN, replace(CONTROL, checksum=12.0 + 3 * PRIME))
+
+
+def test_a_wrong_sum_completes_no_step() -> None:
+    world = World()
+    world.step.begin(PLAN, world.replica, replace(CONTROL, checksum=13.0))
+    world.step.begin_slice(FIRST)
+    world.step.reduce(LOSS, 0)
+    world.step.begin_slice(LAST)
+    with pytest.raises(RuntimeError, match="workers disagree about the data"):
+        world.step.reduce(LOSS, 0)
+    assert world.workers.ended == []
+
+
+def test_checksums_tell_samples_apart_and_add_up() -> None:
+    a, b = torch.tensor([5, 900, 70_000]), torch.tensor([5, 901, 70_000])
+    assert checksum(a) != checksum(b)
+    assert (checksum(a[:1]) + checksum(a[1:])) % PRIME == checksum(a)
+    assert 0 < checksum(a) < PRIME
