@@ -139,9 +139,9 @@ CASES = (
     Case("gns, 2 workers", f"--workers 2 {GNS}", like="gns, 1 worker", shows=("decisions", 2)),
     Case(
         "gns, kills",
-        f"--workers 2 {SLOW} {GNS} --chaos kill@step:5,kill@step:10,kill@step:25",
+        f"--workers 3 {SLOW} {GNS} --chaos kill@step:5,kill@step:20",
         like="gns, 1 worker",
-        shows=("faults", 3),
+        shows=("faults", 2),
     ),
     Case("divergence, 1 worker", f"--workers 1 {DIVERGENCE}", shows=DECIDED),
     Case("divergence, 2 workers", f"--workers 2 {DIVERGENCE}", like="divergence, 1 worker", shows=DECIDED),
