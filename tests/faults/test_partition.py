@@ -14,6 +14,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.cluster.spawner import PRELOAD, Spawner
 from elastune.core.run import Program
 from elastune.elastic.worker.client import ORPHANED_CODE
+from elastune.journal.records import WorkerGone
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.host_runs import HostRun, HostRuns
 from elastune.testing.hosts import Network
@@ -93,7 +94,7 @@ def test_nothing_happens(runs: HostRuns, undisturbed: Ran) -> None:
 @pytest.mark.parametrize(("worker", "place"), [(0, "scatter"), (1, "gather"), (2, "reduced")])
 def test_a_host_is_cut_off_in_a_step(runs: HostRuns, undisturbed: Ran, worker: int, place: str) -> None:
     """No end of connection, only silence: the others go on after the heartbeat, the one that is alone ends itself."""
-    ran = runs(3, act=CutOff(worker), silence_s=9.0, faults=[f"stop {worker} 9 {place}"])
+    ran = runs(3, act=CutOff(worker), heartbeat_s=3.0, silence_s=6.0, faults=[f"stop {worker} 9 {place}"])
     same(ran, undisturbed)
     assert worker in ran.lost
     assert ran.codes[worker] == ORPHANED_CODE
@@ -103,7 +104,7 @@ def test_a_host_is_cut_off_in_a_step(runs: HostRuns, undisturbed: Ran, worker: i
 def test_a_link_that_comes_back_too_late_changes_nothing(runs: HostRuns, undisturbed: Ran) -> None:
     """The others have gone on without it by several steps; it finds its connections closed."""
     act = CutOff(0, steps=4)
-    ran = runs(3, act=act, silence_s=100.0, faults=["stop 0 9 scatter"], pause_s=0.3)
+    ran = runs(3, act=act, heartbeat_s=3.0, silence_s=100.0, faults=["stop 0 9 scatter"], pause_s=0.1)
     same(ran, undisturbed)
     assert act.cut_at is not None
     assert 0 in ran.lost
@@ -133,11 +134,12 @@ def test_a_link_that_comes_back_in_time_is_a_pause(runs: HostRuns, undisturbed: 
 
 
 @pytest.mark.parametrize("dies", ["giver", "joiner", "joiner's link"])
-def test_a_death_in_a_slow_hand_over(runs: HostRuns, wide_undisturbed: Ran, dies: str) -> None:
+def test_a_death_in_a_slow_hand_over(runs: HostRuns, wide_undisturbed: Ran, dies: str, tmp_path: Path) -> None:
     """The state is large and the joiner's link slow; when part of it has arrived, one of the two is lost."""
     size_bytes = 3 * 77 * WIDE * 4
     before: list[int] = []
     struck: list[int] = []
+    noticed = tmp_path / "noticed"  # from then on there is no need to go slowly
 
     def act(run: HostRun) -> None:
         host = run.network.hosts[2]
@@ -152,8 +154,10 @@ def test_a_death_in_a_slow_hand_over(runs: HostRuns, wide_undisturbed: Ran, dies
             else:
                 run.kill(0 if dies == "giver" else 2)
             host.unslow()
+        elif struck and any(isinstance(record, WorkerGone) for record in run.records):
+            noticed.touch()
 
-    ran = runs(2, act=act, hosts=3, silence_s=12.0, wide=WIDE, pause_s=0.3)
+    ran = runs(2, act=act, hosts=3, heartbeat_s=3.0, silence_s=8.0, wide=WIDE, pause_s=0.3, until=str(noticed))
     assert struck
     same(ran, wide_undisturbed)
     assert (0 if dies == "giver" else 2) in ran.lost

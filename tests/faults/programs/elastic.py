@@ -3,6 +3,7 @@ that steers a schedule, reports inside and outside of the batch loop."""
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -17,7 +18,8 @@ config = {
     "batch_size": 64,
     "epochs": 3,
     "samples": 1000,
-    "pause_s": 0.0,
+    "pause_s": 0.0,  # after every step,
+    "until": "",  # until this file exists
     "faults": [],
     "resize": [],
     "change": [],
@@ -65,7 +67,8 @@ def train(session) -> None:
             session.backward(loss)
             reach("after")
             if session.ends_step:
-                time.sleep(config["pause_s"])
+                if not (config["until"] and os.path.exists(config["until"])):
+                    time.sleep(config["pause_s"])
                 if str(session.step) in wishes:
                     session.resize(int(wishes[str(session.step)]))
                 if str(session.step) in changes and config["changing"] in (None, session.rank):
