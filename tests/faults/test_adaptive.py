@@ -138,7 +138,17 @@ def test_a_policy_that_raises_changes_nothing(runs: Runs, plain: Ran) -> None:
 def test_a_policy_that_asks_for_the_impossible_changes_nothing(runs: Runs, plain: Ran) -> None:
     ran = runs(2, spec=under("Greedy"))
     assert ran.sha256 == plain.sha256
-    assert sorted({f.step for f in failed(ran)}) == [4, 6, 8]
+    assert sorted({f.step for f in failed(ran)}) == [4, 8]
+
+
+def test_workers_beyond_the_bounds_are_cut_to_them_and_it_is_noted(runs: Runs, plain: Ran) -> None:
+    ran = runs(2, pause_s=0.06, spec=under("Crowding"))
+    assert ran.sha256 == plain.sha256
+    assert not failed(ran)
+    assert max(len(r.members) for r in ran.regrouped) == 4
+    assert {d[2:] for d in decided(ran)} == {("applied", (("workers", 4),))}
+    note = "asked for 99 workers; this run may have from 1 to 4"
+    assert {r.detail for r in ran.records if isinstance(r, Decided)} == {note}
 
 
 def test_a_policy_brings_workers_and_no_member_restarts(runs: Runs, plain: Ran) -> None:

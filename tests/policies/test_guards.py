@@ -16,12 +16,12 @@ from elastune.policies.guards import (
     Cooldown,
     Hysteresis,
     Patience,
-    guarded,
     guards_for,
     screen,
 )
 from elastune.policies.lr_rules import lr_change
-from elastune.testing.policy_kit import Crowd, decide, fake_run, sit
+from elastune.policies.runtime.standing import Named, to_json
+from elastune.testing.policy_kit import ByHand, Crowd, sit
 
 GROW = Decision(batch_size=128, lr_factor=2.0, ramp_steps=5, correct_momentum=True)
 SHRINK = Decision(batch_size=32)
@@ -138,25 +138,26 @@ def test_workers_that_are_late_cost_once():
 def test_each_sees_what_the_one_before_let_through():
     guards = guards_for({"budget": 1, "cooldown": 5, "max_batch": 64})
     assert [type(guard) for guard in guards] == [Bounds, Cooldown, Budget]
-    states = [guard.init() for guard in guards]
-    left, states = screen(guards, GROW, sit(), states)  # cut to nothing: no cooldown begins, nothing is spent
+    left, states = screen(guards, "after_step", GROW, sit(), {})  # cut to nothing: no cooldown begins, nothing is spent
     assert left == NOTHING
-    left, states = screen(guards, SHRINK, sit(), states)
+    left, states = screen(guards, "after_step", SHRINK, sit(), states)
     assert left == SHRINK
-    left, _ = screen(guards, SHRINK, sit(step=1000), states)
+    left, _ = screen(guards, "after_step", SHRINK, sit(step=1000), states)
     assert left == NOTHING
 
 
 @pytest.mark.parametrize("emergency", [Decision(restore=True, lr_factor=0.5), Decision(stop=True, workers=1)])
 def test_emergencies_pass_whole(emergency):
     guards = guards_for({**ALL, "budget": 0, "min_workers": 2})
-    states = [guard.init() for guard in guards]
-    assert screen(guards, emergency, sit(), states) == (emergency, states)
+    states = {type(guard).__name__: guard.init() for guard in guards}
+    found, after = screen(guards, "after_step", emergency, sit(), states)
+    assert found == emergency
+    assert after == {**states, "asking": "after_step"}
 
 
 def test_to_remember_passes_by_itself():
-    guards = guards_for({"budget": 0})
-    found, _ = screen(guards, Decision(remember=True, batch_size=128), sit(), [guards[0].init()])
+    asked = Decision(remember=True, batch_size=128)
+    found, _ = screen(guards_for({"budget": 0}), "after_step", asked, sit(), {})
     assert found == Decision(remember=True)
 
 
@@ -204,28 +205,23 @@ class Doubles(Policy):
         self.history.append(run.step)
 
 
+def guarded(policy, *guards):
+    return ByHand(Named("it", policy, guards))
+
+
 def test_a_dropped_decision_was_never_made():
-    policy = guarded(Doubles(), (Cooldown(10),))
-    assert decide(policy, step=0) == Decision(batch_size=128, lr_factor=2.0)
-    assert decide(policy, step=5) == NOTHING
-    assert policy.policy.asked == 1
-    assert policy.policy.history == [0]
-    assert decide(policy, step=10).batch_size == 128
-    assert policy.policy.history == [0, 10]
+    policy = guarded(Doubles(), Cooldown(10))
+    assert policy.decide(step=0) == Decision(batch_size=128, lr_factor=2.0)
+    assert policy.decide(step=5) == NOTHING
+    assert policy.state == {"asked": 1, "history": [0]}
+    assert policy.decide(step=10).batch_size == 128
+    assert policy.state == {"asked": 2, "history": [0, 10]}
 
 
 def test_a_cut_decision_was_made():
-    policy = guarded(Doubles(), (Bounds(max_batch=100),))
-    assert decide(policy) == Decision(batch_size=100, lr_factor=pytest.approx(100 / 64))
-    assert policy.policy.asked == 1
-
-
-def test_it_is_as_its_policy_is():
-    policy = guarded(Doubles(), (Cooldown(1),))
-    assert type(policy).after_step is not Policy.after_step
-    assert type(policy).before_step is Policy.before_step
-    assert policy.monitors == ("loss",)
-    assert policy.survives_divergence is True
+    policy = guarded(Doubles(), Bounds(max_batch=100))
+    assert policy.decide() == Decision(batch_size=100, lr_factor=pytest.approx(100 / 64))
+    assert policy.state["asked"] == 1
 
 
 def test_what_the_hook_raises_passes_through():
@@ -234,7 +230,7 @@ def test_what_the_hook_raises_passes_through():
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
-        guarded(Breaks(), (Cooldown(1),)).before_epoch(fake_run())
+        guarded(Breaks(), Cooldown(1)).decide("before_epoch")
 
 
 class Seldom(Policy):
@@ -248,43 +244,35 @@ class Seldom(Policy):
 
 
 def test_hooks_that_never_ask_do_not_break_patience():
-    policy = guarded(Seldom(), (Patience(2),))
-    found = [decide(policy, hook) for hook in ("before_step", "after_step", "before_step", "after_step")]
+    policy = guarded(Seldom(), Patience(2))
+    found = [policy.decide(hook) for hook in ("before_step", "after_step", "before_step", "after_step")]
     assert found == [NOTHING, NOTHING, NOTHING, Decision(workers=3)]
 
 
 def test_its_state_travels():
-    policy, other = (guarded(Doubles(), guards_for(ALL)) for _ in range(2))
+    policy, other = (guarded(Doubles(), *guards_for(ALL)) for _ in range(2))
     for step in range(4):
-        decide(policy, step=step)
-    other.load(json.loads(json.dumps(policy.state())))
-    assert other.state() == policy.state()
-    after = [[decide(each, step=step) for step in range(4, 20)] for each in (policy, other)]
+        policy.decide(step=step)
+    policy.travel_to(other)
+    assert to_json(other.standing) == to_json(policy.standing)
+    after = [[each.decide(step=step) for step in range(4, 20)] for each in (policy, other)]
     assert after[0] == after[1]
     assert any(decision != NOTHING for decision in after[0])
 
 
-def test_tuples_stay_tuples():
-    class Keeps(Policy):
-        def __init__(self):
-            self.seen = (1, 2)
-
-    policy = guarded(Keeps(), (Cooldown(1),))
-    policy.load(json.loads(json.dumps(policy.state())))
-    assert policy.policy.seen == (1, 2)
-
-
 def test_a_resumed_run_may_have_other_guards():
-    policy, other = guarded(Doubles(), guards_for({"cooldown": 100})), guarded(Doubles(), guards_for(ALL))
-    decide(policy, step=0)
-    other.load(policy.state())
-    assert [type(guard).__name__ for guard in other.guards] == list(other.state()["guards"])
-    assert other.state()["guards"]["Cooldown"] == {"changed": 0}
-    assert other.state()["guards"]["Budget"] == Budget(1).init()
+    policy, other = guarded(Doubles(), *guards_for({"cooldown": 100})), guarded(Doubles(), *guards_for(ALL))
+    policy.decide(step=0)
+    policy.travel_to(other)
+    assert other.standing.guards["Cooldown"] == {"changed": 0}
+    for step in (99, 100, 101):
+        other.decide(step=step)
+    assert other.standing.guards["Budget"] == {"made": 1, "workers": None}
 
 
 def test_workers_agree_behind_guards_and_the_batch_grows_at_their_pace():
-    crowd = Crowd(2, lambda rank: [("doubles", guarded(Doubles(), guards_for({"cooldown": 10, "max_batch": 512})))])
+    doubles = Named("doubles", Doubles(), guards_for({"cooldown": 10, "max_batch": 512}))
+    crowd = Crowd(2, lambda rank: [doubles])
     crowd.train([{}] * 100)
     assert {verdict.outcome for verdict in crowd.verdicts} == {"applied"}
     assert [decision.batch_size for _, decision in crowd.decisions] == [128, 256, 512]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from elastune.core.signals import Decision
 from elastune.policies.base import Policy
 from elastune.policies.run import Limits, Run
+from elastune.policies.runtime.standing import Named
 from elastune.testing.policy_kit import CALM, Crowd, Measured, PolicyKit, decide, moved, sit
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gns_policy.py"
@@ -29,7 +30,7 @@ class TestTheExample(PolicyKit):
 
 
 def test_the_example_adds_workers_while_the_noise_scale_rises() -> None:
-    crowd = Crowd(1, lambda rank: [("GNSPolicy", TestTheExample().make())], limits=Limits(1, 3))
+    crowd = Crowd(1, lambda rank: [Named("GNSPolicy", TestTheExample().make())], limits=Limits(1, 3))
     for gns in (math.nan, 5.0, 6.0, 6.0, 6.0, 5.0, 5.0, 7.0, 8.0, 9.0, 10.0, 11.0):
         crowd.step({"noise_scale": gns})
     assert [(step, decision.workers) for step, decision in crowd.decisions] == [(5, 2), (10, 3)]
@@ -39,24 +40,24 @@ def test_the_example_adds_workers_while_the_noise_scale_rises() -> None:
 class Bad(Policy):
     """One fault at a time."""
 
+    calls: ClassVar[int] = 0
+
     def __init__(self, fault: str, rank: int = 0) -> None:
         self.fault = fault
         self.rank = rank
         self.count = 0
 
-    def state(self) -> dict[str, Any]:
-        return {} if self.fault == "forgets" else super().state()
-
     def after_step(self, run: Run) -> None:
         self.count += 1
+        Bad.calls += 1
         if self.fault == "outside":
-            run.resize(run.size() + 1)
+            run.replace(run.size())
         elif self.fault == "NaN" and not run.loss() < math.inf:
             run.set_batch_size(int(run.grad_noise_scale()))
         elif self.fault == "rank":
             run.set_batch_size(8 + run.rank() + self.count % 2)
-        elif self.fault == "forgets" and self.count % 7 == 0:
-            run.set_batch_size(8 + self.count % 2)
+        elif self.fault == "forgets":  # what it decides by is no attribute of its own
+            run.set_batch_size(8 + Bad.calls)
         elif self.fault == "restless":
             run.set_lr(0.1 + self.count)
 
@@ -108,7 +109,7 @@ def test_a_decision_moves_the_snapshot() -> None:
 
 
 def test_workers_that_disagree_change_nothing() -> None:
-    crowd = Crowd(2, lambda rank: [("bad", Bad("rank"))])
+    crowd = Crowd(2, lambda rank: [Named("bad", Bad("rank"))])
     for _ in range(3):
         crowd.step()
     assert {verdict.outcome for verdict in crowd.verdicts} == {"disagreed"}
@@ -146,13 +147,13 @@ class Talks(Policy):
 @settings(max_examples=30, deadline=None)
 @given(workers=st.integers(1, 4), policies=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_policies_talk_in_any_order_on_any_worker(workers: int, policies: int, seed: int) -> None:
-    crowd = Crowd(workers, lambda rank: [(f"p{n}", Talks(seed + n)) for n in range(policies)])
+    crowd = Crowd(workers, lambda rank: [Named(f"p{n}", Talks(seed + n)) for n in range(policies)])
     for _ in itertools.repeat(None, 3):
         crowd.step()
     crowd.exchange()
     assert not crowd.waiting
     assert crowd.exchanges == 3, "one brings them all"
     assert crowd.failures() == []
-    states = [[entry["state"]["log"] for entry in host.state()["policies"]] for host in crowd.hosts]
+    states = [[entry["state"]["log"] for entry in host.to_json()] for host in crowd.hosts]
     assert all(state == states[0] for state in states)
     assert len(crowd.decisions) == policies, "of step 1; those of step 2 are about to be agreed on"

@@ -50,6 +50,7 @@ def test_what_is_not_measured_yet_is_nan_and_what_never_will_be_is_an_error() ->
         (lambda run: run.resize(run.size() + 1), Decision(workers=3)),
         (lambda run: run.resize(np.int64(3)), Decision(workers=3)),
         (lambda run: run.resize(2), Decision()),
+        (lambda run: run.resize(9), Decision(workers=8)),
         (lambda run: (run.resize(3), run.resize(2)), Decision()),
         (lambda run: run.replace(1), Decision(replace_rank=1)),
         (lambda run: run.set_batch_size(128), Decision(batch_size=128)),
@@ -86,7 +87,6 @@ def test_what_is_asked_for(ask: Ask, decision: Decision) -> None:
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda run: run.resize(9), "from 1 to 8 workers"),
         (lambda run: run.resize(0), "whole number from 1 to"),
         (lambda run: run.resize(2.5), "whole number"),
         (lambda run: run.resize(math.nan), "whole number"),
@@ -140,15 +140,14 @@ def test_to_stay_is_no_change_even_outside_of_the_limits() -> None:
     assert run.decision.empty
 
 
-def test_a_guard_replaces_the_decision() -> None:
-    run = fake_run()
-    run.set_batch_size(256, "linear")
-    run.replace_decision(Decision(batch_size=128, lr_factor=2.0, ramp_steps=3))
-    assert run.decision == Decision(batch_size=128, lr_factor=2.0, ramp_steps=3)
-    run.scale_lr(2.0)
-    assert run.decision == Decision(batch_size=128, lr_factor=4.0, ramp_steps=3)
-    run.replace_decision(Decision())
-    assert run.decision.empty
+def test_workers_beyond_what_there_may_be_are_cut_and_noted() -> None:
+    run = fake_run(limits=Limits(2, 4))
+    run.resize(9)
+    assert run.decision == Decision(workers=4)
+    assert run.note == "asked for 9 workers; this run may have from 2 to 4"
+    full = fake_run(workers=4, limits=Limits(2, 4))
+    full.resize(5)
+    assert full.decision.empty
 
 
 def test_after_training_nothing_can_be_changed() -> None:

@@ -2,7 +2,8 @@
 
 A guard is a frozen value with a pure ``filter``; all that changes is in its state (JSON), which travels with the
 policy's. Guards look at changes of workers, batch, micro-batch and learning rate. A decision to go back to a remembered
-state or to stop is an emergency and passes whole; to remember costs nothing and passes too.
+state or to stop is an emergency and passes whole; to remember costs nothing and passes too. Where nothing is left of a
+decision, the policy keeps the state it had (``runtime.host``): a schedule is late rather than lost.
 """
 
 from __future__ import annotations
@@ -12,18 +13,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
-from elastune.policies.base import Policy
-from elastune.policies.runtime.state import as_tuples, put_back, state_of
-
-if TYPE_CHECKING:
-    from elastune.policies.run import Run
 
 State = dict[str, Any]
-_HOOKS = tuple(name for name in vars(Policy) if name.startswith(("before_", "after_")))
+GuardStates = Mapping[str, Any]
+"""The states of a policy's guards, by class, and (``_ASKING``) the hook that asked last; JSON values."""
+
+_ASKING = "asking"
 GUARD_OPTIONS: Mapping[str, type] = MappingProxyType(
     {
         **dict.fromkeys(("min_batch", "max_batch", "min_workers", "max_workers"), int),
@@ -51,8 +50,8 @@ class Bounds(Guard):
     """Global batch and workers stay within bounds; None leaves a side open.
 
     What goes further is cut to the bound. The learning rate's factor is then cut with it, by the same power of the
-    ratio of batches: exact for none, linear, sqrt and legw, near for adascale. A bound that lies behind the present
-    value turns no growth into a shrinking: then nothing changes.
+    ratio of batches: exact for none, linear, sqrt and legw, near for adascale. A bound beyond the present value turns
+    no growth into a shrinking: then nothing changes.
     """
 
     min_batch: int | None = None
@@ -168,59 +167,6 @@ class Budget(Guard):
         return decision, {"made": state["made"] + 1, "workers": decision.workers}
 
 
-class Guarded(Policy):
-    """``policy`` behind ``guards``, with its hooks (see ``guarded``); its state is that of both.
-
-    Where the guards let nothing of a decision through, the policy is put back as it was before the hook: it never
-    decided. So a schedule is late rather than lost, and a policy need not know that it is guarded.
-    """
-
-    def __init__(self, policy: Policy, guards: tuple[Guard, ...]) -> None:
-        self.policy = policy
-        self.guards = guards
-        self._states = [guard.init() for guard in guards]
-        self._asking = ""  # the hook that asked last: when it asks for nothing, patience starts anew
-
-    def state(self) -> dict[str, Any]:
-        guards = {type(guard).__name__: state for guard, state in zip(self.guards, self._states, strict=True)}
-        return {"policy": self.policy.state(), "guards": guards, "asking": self._asking}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.policy.load(as_tuples(state["policy"], self.policy.state()))
-        self._asking = state["asking"]
-        # A resumed run may be given other guards than it had
-        self._states = [state["guards"].get(type(guard).__name__, guard.init()) for guard in self.guards]
-
-    def _call(self, hook: str, run: Run) -> None:
-        before = state_of(type(self.policy).__name__, self.policy)
-        getattr(self.policy, hook)(run)
-        asked = run.decision
-        if asked.empty and hook != self._asking:
-            return
-        self._asking = hook
-        allowed, self._states = screen(self.guards, asked, run.snapshot, self._states)
-        if allowed != asked:
-            run.replace_decision(allowed)
-        if allowed.empty and not asked.empty:
-            put_back(self.policy, before)
-
-
-def guarded(policy: Policy, guards: tuple[Guard, ...]) -> Guarded:
-    """``policy`` behind ``guards``. It has the hooks that the policy has, no others: they would be called in vain."""
-    kind = type(policy)
-    hooks = {hook: _through(hook) for hook in _HOOKS if getattr(kind, hook) is not getattr(Policy, hook)}
-    as_it_is = {"monitors": policy.monitors, "survives_divergence": policy.survives_divergence}
-    made: Guarded = type(f"Guarded{kind.__name__}", (Guarded,), {**hooks, **as_it_is})(policy, guards)
-    return made
-
-
-def _through(name: str) -> Callable[[Guarded, Run], None]:
-    def hook(self: Guarded, run: Run) -> None:
-        self._call(name, run)
-
-    return hook
-
-
 def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
     """The guards that ``options`` (of ``GUARD_OPTIONS``) ask for, in the order that makes sense of them.
 
@@ -238,20 +184,23 @@ def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
 
 
 def screen(
-    guards: tuple[Guard, ...], decision: Decision, snapshot: Snapshot, states: list[State]
-) -> tuple[Decision, list[State]]:
-    """What all ``guards`` let through of ``decision``, in order, and their states from now on.
+    guards: tuple[Guard, ...], hook: str, decision: Decision, snapshot: Snapshot, states: GuardStates
+) -> tuple[Decision, GuardStates]:
+    """What all ``guards`` let through of the ``decision`` that ``hook`` has come to, and their states from now on.
 
-    A guard behind one that dropped the decision sees an empty one.
+    A guard after one that dropped the decision sees an empty one. Of hooks that ask for nothing only the one that asked
+    last is told to the guards: when it asks for nothing, patience starts again.
     """
-    if decision.stop or decision.restore:
+    if not guards or (decision.empty and hook != states.get(_ASKING, "")):
         return decision, states
+    after = {**states, _ASKING: hook}
+    if decision.stop or decision.restore:
+        return decision, after
     left = replace(decision, remember=False)
-    after: list[State] = []
-    for guard, state in zip(guards, states, strict=True):
-        passed, new = guard.filter(left, snapshot, state)
+    for guard in guards:
+        name = type(guard).__name__
+        passed, after[name] = guard.filter(left, snapshot, states.get(name, guard.init()))
         left = passed or Decision()
-        after.append(new)
     return replace(left, remember=decision.remember), after
 
 

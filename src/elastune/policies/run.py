@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
+from elastune.policies.arguments import number_of, numbers_of, whole
 from elastune.policies.lr_rules import LrChange, lr_change
-from elastune.policies.runtime.exchange import Op, Value
-from elastune.policies.runtime.handle import Collectives, Handle
+from elastune.policies.runtime.collectives import Collectives, Handle
+from elastune.policies.runtime.exchange import Op
 
-MOST = 2**31  # of anything that is counted: votes carry two digits of 16 bits
 REDUCTIONS: tuple[Op, ...] = ("avg", "sum", "min", "max")
 NOTHING = Decision()
 _NO_CHANGE = LrChange()
@@ -39,7 +38,7 @@ class Run:
     the run's monitors give (None: not known, any name may come).
     """
 
-    __slots__ = ("_asked", "_collectives", "_followed", "_known", "_rank", "_scaled", "limits", "snapshot")
+    __slots__ = ("_asked", "_collectives", "_followed", "_known", "_rank", "_scaled", "limits", "note", "snapshot")
 
     def __init__(
         self,
@@ -51,6 +50,7 @@ class Run:
     ) -> None:
         self.snapshot = snapshot
         self.limits = limits
+        self.note = ""  # what was cut from what it was asked for
         self._rank = rank
         self._collectives: Collectives | None = collectives
         self._known = known
@@ -194,7 +194,7 @@ class Run:
         collectives = self._check_open()
         if name is not None and not (isinstance(name, str) and name):
             raise UserError("a collective's name must be a text", repr(name), "name it, or leave the name out")
-        return collectives.submit(op, _numbers(x), root, name)
+        return collectives.submit(op, numbers_of(x), root, name)
 
     # -- what may be asked for ----------------------------------------------------------------------------------------
 
@@ -209,22 +209,17 @@ class Run:
         steps = max(self._scaled.ramp_steps, self._followed.ramp_steps)
         return replace(self._asked, lr_factor=factor, ramp_steps=steps)
 
-    def replace_decision(self, decision: Decision) -> None:
-        """Ask for ``decision`` in place of all that was asked for: for guards, which have looked at it."""
-        self._asked = replace(decision, lr_factor=None, ramp_steps=0)
-        self._scaled = LrChange(1.0 if decision.lr_factor is None else decision.lr_factor, decision.ramp_steps)
-        self._followed = _NO_CHANGE
-
     def resize(self, n: int) -> None:
-        """Ask for ``n`` workers: they come when they are warm, training goes on meanwhile."""
-        n, limits = _whole("workers", n, 1), self.limits
+        """Ask for ``n`` workers: they come when they are warm, training goes on meanwhile.
+
+        What goes beyond the workers that the run may have (``limits``) is cut to them, which is noted in the journal.
+        """
+        n, low, high = whole("workers", n, 1), self.limits.low, self.limits.high
         if n != self.size():
             self._check_workers_change(n)
-            if not limits.low <= n <= limits.high:
-                rule = f"this run may have from {limits.low} to {limits.high} workers"
-                raise UserError(
-                    rule, n, "ask for what `run.limits` allows, or start it with a wider --workers LOW:HIGH"
-                )
+        if n != self.size() and not low <= n <= high:
+            self.note = f"asked for {n} workers; this run may have from {low} to {high}"
+            n = max(low, min(high, n))
         self._ask(workers=None if n == self.size() else n)
 
     def replace(self, rank: int) -> None:
@@ -236,34 +231,34 @@ class Run:
     def set_batch_size(self, b: int, lr: str = "none", ramp_steps: int = 0, correct_momentum: bool = False) -> None:
         """Ask for a global batch of ``b`` samples. ``lr``: the rule by which the learning rate follows, one of
         ``policies.lr_rules``, over ``ramp_steps`` steps; ``correct_momentum``: see ``Decision``."""
-        b, longest = _whole("the batch size", b, 1), self.limits.longest_batch
+        b, longest = whole("the batch size", b, 1), self.limits.longest_batch
         if longest is not None and b > longest and b != self.batch_size():
             raise UserError(f"a batch must not be longer than an epoch of {longest} samples", b, "ask for less")
         change = lr_change(lr, self.batch_size(), b, self.snapshot, epoch_samples=longest)
-        steps = max(_whole("ramp_steps", ramp_steps, 0), change.ramp_steps)
+        steps = max(whole("ramp_steps", ramp_steps, 0), change.ramp_steps)
         same = b == self.batch_size()
         self._ask(batch_size=None if same else b, correct_momentum=self._asked.correct_momentum or correct_momentum)
         self._followed = _NO_CHANGE if same else LrChange(change.factor, steps)
 
     def set_micro_batch(self, m: int) -> None:
         """Ask for forward passes of at most ``m`` samples."""
-        m = _whole("the micro-batch", m, 1)
+        m = whole("the micro-batch", m, 1)
         self._ask(micro_batch=None if m == self.micro_batch() else m)
 
     def set_lr(self, x: float) -> None:
         """Ask for the learning rate ``x`` in every parameter group; forgets earlier factors of this hook."""
-        self._ask(lr=_number("the learning rate", x, 0.0), correct_momentum=False)
+        self._ask(lr=number_of("the learning rate", x, 0.0), correct_momentum=False)
         self._scaled = self._followed = _NO_CHANGE
 
     def scale_lr(self, f: float, ramp_steps: int = 0, correct_momentum: bool = False) -> None:
         """Ask for every learning rate times ``f`` > 0, over ``ramp_steps`` steps; ``correct_momentum``: see
         ``Decision``. Of several, the factors multiply."""
         rule = "the factor of a learning rate"
-        if (f := _number(rule, f, 0.0)) == 0.0:
+        if (f := number_of(rule, f, 0.0)) == 0.0:
             raise UserError(f"{rule} must be positive", f, "use run.set_lr(0.0) to stand still")
-        steps = max(_whole("ramp_steps", ramp_steps, 0), self._scaled.ramp_steps)
+        steps = max(whole("ramp_steps", ramp_steps, 0), self._scaled.ramp_steps)
         self._ask(correct_momentum=self._asked.correct_momentum or correct_momentum)
-        self._scaled = LrChange(_number(rule, self._scaled.factor * f, 0.0), steps)
+        self._scaled = LrChange(number_of(rule, self._scaled.factor * f, 0.0), steps)
 
     def remember(self) -> None:
         """Ask for a copy of model and optimizer to be kept in memory."""
@@ -300,43 +295,6 @@ class Run:
             raise UserError(rule, asked, "start it with --workers LOW:HIGH")
 
     def _existing_rank(self, rank: int) -> int:
-        if (rank := _whole("a rank", rank, 0)) >= self.size():
+        if (rank := whole("a rank", rank, 0)) >= self.size():
             raise UserError(f"there are ranks 0 to {self.size() - 1}", rank, "ask run.size()")
         return rank
-
-
-def _whole(what: str, value: object, least: int) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number <= MOST:
-        rule = f"{what} must be a whole number from {least} to {MOST}"
-        raise UserError(rule, repr(value), "round it, and mind its bounds")
-    return number
-
-
-def _number(what: str, value: object, least: float) -> float:
-    number = _numbers(value)
-    if isinstance(value, bool) or isinstance(number, tuple) or not least <= number < math.inf:
-        raise UserError(
-            f"{what} must be a finite number, at least {least:g}", repr(value), "mind NaN before the first measurement"
-        )
-    return number
-
-
-def _numbers(x: object) -> Value:
-    """``x`` as a number or a flat tuple of numbers; arrays and tensors give their values."""
-    x = x.tolist() if hasattr(x, "tolist") else x
-    try:
-        if isinstance(x, Sequence) and not isinstance(x, (str, bytes)):
-            return tuple(map(_float, x))
-        return _float(x)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UserError("a number or a flat list of numbers is needed", repr(x), "convert it with float()") from error
-
-
-def _float(x: Any) -> float:
-    if isinstance(x, (str, bytes)):
-        raise TypeError("a text is no number")
-    return float(x)

@@ -18,11 +18,13 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from elastune.core.signals import Decision, Signal, Snapshot
-from elastune.policies.base import Policy
+from elastune.policies.base import Hook, Policy, hooks_of
 from elastune.policies.run import Limits, Run
+from elastune.policies.runtime.collectives import Handle
 from elastune.policies.runtime.exchange import Op, Submission, Value, hashed, pack, resolve
-from elastune.policies.runtime.handle import Handle
-from elastune.policies.runtime.host import HOOKS, Failure, PolicyHost, Proposal
+from elastune.policies.runtime.host import Failure, PolicyHost, Proposal
+from elastune.policies.runtime.standing import Named, begin, from_json, to_json
+from elastune.policies.runtime.standing import decide as decide_standing
 
 LIMITS = Limits(low=1, high=8, longest_batch=10_000)
 EPOCH_STEPS = 50
@@ -54,9 +56,7 @@ class Echo:
 
     def submit(self, op: Op, value: Value, root: int, name: str | None) -> Handle[Any]:
         given = Submission(0, hashed(name or ""), op, value, root)
-        handle: Handle[Any] = Handle(lambda handle: None)
-        handle.settle(resolve([pack([given])] * self.workers).done[given.name])
-        return handle
+        return Handle(resolve([pack([given])] * self.workers).done[given.name])
 
 
 def fake_run(
@@ -72,11 +72,31 @@ def fake_run(
     return Run(snapshot, limits, rank, Echo(snapshot.workers), known)
 
 
-def decide(policy: Policy, hook: str = "after_step", **run: Any) -> Decision:
-    """What ``hook`` asks for, given ``fake_run(**run)``."""
-    found = fake_run(**run)
-    getattr(policy, hook)(found)
-    return found.decision
+class ByHand:
+    """A policy whose hooks are called by hand, one after another; behind ``guards``."""
+
+    def __init__(self, policy: Policy | Named) -> None:
+        self.named = policy if isinstance(policy, Named) else Named("it", policy)
+        self.standing = begin(self.named)
+
+    @property
+    def state(self) -> Any:
+        """What the policy keeps."""
+        return self.standing.state
+
+    def decide(self, hook: Hook = "after_step", **run: Any) -> Decision:
+        """What ``hook`` asks for, given ``fake_run(**run)``, and is let through."""
+        self.standing, decision = decide_standing(self.named, self.standing, hook, fake_run(**run))
+        return decision
+
+    def travel_to(self, other: ByHand) -> None:
+        """Let ``other`` go on from here, by JSON."""
+        other.standing = from_json(other.named, json.loads(json.dumps(to_json(self.standing))))
+
+
+def decide(policy: Policy | Named, hook: Hook = "after_step", **run: Any) -> Decision:
+    """What ``hook`` asks for first, given ``fake_run(**run)``."""
+    return ByHand(policy).decide(hook, **run)
 
 
 # -- several workers ---------------------------------------------------------------------------------------------------
@@ -113,7 +133,7 @@ class Crowd:
     def __init__(
         self,
         workers: int,
-        make: Callable[[int], Sequence[tuple[str, Policy]]],
+        make: Callable[[int], Sequence[Named]],
         *,
         limits: Limits = LIMITS,
         snapshot: Snapshot | None = None,
@@ -136,9 +156,9 @@ class Crowd:
 
     def failures(self) -> list[tuple[int, Failure]]:
         """The failures since the last call, each with its rank."""
-        return [(rank, failure) for rank, host in enumerate(self.hosts) for failure in host.take_failures()]
+        return [(rank, failure) for rank, host in enumerate(self.hosts) for failure in host.drain_failures()]
 
-    def call(self, hook: str) -> None:
+    def call(self, hook: Hook) -> None:
         """One hook, on every worker."""
         for rank, host in enumerate(self.hosts):
             host.call(hook, self.snapshot, self.limits, rank)
@@ -154,7 +174,7 @@ class Crowd:
     def step(self, signals: Mapping[str, Measured] | None = None) -> None:
         """A training step, which measures ``signals``, with the hooks around it."""
         self.call("before_step")
-        votes = [host.take_proposals() for host in self.hosts]
+        votes = [host.drain_proposals() for host in self.hosts]
         now = self.snapshot
         found = dict(now.signals) if signals is None else {name: _signal(value) for name, value in signals.items()}
         samples = now.samples + now.batch_size
@@ -191,7 +211,7 @@ class Crowd:
             return
         for host in self.hosts:
             host.cancel()
-        state = json.dumps(self.hosts[0].state())
+        state = json.dumps(self.hosts[0].to_json())
         del self.hosts[workers:]
         for rank in range(len(self.hosts), workers):
             self.hosts.append(PolicyHost(self._make(rank)))
@@ -246,15 +266,14 @@ class PolicyKit(ABC):
     limits: ClassVar[Limits] = LIMITS
 
     @abstractmethod
-    def make(self) -> Policy:
-        """A new policy."""
+    def make(self) -> Policy | Named:
+        """A new policy; ``Named`` with guards."""
 
     def crowd(self, workers: int = 2, limits: Limits | None = None) -> Crowd:
-        return Crowd(workers, lambda rank: [("it", self.make())], limits=limits or self.limits)
+        return Crowd(workers, lambda rank: [ByHand(self.make()).named], limits=limits or self.limits)
 
-    def test_it_overrides_a_hook(self) -> None:
-        kind = type(self.make())
-        assert any(getattr(kind, hook) is not getattr(Policy, hook) for hook in HOOKS)
+    def test_it_has_a_hook(self) -> None:
+        assert hooks_of(ByHand(self.make()).named.policy)
 
     @pytest.mark.parametrize("seed", range(5))
     @pytest.mark.parametrize("limits", [None, Limits(2, 2, 100), Limits(1, 3, 64)], ids=("its own", "none", "narrow"))
@@ -285,9 +304,9 @@ class PolicyKit(ABC):
         other = self.crowd(len(crowd.hosts))
         other.snapshot = crowd.snapshot
         for mine, theirs in zip(crowd.hosts, other.hosts, strict=True):
-            theirs.load(json.loads(json.dumps(mine.state())))
-            assert json.loads(json.dumps(theirs.state())) == json.loads(json.dumps(mine.state()))
-            mine.take_proposals()  # those are no part of a policy's state
+            theirs.load(json.loads(json.dumps(mine.to_json())))
+            assert json.loads(json.dumps(theirs.to_json())) == json.loads(json.dumps(mine.to_json()))
+            mine.drain_proposals()  # those are no part of a policy's state
         crowd.verdicts.clear()
         for signals in after:
             crowd.step(signals)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,9 +9,8 @@ from dataclasses import dataclass, field
 from elastune.core.signals import Decision, Signal
 from elastune.monitors.base import Reading, WorkerTimes
 from elastune.monitors.performance import Performance
-from elastune.policies.base import Policy
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import fake_run
+from elastune.testing.policy_kit import ByHand
 
 StepTime = Callable[[int, int], tuple[float, float]]
 """(workers, global batch) -> seconds of a step, and how many of them are computing."""
@@ -55,14 +53,14 @@ class World:
         """So many workers die; others are started for them, as far as there are any."""
         self.workers -= count
 
-    def train(self, policy: Policy, steps: int) -> None:
+    def train(self, policy: ByHand, steps: int) -> None:
         """Take so many steps, or fewer if the policy stops."""
         for _ in range(steps):
             if self.stopped:
                 return
             signals = self._make_step()
-            run = fake_run(
-                signals,
+            decision = policy.decide(
+                signals=signals,
                 limits=self.limits,
                 step=self.step,
                 seconds=self.seconds,
@@ -71,13 +69,12 @@ class World:
                 lr=self.lr,
                 batch_at_start=self.batch_at_start,
             )
-            policy.after_step(run)
-            if not run.decision.empty:
-                self.decisions.append((self.step, run.decision))
+            if not decision.empty:
+                self.decisions.append((self.step, decision))
             self._apply(self._pending)
-            self._pending = run.decision
+            self._pending = decision
             if self.step % 7 == 0:
-                policy.load(json.loads(json.dumps(policy.state())))
+                policy.travel_to(policy)
 
     def _make_step(self) -> dict[str, Signal]:
         """One more step, and what is measured in it: the times of the step before, as they ride in the reduction."""

@@ -23,8 +23,8 @@ from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported, RunContext
 from elastune.mechanisms.registry import prepare as prepare_replica
+from elastune.policies.arguments import MOST
 from elastune.policies.base import Policy
-from elastune.policies.run import MOST
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device

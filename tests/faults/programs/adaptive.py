@@ -82,10 +82,16 @@ class Greedy(Policy):
     def after_step(self, run) -> None:
         if run.step == 4:
             run.set_batch_size(10**7)
-        if run.step == 6:
-            run.resize(99)
         if run.step == 8:
             run.set_lr(float("nan"))
+
+
+class Crowding(Policy):
+    """Asks for more workers than there may be, again and again."""
+
+    def after_step(self, run) -> None:
+        if run.step >= 6:
+            run.resize(99)
 
 
 class Growing(Policy):

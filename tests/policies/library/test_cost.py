@@ -8,7 +8,8 @@ from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.policies.library.cost import Caps, CostCap, Meter, judge
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import PolicyKit, decide
+from elastune.policies.runtime.standing import Standing
+from elastune.testing.policy_kit import ByHand, PolicyKit
 from elastune.testing.policy_world import World
 
 HOUR = 3600.0
@@ -72,35 +73,38 @@ def perfect(workers, batch):
 def test_it_shrinks_then_stops_before_the_cap():
     cap, price = 2.0, 36.0  # 200 worker-seconds
     world = World(perfect, Limits(1, 8), workers=4, batch=64)
-    policy = CostCap(cap=cap, price_per_worker_hour=price)
+    policy = ByHand(CostCap(cap=cap, price_per_worker_hour=price))
     world.train(policy, 5000)
     assert world.stopped
     assert [d.workers for _, d in world.decisions if d.workers] == [1]
-    spent = Cost(policy.meter.worker_seconds, price).total
+    spent = Cost(policy.state.worker_seconds, price).total
     assert 0.9 * cap < spent <= cap
     assert world.workers == 1
 
 
 def test_no_shrinking_at_one():
     world = World(perfect, Limits(1, 8), workers=4, batch=64)
-    world.train(CostCap(worker_hours=0.05, shrink_at=1.0), 5000)
+    world.train(ByHand(CostCap(worker_hours=0.05, shrink_at=1.0)), 5000)
     assert world.stopped
     assert not [d for _, d in world.decisions if d.workers]
 
 
+def spent(worker_hours):
+    policy = ByHand(CostCap(worker_hours=1.0))
+    policy.standing = Standing(Meter(worker_hours * HOUR, 0.0, 10.0))
+    return policy
+
+
 def test_it_asks_again_when_another_grows():
-    policy = CostCap(worker_hours=1.0)
-    policy.meter = Meter(0.85 * HOUR, 0.0, 10.0)
-    asked = [step for step in range(350) if decide(policy, step=step, workers=4, limits=Limits(2, 4)).workers == 2]
+    policy = spent(0.85)
+    asked = [step for step in range(350) if policy.decide(step=step, workers=4, limits=Limits(2, 4)).workers == 2]
     assert asked == [0, 100, 200, 300]
 
 
 def test_fixed_workers_are_left_alone_until_the_end():
-    policy = CostCap(worker_hours=1.0)
-    policy.meter = Meter(0.85 * HOUR, 0.0, 10.0)
-    assert decide(policy, workers=4, limits=Limits(4, 4)).empty
-    policy.meter = Meter(1.1 * HOUR, 0.0, 10.0)
-    assert decide(policy, workers=4, limits=Limits(4, 4)).stop
+    policy = spent(0.85)
+    assert policy.decide(workers=4, limits=Limits(4, 4)).empty
+    assert spent(1.1).decide(workers=4, limits=Limits(4, 4)).stop
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,16 @@
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
-from elastune.core.signals import Decision, Snapshot
-from elastune.policies.library.divergence import DEAF_STEPS, DivergenceGuard, Guard, Rules, advance
-from elastune.testing.policy_kit import PolicyKit, fake_run
+from elastune.core.signals import Decision
+from elastune.policies.library.divergence import DEAF_STEPS, DivergenceGuard, Sanity, advance
+from elastune.testing.policy_kit import ByHand, PolicyKit
 
-RULES = Rules(factor=3.0, patience=3, every=10, tries=2)
+RULES = DivergenceGuard(factor=3.0, patience=3, every=10, tries=2)
 
 
 class TestDivergenceGuard(PolicyKit):
@@ -20,12 +19,12 @@ class TestDivergenceGuard(PolicyKit):
 
 
 def judge(losses, rules=RULES):
-    """What is done after which step, remembering left out; and the guard in the end."""
-    guard, done = Guard(), []
+    """What is done after which step, remembering left out; and the state in the end."""
+    state, done = Sanity(), []
     for step, loss in enumerate(losses, 1):
-        guard, action = advance(guard, step, loss, rules)
+        state, action = advance(state, step, loss, rules)
         done += [(step, action)] if action not in (None, "remember") else []
-    return done, guard
+    return done, state
 
 
 @pytest.mark.parametrize(
@@ -57,63 +56,55 @@ def test_losses_that_it_rejects_leave_the_measure_alone():
 
 
 def test_it_remembers_every_so_often_and_never_on_the_way_up():
-    guard, kept = Guard(), []
+    state, kept = Sanity(), []
     for step in range(1, 60):
-        guard, action = advance(guard, step, 1.0 if step < 25 else 2.5, RULES)
+        state, action = advance(state, step, 1.0 if step < 25 else 2.5, RULES)
         kept += [step] if action == "remember" else []
     assert kept[:3] == [1, 11, 21]
     assert not [step for step in kept if 25 <= step < 32], "2.5 is sane but far above 1.0"
 
 
 def test_it_does_not_remember_soon_after_going_back():
-    guard, kept = Guard(), []
+    state, kept = Sanity(), []
     for step in range(1, 40):
-        guard, action = advance(guard, step, math.nan if step == 10 else 1.0, RULES)
+        state, action = advance(state, step, math.nan if step == 10 else 1.0, RULES)
         kept += [step] if action == "remember" else []
     assert kept == [1, 20, 30]
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=100), st.integers(0, 3))
 def test_whatever_the_losses(losses, tries):
-    rules = Rules(factor=2.0, patience=2, every=7, tries=tries)
-    guard, back, stopped = Guard(), [], False
+    rules = DivergenceGuard(factor=2.0, patience=2, every=7, tries=tries)
+    state, back, stopped = Sanity(), [], False
     for step, loss in enumerate(losses, 1):
-        guard, action = advance(guard, step, loss, rules)
-        assert math.isfinite(guard.smooth)
-        assert math.isfinite(guard.spread)
+        state, action = advance(state, step, loss, rules)
+        assert math.isfinite(state.smooth)
+        assert math.isfinite(state.spread)
         stopped = stopped or action == "stop"
         back += [step] if action == "restore" else []
-        assert action != "restore" or guard.kept >= 0
+        assert action != "restore" or state.kept >= 0
     assert len(back) <= tries
     assert all(later - step > DEAF_STEPS for step, later in itertools.pairwise(back))
-    assert stopped or guard.tried <= tries
-
-
-@dataclass(frozen=True)
-class Told(Snapshot):
-    loss: float | None = None
+    assert stopped or state.tried <= tries
 
 
 def hook(policy, step, loss):
-    run = fake_run()
-    run.snapshot = Told(step, 0, 0, 1.0, 2, 64, 0.1, loss=loss)
-    policy.after_step(run)
-    return run.decision
+    return policy.decide(step=step, loss=loss)
 
 
 def test_what_it_asks_for():
-    policy = DivergenceGuard(tries=1, backoff=0.25)
+    policy = ByHand(DivergenceGuard(tries=1, backoff=0.25))
     assert hook(policy, 1, 1.0) == Decision(remember=True)
     assert hook(policy, 2, 1.0).empty
     assert hook(policy, 3, math.nan) == Decision(restore=True, lr_factor=0.25)
     assert [hook(policy, step, math.nan).empty for step in (4, 5)] == [True, True], "these ran before it was back"
     assert hook(policy, 6, math.nan) == Decision(restore=True, stop=True), "the checkpoint is the copy's"
-    assert hook(DivergenceGuard(), 1, math.nan) == Decision(stop=True)
-    assert hook(DivergenceGuard(), 1, None).empty
+    assert hook(ByHand(DivergenceGuard()), 1, math.nan) == Decision(stop=True)
+    assert hook(ByHand(DivergenceGuard()), 1, None).empty
 
 
 def test_where_the_copy_was_forgotten_it_stops_all_the_same():
-    policy = DivergenceGuard(tries=0)
+    policy = ByHand(DivergenceGuard(tries=0))
     assert hook(policy, 1, 1.0) == Decision(remember=True)
     assert hook(policy, 2, math.nan) == Decision(restore=True, stop=True)
     assert [hook(policy, step, math.nan).empty for step in (3, 4)] == [True, True], "these ran before it was answered"
@@ -144,7 +135,7 @@ class Descent:
 
 @pytest.mark.parametrize("lr", [2.5, 3.9, 1e200])
 def test_a_diverging_descent_is_saved_or_stopped(lr):
-    run, policy = Descent(lr=0.1), DivergenceGuard(every=10, tries=3)
+    run, policy = Descent(lr=0.1), ByHand(DivergenceGuard(every=10, tries=3))
     run.train(policy, 25)
     run.lr = lr
     run.train(policy, 2000)
@@ -154,7 +145,7 @@ def test_a_diverging_descent_is_saved_or_stopped(lr):
         assert abs(run.x) < 1e-3
     else:
         assert run.stopped
-        assert policy.guard.tried == 3
+        assert policy.state.tried == 3
         assert math.isfinite(run.x)
 
 

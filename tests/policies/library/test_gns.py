@@ -9,7 +9,7 @@ from elastune.core.signals import Decision
 from elastune.policies.library.gns import GrowWithNoise, wanted_batch, with_batch
 from elastune.policies.library.registry import build
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import PolicyKit, decide, fake_run
+from elastune.testing.policy_kit import ByHand, PolicyKit, decide
 
 
 class TestIt(PolicyKit):
@@ -98,18 +98,13 @@ def test_nothing_measured_nothing_done():
 
 def test_one_high_reading_does_not_ratchet():
     """Readings swing between 100 and 400 about 200 at batch 128: by default nothing happens."""
-    policy = build("gns")
+    policy = ByHand(build("gns"))
     swings = [100.0, 400.0, 300.0] * 200
     decided = []
     for step, noise in enumerate(swings):
-        run = fake_run(step=step, batch_size=128, signals={"noise_scale": noise})
-        policy.after_step(run)
-        decided.append(run.decision)
+        decided.append(policy.decide(step=step, batch_size=128, signals={"noise_scale": noise}))
     assert all(decision.empty for decision in decided)
-    bare = GrowWithNoise()
-    run = fake_run(batch_size=128, signals={"noise_scale": 400.0})
-    bare.after_step(run)
-    assert run.decision.batch_size == 256
+    assert decide(GrowWithNoise(), batch_size=128, signals={"noise_scale": 400.0}).batch_size == 256
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.core.options import options_of
 from elastune.policies.base import Policy
-from elastune.policies.guards import Bounds, Budget, Cooldown, Guarded, Patience
+from elastune.policies.guards import Bounds, Budget, Cooldown, Patience
 from elastune.policies.library import registry
 from elastune.policies.library.gns import GrowWithNoise
 from elastune.policies.library.registry import POLICIES, build, build_all, monitors_for, split_policy
-from elastune.policies.library.scheduled_batch import ScheduledBatch
+from elastune.policies.library.schedules import ScheduledBatch
 
 NEEDED = {
     "scheduled_batch": "at=1",
@@ -85,13 +85,13 @@ def test_rubbish_is_refused(text):
 )
 def test_any_text_is_a_policy_or_a_user_error(start, text):
     with contextlib.suppress(UserError):
-        assert isinstance(build(start + text, OWN), Policy)
+        assert isinstance(build(start + text, OWN).policy, Policy)
 
 
 def test_values_have_the_types_of_the_constructor():
-    policy = build("Mine:at=1/2.5,most=none,how=down,loud=True,rate=2,names=a/b", OWN)
+    policy = build("Mine:at=1/2.5,most=none,how=down,loud=True,rate=2,names=a/b", OWN).policy
     assert policy.given == ((1.0, 2.5), None, "down", True, 2.0, ("a", "b"), None)
-    assert build("Mine:most=-7", OWN).given == ((), -7, "up", False, 0.5, (), None)
+    assert build("Mine:most=-7", OWN).policy.given == ((), -7, "up", False, 0.5, (), None)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def test_annotations_that_cannot_be_read_are_told():
 def test_every_policy_can_be_made_and_guarded(name):
     text = f"{name}:{NEEDED[name]}" if name in NEEDED else name
     assert issubclass(POLICIES[name], Policy)
-    found = build(text)
-    assert isinstance(found.policy if isinstance(found, Guarded) else found, POLICIES[name])
+    assert isinstance(build(text).policy, POLICIES[name])
     guarded = build(f"{text}{',' if name in NEEDED else ':'}cooldown=7,budget=2")
     assert {type(guard) for guard in guarded.guards} >= {Cooldown, Budget}
 
 
 def test_guards_only_where_they_are_asked_for():
-    assert isinstance(build("scheduled_batch:at=1"), ScheduledBatch)
+    assert isinstance(build("scheduled_batch:at=1").policy, ScheduledBatch)
+    assert build("scheduled_batch:at=1").guards == ()
     guarded = build("scheduled_batch:at=1,max_batch=512,min_workers=2")
     assert guarded.guards == (Bounds(max_batch=512, min_workers=2),)
 
@@ -166,13 +166,13 @@ def test_the_programs_own_come_first():
     class Gns(Policy):
         pass
 
-    assert isinstance(build("gns", {"gns": Gns}), Gns)
+    assert isinstance(build("gns", {"gns": Gns}).policy, Gns)
 
 
 def test_each_gets_a_name_of_its_own():
     found = build_all(["warmup:steps=3", "gns", "warmup:steps=5", "Bare", "warmup:steps=7"], OWN)
-    assert [name for name, _ in found] == ["warmup", "gns", "warmup-2", "Bare", "warmup-3"]
-    assert [policy.steps for name, policy in found if name.startswith("warmup")] == [3, 5, 7]
+    assert [named.name for named in found] == ["warmup", "gns", "warmup-2", "Bare", "warmup-3"]
+    assert [named.policy.steps for named in found if named.name.startswith("warmup")] == [3, 5, 7]
 
 
 def test_monitors_are_named_once():
@@ -193,7 +193,7 @@ def test_entry_points(monkeypatch):
         ]
     )
     monkeypatch.setattr(registry, "entry_points", lambda group: theirs.select(group=group))
-    assert build("good:steps=4").steps == 4
+    assert build("good:steps=4").policy.steps == 4
     assert isinstance(build("gns").policy, GrowWithNoise)  # nobody takes a name of the library's
     with pytest.raises(UserError, match="subclass of elastune.Policy"):
         build("theirs")

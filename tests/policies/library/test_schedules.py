@@ -2,11 +2,10 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision
-from elastune.policies.library.registry import build
-from elastune.policies.library.scheduled_batch import ScheduledBatch
-from elastune.policies.library.scheduled_workers import ScheduledWorkers
+from elastune.policies.library.registry import build, monitors_for
+from elastune.policies.library.schedules import ScheduledBatch, ScheduledWorkers
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import PolicyKit, decide, fake_run
+from elastune.testing.policy_kit import ByHand, PolicyKit, decide
 
 
 class Schedule(PolicyKit):
@@ -36,13 +35,13 @@ class TestGuarded(Schedule):
 
 def follow(policy, epochs, **fixed):
     """Batch and workers after each of ``epochs`` epochs' first steps, where every decision is done."""
+    policy = ByHand(policy)
     at = {"batch_size": 64, "workers": 2}
     seen = []
     for epoch in range(epochs):
-        run = fake_run(epoch=epoch, step=10 * epoch, **{**at, **fixed})
-        policy.before_step(run)
-        at["batch_size"] = run.decision.batch_size or at["batch_size"]
-        at["workers"] = run.decision.workers or at["workers"]
+        decision = policy.decide("before_step", epoch=epoch, step=10 * epoch, **{**at, **fixed})
+        at["batch_size"] = decision.batch_size or at["batch_size"]
+        at["workers"] = decision.workers or at["workers"]
         seen.append((at["batch_size"], at["workers"]))
     return seen
 
@@ -74,11 +73,11 @@ def test_the_learning_rate_follows():
 
 
 def test_a_milestone_counts_once_after_a_resume():
-    policy, resumed = ScheduledBatch(at=(1, 2)), ScheduledBatch(at=(1, 2))
-    assert decide(policy, "before_step", epoch=1).batch_size == 128
-    resumed.load(policy.state())
-    assert decide(resumed, "before_step", epoch=1, batch_size=128).empty
-    assert decide(resumed, "before_step", epoch=2, batch_size=128).batch_size == 256
+    policy, resumed = ByHand(ScheduledBatch(at=(1, 2))), ByHand(ScheduledBatch(at=(1, 2)))
+    assert policy.decide("before_step", epoch=1).batch_size == 128
+    policy.travel_to(resumed)
+    assert resumed.decide("before_step", epoch=1, batch_size=128).empty
+    assert resumed.decide("before_step", epoch=2, batch_size=128).batch_size == 256
 
 
 def test_a_cooldown_makes_a_schedule_late_not_lost():
@@ -88,16 +87,21 @@ def test_a_cooldown_makes_a_schedule_late_not_lost():
 
 
 def test_the_impossible_raises_and_is_asked_again():
-    policy = ScheduledWorkers(at=(0,), workers=(99,))
-    with pytest.raises(UserError, match="workers"):
-        policy.before_step(fake_run(limits=Limits(low=1, high=4)))
-    assert policy.done == 0
+    policy = ByHand(ScheduledBatch(at=(0,), batches=(999,)))
+    with pytest.raises(UserError, match="longer than an epoch"):
+        policy.decide("before_step", limits=Limits(longest_batch=100))
+    assert policy.state == {}
+
+
+def test_as_many_workers_as_there_may_be():
+    limits = Limits(low=1, high=4)
+    assert decide(ScheduledWorkers(at=(0,), workers=(99,)), "before_step", limits=limits).workers == 4
 
 
 def test_only_adascale_needs_a_monitor():
     assert ScheduledBatch(at=(1,)).monitors == ()
     assert ScheduledBatch(at=(1,), lr="adascale").monitors == ("noise_scale",)
-    assert build("scheduled_batch:at=1,lr=adascale,cooldown=1").monitors == ("noise_scale",)
+    assert monitors_for([build("scheduled_batch:at=1,lr=adascale,cooldown=1")]) == ("noise_scale",)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from elastune.core.errors import UserError
 from elastune.core.signals import Decision
 from elastune.policies.library.warmup import WarmUp
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import PolicyKit, decide, fake_run
+from elastune.testing.policy_kit import ByHand, PolicyKit, decide
 
 
 class TestIt(PolicyKit):
@@ -17,43 +17,43 @@ class TestIt(PolicyKit):
 
 
 def at_start(policy, **run):
-    return decide(policy, "before_train", step=0, epoch=0, **run)
+    return policy.decide("before_train", step=0, epoch=0, **run)
 
 
 def test_it_divides_the_rate_and_then_ramps():
-    policy = WarmUp(k=4.0, steps=10)
+    policy = ByHand(WarmUp(k=4.0, steps=10))
     assert at_start(policy) == Decision(lr_factor=0.25)
-    assert decide(policy, "after_step", step=1) == Decision(lr_factor=4.0, ramp_steps=10)
-    assert all(decide(policy, "after_step", step=step).empty for step in range(2, 20))
+    assert policy.decide("after_step", step=1) == Decision(lr_factor=4.0, ramp_steps=10)
+    assert all(policy.decide("after_step", step=step).empty for step in range(2, 20))
 
 
 @pytest.mark.parametrize(("batch", "epochs", "steps"), [(50, 5.0, 1000), (64, 0.1, 16), (4096, 0.01, 1)])
 def test_epochs_are_counted_in_steps(batch, epochs, steps):
-    policy = WarmUp(epochs=epochs)
+    policy = ByHand(WarmUp(epochs=epochs))
     at_start(policy, batch_size=batch)
-    assert decide(policy, "after_step", step=1, batch_size=batch).ramp_steps == steps
+    assert policy.decide("after_step", step=1, batch_size=batch).ramp_steps == steps
 
 
 def test_epochs_of_unknown_length_are_refused():
-    policy = WarmUp(epochs=1.0)
-    policy.before_train(fake_run(step=0))
+    policy = ByHand(WarmUp(epochs=1.0))
+    policy.decide("before_train", step=0)
     with pytest.raises(UserError, match="how long"):
-        policy.after_step(fake_run(limits=Limits(), step=1))
+        policy.decide(limits=Limits(), step=1)
 
 
 def test_a_resumed_run_is_not_warmed_up_again():
-    done, resumed = WarmUp(steps=10), WarmUp(steps=10)
+    done, resumed = ByHand(WarmUp(steps=10)), ByHand(WarmUp(steps=10))
     at_start(done)
-    resumed.load(done.state())
-    assert decide(resumed, "before_train", step=1).empty
-    assert decide(resumed, "after_step", step=2).lr_factor == 8.0  # what was begun is ended
+    done.travel_to(resumed)
+    assert resumed.decide("before_train", step=1).empty
+    assert resumed.decide("after_step", step=2).lr_factor == 8.0  # what was begun is ended
     assert decide(WarmUp(steps=10), "before_train", step=50).empty  # it was named after the run had begun
 
 
 def test_it_composes_with_others():
     """Its factors cancel: another's in between stays, whatever the order."""
-    policy = WarmUp(k=8.0, steps=3)
-    factors = [at_start(policy).lr_factor, 2.0, decide(policy, "after_step", step=1).lr_factor]
+    policy = ByHand(WarmUp(k=8.0, steps=3))
+    factors = [at_start(policy).lr_factor, 2.0, policy.decide("after_step", step=1).lr_factor]
     assert math.prod(factors) == 2.0
 
 

@@ -8,7 +8,7 @@ step counts as ``gain`` steps of the schedule ("scale-invariant iterations"). Fo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from elastune.core.errors import UserError
 from elastune.policies.base import Policy
@@ -54,6 +54,3 @@ class AdaScale(Policy):
             return
         run.scale_lr(wanted / self.gain)
         self.gain = wanted
-
-    def state(self) -> dict[str, Any]:
-        return {"gain": self.gain, "scale_invariant_steps": self.scale_invariant_steps}

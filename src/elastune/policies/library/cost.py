@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
-from elastune.policies.base import Policy
+from elastune.policies.base import Hook, Policy
 
 if TYPE_CHECKING:
     from elastune.policies.run import Run
@@ -60,6 +60,7 @@ def judge(meter: Meter, caps: Caps) -> Literal["go", "shrink", "stop"]:
     return "shrink" if caps.used(meter.worker_seconds) >= caps.shrink_at else "go"
 
 
+@dataclass(frozen=True)
 class CostCap(Policy):
     """End a run, with a checkpoint, before it costs more than ``cap`` or takes more than ``worker_hours``.
 
@@ -69,44 +70,46 @@ class CostCap(Policy):
     """
 
     monitors: ClassVar[tuple[str, ...]] = ()
+    hooks: ClassVar[tuple[Hook, ...]] = ("after_step",)
 
-    def __init__(
-        self,
-        cap: float = 0.0,
-        price_per_worker_hour: float = 0.0,
-        worker_hours: float = 0.0,
-        shrink_at: float = 0.8,
-    ) -> None:
-        for name, value in (("cap", cap), ("price", price_per_worker_hour), ("number of worker-hours", worker_hours)):
+    cap: float = 0.0
+    price_per_worker_hour: float = 0.0
+    worker_hours: float = 0.0
+    shrink_at: float = 0.8
+
+    def __post_init__(self) -> None:
+        cap, price, hours = self.cap, self.price_per_worker_hour, self.worker_hours
+        for name, value in (("cap", cap), ("price", price), ("number of worker-hours", hours)):
             if not 0 <= value < math.inf:
                 raise UserError(f"a {name} is a finite number that is not negative", value, "give 0 or more")
-        if not cap and not worker_hours:
+        if not cap and not hours:
             raise UserError("a cost cap needs something to cap", "none", "give cap with its price, or worker_hours")
-        if bool(cap) != bool(price_per_worker_hour):
+        if bool(cap) != bool(price):
             fix = "give cap and price_per_worker_hour, both above 0"
-            raise UserError("a cap on money needs a price", f"cap {cap}, price {price_per_worker_hour}", fix)
-        if not 0 < shrink_at <= 1:
-            raise UserError("shrink_at is a part of the cap", shrink_at, "give a number above 0, at most 1")
-        self.caps = Caps(cap or math.inf, worker_hours or math.inf, price_per_worker_hour, shrink_at)
-        self.meter = Meter()
+            raise UserError("a cap on money needs a price", f"cap {cap}, price {price}", fix)
+        if not 0 < self.shrink_at <= 1:
+            raise UserError("shrink_at is a part of the cap", self.shrink_at, "give a number above 0, at most 1")
 
-    def after_step(self, run: Run) -> None:
+    @property
+    def caps(self) -> Caps:
+        """What may be spent."""
+        price = self.price_per_worker_hour
+        return Caps(self.cap or math.inf, self.worker_hours or math.inf, price, self.shrink_at)
+
+    def init(self) -> Meter:
+        return Meter()
+
+    def decide(self, hook: Hook, state: Meter, run: Run) -> Meter:
         """Count the step; shrink or stop where it is time."""
-        self.meter = self.meter.after(run.size(), run.seconds)
-        verdict = judge(self.meter, self.caps)
+        meter = state.after(run.size(), run.seconds)
+        verdict = judge(meter, self.caps)
         if verdict == "stop":
             run.stop()
-        elif verdict == "shrink" and run.size() > run.limits.low and self._may_ask(run.step):
-            self.meter = replace(self.meter, asked=run.step)
+        elif verdict == "shrink" and run.size() > run.limits.low and _may_ask(meter, run.step):
             run.resize(run.limits.low)
+            return replace(meter, asked=run.step)
+        return meter
 
-    def _may_ask(self, step: int) -> bool:
-        return self.meter.asked < 0 or step - self.meter.asked >= ASK_AGAIN_STEPS
 
-    def state(self) -> dict[str, Any]:
-        """What was spent."""
-        return dict(vars(self.meter))
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.meter = Meter(**state)
+def _may_ask(meter: Meter, step: int) -> bool:
+    return meter.asked < 0 or step - meter.asked >= ASK_AGAIN_STEPS

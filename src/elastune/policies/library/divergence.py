@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from elastune.core.errors import UserError
-from elastune.policies.base import Policy
+from elastune.policies.base import Hook, Policy
 
 if TYPE_CHECKING:
     from elastune.policies.run import Run
@@ -27,17 +27,7 @@ DEAF_STEPS = 2  # after asking to go back: these losses are not of the restored 
 
 
 @dataclass(frozen=True)
-class Rules:
-    """See ``DivergenceGuard``."""
-
-    factor: float
-    patience: int
-    every: int
-    tries: int
-
-
-@dataclass(frozen=True)
-class Guard:
+class Sanity:
     """``smooth`` and ``spread``: mean of the sane losses and of their distances from it, over ``sane`` of them.
 
     ``bad``: losses in a row that were too high. ``kept``: the step of the newest copy, -1 for none. ``back``: the step
@@ -57,39 +47,40 @@ class Guard:
         return self.smooth + (factor - 1) * max(abs(self.smooth), self.spread)
 
 
-def advance(guard: Guard, step: int, loss: float, rules: Rules) -> tuple[Guard, Action | None]:
-    """The guard after the loss of ``step``, and what to do."""
-    if guard.back >= 0 and step <= guard.back + DEAF_STEPS:
-        return guard, None
-    high = not math.isfinite(loss) or (guard.sane > 0 and loss > guard.limit(rules.factor))
+def advance(sanity: Sanity, step: int, loss: float, rules: DivergenceGuard) -> tuple[Sanity, Action | None]:
+    """The state after the loss of ``step``, and what to do."""
+    if sanity.back >= 0 and step <= sanity.back + DEAF_STEPS:
+        return sanity, None
+    high = not math.isfinite(loss) or (sanity.sane > 0 and loss > sanity.limit(rules.factor))
     if not high:
-        return _sane(guard, step, loss, rules)
-    guard = replace(guard, bad=guard.bad + 1)
-    if math.isfinite(loss) and guard.bad < rules.patience:
-        return guard, None
-    if guard.kept < 0 or guard.tried >= rules.tries:
+        return _sane(sanity, step, loss, rules)
+    sanity = replace(sanity, bad=sanity.bad + 1)
+    if math.isfinite(loss) and sanity.bad < rules.patience:
+        return sanity, None
+    if sanity.kept < 0 or sanity.tried >= rules.tries:
         # Where the copy was forgotten, going back is refused and takes the stop with it: then stop where it stands
-        return replace(guard, kept=-1, bad=0, back=step), "stop"
-    return replace(guard, bad=0, back=step, tried=guard.tried + 1), "restore"
+        return replace(sanity, kept=-1, bad=0, back=step), "stop"
+    return replace(sanity, bad=0, back=step, tried=sanity.tried + 1), "restore"
 
 
-def _sane(guard: Guard, step: int, loss: float, rules: Rules) -> tuple[Guard, Action | None]:
-    calm = guard.sane == 0 or loss <= guard.limit(math.sqrt(rules.factor))  # not on its way up
-    share = 1 / min(guard.sane + 1, MEMORY)
-    distance = abs(loss - guard.smooth) if guard.sane else 0.0
-    guard = replace(
-        guard,
-        sane=guard.sane + 1,
-        smooth=guard.smooth + share * (loss - guard.smooth),
-        spread=guard.spread + share * (distance - guard.spread),
+def _sane(sanity: Sanity, step: int, loss: float, rules: DivergenceGuard) -> tuple[Sanity, Action | None]:
+    calm = sanity.sane == 0 or loss <= sanity.limit(math.sqrt(rules.factor))  # not on its way up
+    share = 1 / min(sanity.sane + 1, MEMORY)
+    distance = abs(loss - sanity.smooth) if sanity.sane else 0.0
+    sanity = replace(
+        sanity,
+        sane=sanity.sane + 1,
+        smooth=sanity.smooth + share * (loss - sanity.smooth),
+        spread=sanity.spread + share * (distance - sanity.spread),
         bad=0,
     )
     # Nor soon after going back: it has to show first that the smaller rate holds.
-    if calm and (guard.kept < 0 or step - max(guard.kept, guard.back) >= rules.every):
-        return replace(guard, kept=step), "remember"
-    return guard, None
+    if calm and (sanity.kept < 0 or step - max(sanity.kept, sanity.back) >= rules.every):
+        return replace(sanity, kept=step), "remember"
+    return sanity, None
 
 
+@dataclass(frozen=True)
 class DivergenceGuard(Policy):
     """Keep a copy of model and optimizer every ``every`` steps while the loss is sane; when it is not finite, or above
     ``factor`` x its smoothed value ``patience`` steps in a row, go back to the copy and multiply the learning rate by
@@ -99,44 +90,41 @@ class DivergenceGuard(Policy):
 
     monitors: ClassVar[tuple[str, ...]] = ()
     survives_divergence: ClassVar[bool] = True
+    hooks: ClassVar[tuple[Hook, ...]] = ("after_step",)
 
-    def __init__(
-        self, factor: float = 3.0, patience: int = 5, every: int = 100, backoff: float = 0.5, tries: int = 3
-    ) -> None:
-        for name, value, good, fix in (
-            ("factor", factor, 1 < factor < math.inf, "give a number above 1"),
-            ("patience", patience, patience >= 1, "give 1 or more steps"),
-            ("every", every, every >= 1, "give 1 or more steps"),
-            ("backoff", backoff, 0 < backoff < 1, "give a factor between 0 and 1"),
-            ("tries", tries, tries >= 0, "give how often to go back, 0 or more"),
+    factor: float = 3.0
+    patience: int = 5
+    every: int = 100
+    backoff: float = 0.5
+    tries: int = 3
+
+    def __post_init__(self) -> None:
+        for name, good, fix in (
+            ("factor", 1 < self.factor < math.inf, "give a number above 1"),
+            ("patience", self.patience >= 1, "give 1 or more steps"),
+            ("every", self.every >= 1, "give 1 or more steps"),
+            ("backoff", 0 < self.backoff < 1, "give a factor between 0 and 1"),
+            ("tries", self.tries >= 0, "give how often to go back, 0 or more"),
         ):
             if not good:
-                raise UserError(f"divergence cannot work with this {name}", value, fix)
-        self.backoff = backoff
-        self.rules = Rules(factor, patience, every, tries)
-        self.guard = Guard()
+                raise UserError(f"divergence cannot work with this {name}", getattr(self, name), fix)
 
-    def after_step(self, run: Run) -> None:
+    def init(self) -> Sanity:
+        return Sanity()
+
+    def decide(self, hook: Hook, state: Sanity, run: Run) -> Sanity:
         """Judge the step's loss."""
         loss = run.snapshot.loss
         if loss is None:
-            return
-        before = self.guard
-        self.guard, action = advance(before, run.step, loss, self.rules)
+            return state
+        after, action = advance(state, run.step, loss, self)
         if action == "remember":
             run.remember()
         elif action == "restore":
             run.restore()
             run.scale_lr(self.backoff)
         elif action == "stop":
-            if before.kept >= 0:
+            if state.kept >= 0:
                 run.restore()  # so that the checkpoint is worth keeping
             run.stop()
-
-    def state(self) -> dict[str, Any]:
-        """What it has seen and done."""
-        return dict(vars(self.guard))
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.guard = Guard(**state)
+        return after

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from elastune.core.errors import UserError
 from elastune.policies.base import Policy
@@ -108,6 +108,3 @@ class GrowWithNoise(Policy):
         run.set_batch_size(wanted, lr=self.lr, ramp_steps=self.ramp_steps, correct_momentum=self.correct_momentum)
         if self.workers:
             run.resize(with_batch(run.size(), batch, wanted, run.limits.low, run.limits.high))
-
-    def state(self) -> dict[str, Any]:
-        return {}  # it decides by what is measured alone

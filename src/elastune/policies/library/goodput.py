@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 from elastune.core.errors import UserError
 from elastune.core.signals import Snapshot
 from elastune.plan.goodput import Noise, Performance, efficiency, overlapped
-from elastune.policies.base import Policy
+from elastune.policies.base import Hook, Policy
 from elastune.policies.lr_rules import check_rule
 
 if TYPE_CHECKING:
@@ -145,6 +145,24 @@ def better(
     return max((now, *near.settings()), key=goodput)
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What it has measured, newest last, and asked for.
+
+    Attributes:
+        setting: The present workers and batch.
+        steps: Steps made with this setting since the last look.
+        observed: The newest measurement of each setting.
+        asked: Workers that were asked for last, and at which step.
+    """
+
+    setting: tuple[int, int] = (0, 0)
+    steps: int = 0
+    observed: tuple[Observed, ...] = ()
+    asked: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
 class Goodput(Policy):
     """Look after ``every`` steps with one setting, and change what promises more than ``gain`` (0.05: 5 %).
 
@@ -154,70 +172,58 @@ class Goodput(Policy):
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("noise_scale", "performance")
+    hooks: ClassVar[tuple[Hook, ...]] = ("after_step",)
 
-    def __init__(
-        self,
-        max_batch: int = 4096,
-        every: int = 50,
-        gain: float = 0.05,
-        lr: str = "adascale",
-        fixed_workers: bool = False,
-    ) -> None:
-        if max_batch < 1:
-            raise UserError("the largest batch holds at least one sample", max_batch, "give max_batch=4096, say")
-        if every < LEAST_EVERY:
-            raise UserError(f"goodput looks after {LEAST_EVERY} steps or more", every, "give every=50, say")
-        if not 0 < gain < math.inf:
-            raise UserError("a gain in goodput is a positive part of it", gain, "give gain=0.05, say, for 5 %")
-        self.max_batch, self.every, self.gain, self.fixed_workers = max_batch, every, gain, fixed_workers
-        self.lr = check_rule(lr)
-        self.setting, self.steps = (0, 0), 0  # steps made with this setting since the last look
-        self.observed: tuple[Observed, ...] = ()
-        self.asked = (0, 0)  # workers, and the step at which they were asked for
+    max_batch: int = 4096
+    every: int = 50
+    gain: float = 0.05
+    lr: str = "adascale"
+    fixed_workers: bool = False
 
-    def after_step(self, run: Run) -> None:
+    def __post_init__(self) -> None:
+        if self.max_batch < 1:
+            raise UserError("the largest batch holds at least one sample", self.max_batch, "give max_batch=4096, say")
+        if self.every < LEAST_EVERY:
+            raise UserError(f"goodput looks after {LEAST_EVERY} steps or more", self.every, "give every=50, say")
+        if not 0 < self.gain < math.inf:
+            raise UserError("a gain in goodput is a positive part of it", self.gain, "give gain=0.05, say, for 5 %")
+        check_rule(self.lr)
+
+    def init(self) -> Outlook:
+        return Outlook()
+
+    def decide(self, hook: Hook, state: Outlook, run: Run) -> Outlook:
         """After ``every`` steps with one setting, look around."""
         setting = (run.size(), run.batch_size())
-        self.setting, self.steps = setting, self.steps + 1 if setting == self.setting else 0
-        if self.steps < self.every:
-            return
-        self.steps = 0
+        steps = state.steps + 1 if setting == state.setting else 0
+        state = replace(state, setting=setting, steps=steps % self.every)
+        if steps < self.every:
+            return state
         seen, noise = observe(run.snapshot), gradient_noise(run.snapshot)
         if seen is None:
-            return
-        others = (o for o in self.observed if (o.workers, o.batch) != (seen.workers, seen.batch))
-        self.observed = (*others, seen)[-MOST_OBSERVED:]
-        if noise is not None:
-            self._move(run, noise)
+            return state
+        others = (o for o in state.observed if (o.workers, o.batch) != setting)
+        state = replace(state, observed=(*others, seen)[-MOST_OBSERVED:])
+        return state if noise is None else self._move(state, noise, run)
 
-    def _move(self, run: Run, noise: Noise) -> None:
+    def _move(self, state: Outlook, noise: Noise, run: Run) -> Outlook:
         smallest = run.snapshot.batch_at_start or run.batch_size()
         longest = run.limits.longest_batch or self.max_batch
         low, high, size = run.limits.low, run.limits.high, run.size()
         room = Room(low, high, smallest, max(min(self.max_batch, longest), smallest))
         here, now = replace(room, low=size, high=size), (size, run.batch_size())
-        perf = fit(self.observed)
-        _, batch = better(now, self.observed, perf, noise, smallest, here, self.gain)
+        perf = fit(state.observed)
+        _, batch = better(now, state.observed, perf, noise, smallest, here, self.gain)
         if batch != run.batch_size():
             run.set_batch_size(batch, lr=self.lr)
         if self.fixed_workers:
-            return
-        workers, _ = better(now, self.observed, perf, noise, smallest, room, self.gain)
-        pending = workers == self.asked[0] and run.step - self.asked[1] < RETRY_LOOKS * self.every
-        if workers != size and not pending:
-            self.asked = (workers, run.step)
-            run.resize(workers)
-
-    def state(self) -> dict[str, Any]:
-        """What it has measured and asked for."""
-        observed = [[o.workers, o.batch, o.step_s, o.compute_s] for o in self.observed]
-        return {"setting": list(self.setting), "steps": self.steps, "observed": observed, "asked": list(self.asked)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.setting, self.steps = (state["setting"][0], state["setting"][1]), state["steps"]
-        self.observed = tuple(Observed(*row) for row in state["observed"])
-        self.asked = (state["asked"][0], state["asked"][1])
+            return state
+        workers, _ = better(now, state.observed, perf, noise, smallest, room, self.gain)
+        pending = workers == state.asked[0] and run.step - state.asked[1] < RETRY_LOOKS * self.every
+        if workers == size or pending:
+            return state
+        run.resize(workers)
+        return replace(state, asked=(workers, run.step))
 
 
 def observe(now: Snapshot) -> Observed | None:

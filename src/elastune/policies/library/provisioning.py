@@ -15,28 +15,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Snapshot
-from elastune.policies.base import Policy
+from elastune.policies.base import Hook, Policy
 
 if TYPE_CHECKING:
     from elastune.policies.run import Run
 
 Phase = Literal["measuring", "growing", "shrinking", "settled"]
 LEAST_SETTLE = 5  # steps; the monitor needs some to tell the new setting's times
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When a worker is worth its place, and how long to wait for what: see ``Provisioning``."""
-
-    threshold: float
-    add: int
-    settle: int
-    retry: int
-    wait_s: float
 
 
 @dataclass(frozen=True)
@@ -71,7 +60,7 @@ def worth(few: Rate, many: Rate) -> tuple[float, float]:
 
 
 def advance(
-    climb: Climb, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Rules
+    climb: Climb, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Provisioning
 ) -> tuple[Climb, int | None]:
     """The climb after one more step, and how many workers to ask for; None: as many as there are. ``rate``: what the
     monitor says, None for nothing yet."""
@@ -97,7 +86,7 @@ def advance(
 
 
 def _measured(
-    climb: Climb, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Rules
+    climb: Climb, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Provisioning
 ) -> tuple[Climb, int | None]:
     if climb.good.workers and now.workers <= climb.good.workers:  # lost again; another may come for it
         return _enter(climb, "growing", now), None
@@ -127,6 +116,7 @@ def measured(now: Snapshot) -> Rate | None:
     return Rate(now.workers, found.value, error)
 
 
+@dataclass(frozen=True)
 class Provisioning(Policy):
     """Add ``add`` workers at a time while each brings at least ``threshold`` of what one brought before.
 
@@ -137,33 +127,32 @@ class Provisioning(Policy):
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("performance",)
+    hooks: ClassVar[tuple[Hook, ...]] = ("after_step",)
 
-    def __init__(
-        self, threshold: float = 0.5, add: int = 1, settle: int = 30, retry: int = 1000, wait_s: float = 60.0
-    ) -> None:
-        for name, value, good, fix in (
-            ("threshold", threshold, 0 <= threshold <= 1, "give a part of a worker, 0 to 1"),
-            ("add", add, add >= 1, "give 1 or more workers"),
-            ("settle", settle, settle >= LEAST_SETTLE, f"give {LEAST_SETTLE} or more steps"),
-            ("retry", retry, retry >= 0, "give a number of steps, 0 for never"),
-            ("wait_s", wait_s, 0 < wait_s < math.inf, "give seconds above 0"),
+    threshold: float = 0.5
+    add: int = 1
+    settle: int = 30
+    retry: int = 1000
+    wait_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, good, fix in (
+            ("threshold", 0 <= self.threshold <= 1, "give a part of a worker, 0 to 1"),
+            ("add", self.add >= 1, "give 1 or more workers"),
+            ("settle", self.settle >= LEAST_SETTLE, f"give {LEAST_SETTLE} or more steps"),
+            ("retry", self.retry >= 0, "give a number of steps, 0 for never"),
+            ("wait_s", 0 < self.wait_s < math.inf, "give seconds above 0"),
         ):
             if not good:
-                raise UserError(f"provisioning cannot work with this {name}", value, fix)
-        self.rules = Rules(threshold, add, settle, retry, wait_s)
-        self.climb = Climb()
+                raise UserError(f"provisioning cannot work with this {name}", getattr(self, name), fix)
 
-    def after_step(self, run: Run) -> None:
-        """Look at the pace; ask for workers more or fewer where that is due."""
+    def init(self) -> Climb:
+        return Climb()
+
+    def decide(self, hook: Hook, state: Climb, run: Run) -> Climb:
+        """Look at the throughput; ask for workers more or fewer where that is due."""
         low, high = run.limits.low, run.limits.high
-        self.climb, workers = advance(self.climb, run.snapshot, measured(run.snapshot), low, high, self.rules)
+        climb, workers = advance(state, run.snapshot, measured(run.snapshot), low, high, self)
         if workers is not None:
             run.resize(workers)
-
-    def state(self) -> dict[str, Any]:
-        """How far it has come; the rules are the options'."""
-        return {**vars(self.climb), "good": dict(vars(self.climb.good))}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.climb = Climb(**{**state, "good": Rate(**state["good"])})
+        return climb

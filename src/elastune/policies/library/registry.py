@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
@@ -10,17 +11,17 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.options import Option, options_of, read, split
 from elastune.policies.base import Policy
-from elastune.policies.guards import GUARD_OPTIONS, guarded, guards_for
+from elastune.policies.guards import GUARD_OPTIONS, guards_for
 from elastune.policies.library.adascale import AdaScale
 from elastune.policies.library.cost import CostCap
 from elastune.policies.library.divergence import DivergenceGuard
 from elastune.policies.library.gns import GrowWithNoise
 from elastune.policies.library.goodput import Goodput
 from elastune.policies.library.provisioning import Provisioning
-from elastune.policies.library.scheduled_batch import ScheduledBatch
-from elastune.policies.library.scheduled_workers import ScheduledWorkers
+from elastune.policies.library.schedules import ScheduledBatch, ScheduledWorkers
 from elastune.policies.library.straggler import StragglerResponse
 from elastune.policies.library.warmup import WarmUp
+from elastune.policies.runtime.standing import Named
 
 ENTRY_POINTS = "elastune.policies"
 POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
@@ -39,7 +40,7 @@ POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
 )
 
 
-def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> Policy:
+def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> Named:
     """The policy of "name:option=value,...". ``extra``: the classes of the user's program by name; they come first.
 
     Every policy takes the guards' options, too; one that it has itself (as gns has max_batch) is its own. What a class
@@ -59,7 +60,7 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
         policy = kind(**{option: value for option, value in given.items() if option in own})
     except ValueError as error:
         raise UserError(f"{name} must accept its options", f"{text}: {error}", "give others") from None
-    return guarded(policy, guards) if guards else policy
+    return Named(name, policy, guards)
 
 
 def split_policy(text: str) -> tuple[str, str]:
@@ -67,21 +68,18 @@ def split_policy(text: str) -> tuple[str, str]:
     return split(text, "a policy", "gns:max_batch=2048,lr=sqrt")
 
 
-def build_all(
-    texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})
-) -> tuple[tuple[str, Policy], ...]:
+def build_all(texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> tuple[Named, ...]:
     """The policies of ``texts`` in order, each with a name of its own: "gns", "warmup", "warmup-2"."""
-    found: dict[str, Policy] = {}
-    for text in texts:
-        name, _ = split_policy(text)
-        same = sum(known.partition("-")[0] == name for known in found)
-        found[name if not same else f"{name}-{same + 1}"] = build(text, extra)
-    return tuple(found.items())
+    found: list[Named] = []
+    for named in (build(text, extra) for text in texts):
+        same = sum(known.name.partition("-")[0] == named.name for known in found)
+        found.append(replace(named, name=f"{named.name}-{same + 1}") if same else named)
+    return tuple(found)
 
 
-def monitors_for(policies: Iterable[Policy]) -> tuple[str, ...]:
+def monitors_for(policies: Iterable[Named]) -> tuple[str, ...]:
     """The monitors that ``policies`` need, each once, in the order in which they are first asked for."""
-    return tuple(dict.fromkeys(monitor for policy in policies for monitor in policy.monitors))
+    return tuple(dict.fromkeys(monitor for named in policies for monitor in named.policy.monitors))
 
 
 def _find(name: str, extra: Mapping[str, type[Policy]]) -> type[Policy]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from elastune.core.errors import UserError
-from elastune.policies.base import Policy
+from elastune.policies.base import Hook, Policy
 
 if TYPE_CHECKING:
     from elastune.policies.run import Run
@@ -48,6 +48,7 @@ def advance(
     return replace(watch, seen=0, calm_until=step + rest, done=watch.done + 1), rank
 
 
+@dataclass(frozen=True)
 class StragglerResponse(Policy):
     """Act on a worker that was the straggler for ``patience`` steps, at most ``tries`` times in a run.
 
@@ -59,39 +60,37 @@ class StragglerResponse(Policy):
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("performance",)
+    hooks: ClassVar[tuple[Hook, ...]] = ("after_step",)
 
-    def __init__(self, action: str = "replace", patience: int = 50, rest: int = 500, tries: int = 3) -> None:
-        if action not in ACTIONS:
-            raise UserError("unknown answer to a straggler", action, f"use one of {', '.join(ACTIONS)}")
-        for name, value in (("patience", patience), ("rest", rest), ("tries", tries)):
-            if value < 1:
+    action: str = "replace"
+    patience: int = 50
+    rest: int = 500
+    tries: int = 3
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise UserError("unknown answer to a straggler", self.action, f"use one of {', '.join(ACTIONS)}")
+        for name in ("patience", "rest", "tries"):
+            if (value := getattr(self, name)) < 1:
                 raise UserError(f"a straggler's {name} is a whole number", value, "give 1 or more")
-        self.action, self.patience, self.rest, self.tries = action, patience, rest, tries
-        self.watch = Watch()
 
-    def after_step(self, run: Run) -> None:
+    def init(self) -> Watch:
+        return Watch()
+
+    def decide(self, hook: Hook, state: Watch, run: Run) -> Watch:
         """Count how long one worker has been named; act when it is long enough."""
         value = run.signal("straggler")
         named = round(value) if math.isfinite(value) else None
         if not self._can_act(run, named):
             named = None
-        self.watch, rank = advance(self.watch, run.step, run.size(), named, self.patience, self.rest, self.tries)
-        if rank is None:
-            return
-        if self.action == "replace":
+        watch, rank = advance(state, run.step, run.size(), named, self.patience, self.rest, self.tries)
+        if rank is not None and self.action == "replace":
             run.replace(rank)
-        else:
+        elif rank is not None:
             run.resize(run.size() - 1)
+        return watch
 
     def _can_act(self, run: Run, named: int | None) -> bool:
         if self.action == "replace":
             return run.limits.low < run.limits.high
         return named == run.size() - 1 and run.size() > run.limits.low
-
-    def state(self) -> dict[str, Any]:
-        """Who was named for how long, and what was done."""
-        return dict(vars(self.watch))
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.watch = Watch(**state)

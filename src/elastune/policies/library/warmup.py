@@ -7,7 +7,7 @@ and grows by equal parts. The paper takes k = the number of small batches in a l
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from elastune.core.errors import UserError
 from elastune.policies.base import Policy
@@ -50,6 +50,3 @@ class WarmUp(Policy):
         if samples is None:
             raise UserError("warmup by epochs needs to know how long one is", f"epochs={self.epochs}", "give steps")
         return max(1, math.ceil(self.epochs * samples / run.batch_size()))
-
-    def state(self) -> dict[str, Any]:
-        return {"phase": self.phase}

@@ -1,9 +1,8 @@
-"""Runs the hooks of one worker's policies, each in a greenlet.
+"""Runs the hooks of one worker's policies.
 
-A hook that wants a collective's result which is not there yet is suspended: training goes on, the next step boundary
-exchanges what all workers' hooks have submitted, and the hook goes on from where it stood. Until it ends, further hooks
-of its policy are skipped. A hook that raises changes nothing: what it asked for is dropped, its policy's state is again
-as before, and training goes on.
+Policies are pure (``base.Policy.decide``): the host keeps each one's state, and takes the state that a hook returns
+when the hook has ended well. A hook that wants what other workers give is run again after the next exchange
+(``collectives``); until it ends, further hooks of its policy are skipped.
 """
 
 from __future__ import annotations
@@ -14,30 +13,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
-
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
-from elastune.policies.base import Policy
-from elastune.policies.run import NOTHING, Limits
-from elastune.policies.runtime.call import Call, serve
+from elastune.policies.base import HOOKS, Hook, hooks_of
+from elastune.policies.run import Limits, Run
+from elastune.policies.runtime.collectives import Attempts, Missing, scope_of
 from elastune.policies.runtime.exchange import pack, resolve
-from elastune.policies.runtime.state import as_tuples, copied, put_back, state_of
+from elastune.policies.runtime.standing import Named, Standing, begin, decide, from_json, to_json
 
-HOOKS = ("before_train", "before_epoch", "before_step", "after_step", "after_epoch", "after_train")
 MOST_FAILURES = 3  # of one hook, in a row
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """``policy`` asks for ``decision``, having seen ``cause`` after ``step`` steps. ``before``: its state before."""
+    """``policy`` asks for ``decision``, having seen ``cause`` after ``step`` steps.
+
+    Attributes:
+        before: The policy's standing before, as JSON: what it goes back to if nothing comes of it.
+        note: What was cut from what it asked for, and why.
+    """
 
     policy: str
     step: int
     decision: Decision
     cause: Snapshot
     before: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,122 +53,114 @@ class Failure:
     off: bool = False
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A hook that waits for an exchange, and what it is run again with."""
+
+    hook: Hook
+    snapshot: Snapshot
+    limits: Limits
+    rank: int
+    attempts: Attempts
+
+
 @dataclass
 class _Seat:
-    """One policy of this worker. ``state``: a copy of its own, from before the hook that is under way."""
+    """One policy of this worker."""
 
     place: int
-    name: str
-    policy: Policy
-    state: dict[str, Any]
-    failures: dict[str, int] = field(default_factory=dict)
-    off: bool = False
-    call: Call | None = None
+    named: Named
+    standing: Standing
+    call: _Call | None = None
+
+    @property
+    def name(self) -> str:
+        return self.named.name
 
 
 class PolicyHost:
-    """The policies of one worker, in order, each with a name. ``known``: the signals of the run's monitors.
+    """The policies of one worker, in order. ``known``: the signals of the run's monitors; None: any name may come.
 
-    Raises ``UserError`` where a policy's state cannot be written as JSON.
+    Raises ``UserError`` where a policy's attributes cannot be written as JSON.
     """
 
-    def __init__(self, policies: Sequence[tuple[str, Policy]], known: Collection[str] | None = None) -> None:
+    def __init__(self, policies: Sequence[Named], known: Collection[str] | None = None) -> None:
         self._known = known
-        self._seats = [
-            _Seat(place, name, policy, state_of(name, policy)) for place, (name, policy) in enumerate(policies)
-        ]
-        self._by_hook = {
-            hook: [seat for seat in self._seats if getattr(type(seat.policy), hook) is not getattr(Policy, hook)]
-            for hook in HOOKS
-        }
-        self._idle: list[Any] = []  # lanes
+        self._seats = [_Seat(place, named, begin(named)) for place, named in enumerate(policies)]
+        self._by_hook = {hook: [seat for seat in self._seats if hook in hooks_of(seat.named.policy)] for hook in HOOKS}
         self._proposals: list[Proposal] = []
         self._failures: list[Failure] = []
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
-    def call(self, hook: str, snapshot: Snapshot, limits: Limits, rank: int) -> None:
+    def call(self, hook: Hook, snapshot: Snapshot, limits: Limits, rank: int) -> None:
         """Run ``hook`` of every policy until it ends or waits. What is no ``Exception`` passes through."""
         if hook == "after_train":
             limits = replace(limits, ended=True)
         for seat in self._by_hook[hook]:
-            if not seat.off and seat.call is None:
-                seat.call = Call(seat.policy, (seat.place, seat.name), hook, snapshot, limits, rank, self._known)
-                seat.call.lane = self._idle.pop() if self._idle else greenlet(serve)
-                self._go_on(seat, seat.call)
+            if not seat.standing.off and seat.call is None:
+                attempts = Attempts(seat.name, scope_of(seat.place, seat.name, hook, snapshot.step))
+                self._attempt(seat, _Call(hook, snapshot, limits, rank, attempts))
 
-    def _go_on(self, seat: _Seat, call: Call, cancel: bool = False) -> None:
-        """Let a hook run until it ends or waits; with ``cancel`` it must end here, where it waits."""
-        call.cancelled = cancel
-        try:
-            call.lane.parent = getcurrent()
-            if cancel:
-                call.lane.throw(GreenletExit)
-            else:
-                call.lane.switch(call)
-        except BaseException:
-            self._undo(seat, call)
-            raise
-        if not call.ended:
-            return
-        self._idle.append(call.lane)
-        error, call.error = call.error, None
-        if isinstance(error, Exception):
-            self._fail(seat, call, error)
-        elif cancel or error is not None:
-            self._undo(seat, call)
-            if error is not None and not (cancel and isinstance(error, GreenletExit)):
-                raise error
-        else:
-            self._finish(seat, call)
-
-    def _finish(self, seat: _Seat, call: Call) -> None:
-        before = seat.state
-        try:
-            seat.state = state_of(seat.name, seat.policy)
-        except Exception as error:  # noqa: BLE001  a user's state() may raise anything
-            self._fail(seat, call, error)
-            return
+    def _attempt(self, seat: _Seat, call: _Call) -> None:
+        """Run a hook from its start, with all that exchanges have brought for it so far."""
         seat.call = None
-        seat.failures.pop(call.hook, None)
-        call.run.close()
-        decision = call.run.decision
-        if decision is not NOTHING and not decision.empty:
-            self._proposals.append(Proposal(seat.name, call.run.step, decision, call.run.snapshot, before))
+        call.attempts.begin()
+        run = Run(call.snapshot, call.limits, call.rank, call.attempts, self._known)
+        try:
+            after, decision = self._decided(seat, call, run)
+        except Missing:
+            seat.call = call
+        except Exception as error:  # noqa: BLE001  a user's hook may raise anything
+            self._fail(seat, call, error)
+        else:
+            self._finish(seat, call, after, decision, run.note)
+        finally:
+            run.close()
 
-    def _fail(self, seat: _Seat, call: Call, error: Exception) -> None:
-        count = seat.failures[call.hook] = seat.failures.get(call.hook, 0) + 1
-        seat.off = count >= MOST_FAILURES
-        self._failures.append(Failure(seat.name, call.hook, call.run.step, _described(error), seat.off))
-        self._undo(seat, call)
+    def _decided(self, seat: _Seat, call: _Call, run: Run) -> tuple[Standing, Decision]:
+        """What the hook comes to. Raises ``Missing`` where it waits, whatever it has made of that."""
+        try:
+            found = decide(seat.named, seat.standing, call.hook, run)
+            call.attempts.check_ended()
+        except Exception:
+            if not call.attempts.missed:
+                raise
+        except Missing:
+            pass
+        if not call.attempts.missed:
+            return found
+        call.attempts.check_same()
+        raise Missing
 
-    def put_back(self, name: str, before: dict[str, Any]) -> None:
-        """What policy ``name`` proposed last came to nothing: it is as before, and may ask again."""
+    def _finish(self, seat: _Seat, call: _Call, after: Standing, decision: Decision, note: str) -> None:
+        before = seat.standing
+        seat.standing = replace(after, failures={h: count for h, count in before.failures.items() if h != call.hook})
+        if not decision.empty:
+            step = call.snapshot.step
+            self._proposals.append(Proposal(seat.name, step, decision, call.snapshot, to_json(before), note))
+
+    def _fail(self, seat: _Seat, call: _Call, error: Exception) -> None:
+        standing = seat.standing
+        count = standing.failures.get(call.hook, 0) + 1
+        off = count >= MOST_FAILURES
+        seat.standing = replace(standing, failures={**standing.failures, call.hook: count}, off=off)
+        self._failures.append(Failure(seat.name, call.hook, call.snapshot.step, _described(error), off))
+
+    def put_back(self, name: str, before: Mapping[str, Any]) -> None:
+        """Nothing came of what policy ``name`` proposed last: it is as before, and may ask again."""
         seat = self._seat(name)
-        if seat.call is not None:
-            self._go_on(seat, seat.call, cancel=True)
-        seat.state = copied(before)
-        self._to_state(seat, 0)
+        seat.call = None
+        then = from_json(seat.named, before)
+        seat.standing = replace(seat.standing, state=then.state, guards=then.guards)
 
     def switch_off(self, name: str) -> None:
         """Policy ``name`` is not called any more."""
-        self._seat(name).off = True
+        seat = self._seat(name)
+        seat.standing = replace(seat.standing, off=True)
 
     def _seat(self, name: str) -> _Seat:
         return next(seat for seat in self._seats if seat.name == name)
-
-    def _undo(self, seat: _Seat, call: Call) -> None:
-        """The call never was: the policy is as before it."""
-        seat.call = None
-        call.run.close()
-        self._to_state(seat, call.run.step)
-
-    def _to_state(self, seat: _Seat, step: int) -> None:
-        try:
-            put_back(seat.policy, seat.state)
-        except Exception as error:  # noqa: BLE001  a policy's own load; what it is now, nobody knows
-            seat.off = True
-            self._failures.append(Failure(seat.name, "load", step, _described(error), off=True))
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -177,85 +171,74 @@ class PolicyHost:
 
     def offer(self) -> list[float]:
         """This worker's row of the exchange; empty where no hook waits."""
-        return pack(given for seat in self._seats if seat.call for given, _, _ in seat.call.pending.values())
+        return pack(given for seat in self._seats if seat.call for given in seat.call.attempts.pending)
 
     def deliver(self, rows: Sequence[Sequence[float]], rank: int) -> None:
-        """All workers' rows, by rank: hooks that got what they wait for go on. Raises ``ValueError`` for rubbish."""
+        """All workers' rows, by rank: hooks that got something run again. Raises ``ValueError`` for rubbish."""
         if not 0 <= rank < len(rows):
             raise ValueError(f"there is no row of rank {rank} among {len(rows)}")
         calls = [(seat, seat.call) for seat in self._seats if seat.call is not None]
-        if sizes := {call.run.size() for _, call in calls} - {len(rows)}:
+        if sizes := {call.snapshot.workers for _, call in calls} - {len(rows)}:
             raise ValueError(f"{len(rows)} rows for hooks among {sizes.pop()} workers: cancel them when workers change")
         found = resolve(rows)
-        for _, call in calls:
-            call.take(found)
         for seat, call in calls:
-            if call.can_go_on:
-                self._go_on(seat, call)
+            if call.attempts.hear(found):
+                self._attempt(seat, call)
 
     def cancel(self) -> None:
-        """The workers have changed: hooks that wait end here, as if they had never begun. Their ``finally`` runs."""
+        """The workers have changed: hooks that wait end here, as if they had never begun."""
         for seat in self._seats:
-            if seat.call is not None:
-                self._go_on(seat, seat.call, cancel=True)
+            seat.call = None
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
-    def take_proposals(self) -> list[Proposal]:
+    def drain_proposals(self) -> list[Proposal]:
         """What the hooks that ended since the last call ask for, in order."""
-        taken, self._proposals = self._proposals, []
-        return taken
+        drained, self._proposals = self._proposals, []
+        return drained
 
-    def take_failures(self) -> list[Failure]:
+    def drain_failures(self) -> list[Failure]:
         """The hooks that raised since the last call."""
-        taken, self._failures = self._failures, []
-        return taken
+        drained, self._failures = self._failures, []
+        return drained
 
-    def state(self) -> dict[str, Any]:
-        """The states of all policies, as JSON; of one whose hook waits, that from before the hook."""
-        return {
-            "policies": [
-                {"name": seat.name, "state": copied(seat.state), "failures": dict(seat.failures), "off": seat.off}
-                for seat in self._seats
-            ]
-        }
+    def to_json(self) -> list[dict[str, Any]]:
+        """What changes of all policies; of one whose hook waits, that from before the hook."""
+        return [{"name": seat.name, **to_json(seat.standing)} for seat in self._seats]
 
-    def load(self, state: Mapping[str, Any], pardon: bool = False) -> None:
-        """Go on from ``state``: policies take over what stands under their name, in order; others stay as they are.
+    def load(self, told: Any, pardon: bool = False) -> None:
+        """Go on from ``to_json``: policies take over what stands under their name, in order; others stay as they are.
 
-        Drops hooks that wait. ``pardon``: policies that were off get another chance (a resumed run may have mended
-        them). Raises ``UserError`` where a policy cannot be as ``state`` says.
+        Drops hooks that wait. ``pardon``: policies that were off get another chance (a resumed run may have fixed
+        them). Raises ``UserError`` where a policy cannot go on from what is told.
         """
         self.cancel()
-        found = _checked(state)
+        found = _checked(told)
         for seat in self._seats:
             at = next((i for i, entry in enumerate(found) if entry["name"] == seat.name), None)
             if at is None:
                 continue
             entry = found.pop(at)
             try:
-                seat.policy.load(as_tuples(entry["state"], vars(seat.policy)))
-            except Exception as error:
-                fix = "start without the old state, or mend the policy's load"
+                standing = from_json(seat.named, entry)
+            except ValueError as error:
+                fix = "start without the old state, or as the policy that it is of"
                 raise UserError(f"policy {seat.name} cannot take over its state", _described(error), fix) from error
-            seat.state = state_of(seat.name, seat.policy)
-            seat.failures = {} if pardon else dict(entry["failures"])
-            seat.off = entry["off"] and not pardon
+            seat.standing = replace(standing, failures={}, off=False) if pardon else standing
 
 
-def _checked(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of what ``PolicyHost.state`` gave, which came from a checkpoint or another worker."""
-    entries = state.get("policies") if isinstance(state, Mapping) else None
-    shape = {"name": str, "state": dict, "failures": dict, "off": bool}
-    if not isinstance(entries, list) or not all(
+def _checked(told: Any) -> list[dict[str, Any]]:
+    """The entries of what ``PolicyHost.to_json`` gave, which came from a checkpoint or another worker."""
+    kinds = {"name": str, "state": object, "guards": dict, "failures": dict, "off": bool}
+    if not isinstance(told, list) or not all(
         isinstance(entry, dict)
-        and entry.keys() == shape.keys()
-        and all(isinstance(entry[key], kind) for key, kind in shape.items())
+        and entry.keys() == kinds.keys()
+        and all(isinstance(entry[key], kind) for key, kind in kinds.items())
         and all(hook in HOOKS and isinstance(count, int) for hook, count in entry["failures"].items())
-        for entry in entries
+        for entry in told
     ):
-        raise UserError("this is no state of policies", str(state)[:80], "use what a checkpoint of this version holds")
-    return list(entries)
+        raise UserError("this is no state of policies", str(told)[:80], "use what a checkpoint of this version holds")
+    return list(told)
 
 
 def _described(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record
-from elastune.policies.base import Policy
+from elastune.policies.base import Hook, Policy
 from elastune.policies.library.registry import build_all, monitors_for
 from elastune.policies.run import Limits
 from elastune.policies.runtime.host import PolicyHost, Proposal
@@ -67,11 +67,11 @@ class Adapter:
         if policies and spec.most_workers > MOST_VOTERS:
             rule = f"policies agree among at most {MOST_VOTERS} workers"
             raise UserError(rule, spec.most_workers, "use fewer workers, or no policy")
-        if any(name == PROGRAM for name, _ in policies):
+        if any(named.name == PROGRAM for named in policies):
             raise UserError("a policy needs a name of its own", PROGRAM, "rename its class")
-        wanted = (*monitors_for(policy for _, policy in policies), *spec.adapt.monitors)
+        wanted = (*monitors_for(policies), *spec.adapt.monitors)
         self.monitoring = Monitoring((*wanted, *(("loss",) if wanted or policies else ())), spec.seed)
-        self.survives_divergence = any(policy.survives_divergence for _, policy in policies)
+        self.survives_divergence = any(named.policy.survives_divergence for named in policies)
         self._spec = spec
         self._crew = crew
         self._progress = progress
@@ -79,7 +79,7 @@ class Adapter:
         self._host = PolicyHost(policies, self.monitoring.gives)
         self._adapts = bool(policies)
         self._standing = _AdapterState()
-        self._ballot = Agreement([name for name, _ in policies])
+        self._ballot = Agreement([named.name for named in policies])
         self._verdicts: list[Agreed] = []  # of the step at hand
         self._last_refused: dict[str, Decision] = {}
         self._regrouped = False
@@ -173,7 +173,7 @@ class Adapter:
         self._verdicts = self._ballot.settle([sum(column) for column in zip(*rows, strict=True)], len(rows))
         return self._apply(trained)
 
-    def _call(self, hook: str, trained: TrainingState, batch_size: int, ended: bool = False) -> None:
+    def _call(self, hook: Hook, trained: TrainingState, batch_size: int, ended: bool = False) -> None:
         if not self._crew.synchronised:
             return
         snapshot = self.snapshot(trained, batch_size)
@@ -181,13 +181,13 @@ class Adapter:
         self._collect()
 
     def _collect(self) -> None:
-        for proposal in self._host.take_proposals():
+        for proposal in self._host.drain_proposals():
             decision = proposal.decision
             if decision.workers == self._standing.asked:  # they are on their way
                 decision = replace(decision, workers=None)
             if not decision.empty:
                 self._ballot.add(replace(proposal, decision=decision))
-        for failure in self._host.take_failures():
+        for failure in self._host.drain_failures():
             self._send(
                 PolicyFailed(
                     policy=failure.policy,
@@ -270,7 +270,7 @@ class Adapter:
                 continue
             done.append(decision)
             self._standing.asked = decision.workers or self._standing.asked
-            self._tell(verdict, "applied", "")
+            self._tell(verdict, "applied", "" if verdict.own is None else verdict.own.note)
         if done:
             self._measured_s = -math.inf  # what comes of it is to be seen
         return any(decision.stop for decision in done)
@@ -350,7 +350,7 @@ class Adapter:
         """What is equal on workers that have seen the same."""
         return {
             "monitors": self.monitoring.to_json(),
-            "policies": self._host.state(),
+            "policies": self._host.to_json(),
             "proposals": self._ballot.to_json(),
             "standing": asdict(self._standing),
         }

@@ -1,13 +1,14 @@
-"""The batch size by a schedule.
+"""Batch size, or number of workers, by a schedule.
 
 Smith et al., "Don't Decay the Learning Rate, Increase the Batch Size" (2018): where a schedule would divide the
-learning rate by k, multiply the batch by k instead: as many samples, fewer steps.
+learning rate by k, multiply the batch by k instead: as many samples, fewer steps. Workers by a schedule: for capacity
+that comes and goes at known times, and for experiments.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from elastune.core.errors import UserError
 from elastune.policies.base import Policy
@@ -24,7 +25,7 @@ class ScheduledBatch(Policy):
     ``factor``, or becomes the next of ``batches``.
 
     A milestone counts once that many epochs or steps are complete: from an epoch's first step on, or (``by=step``) from
-    the step behind the one that carries the decision. The learning rate follows by the rule ``lr``, over ``ramp_steps``
+    the step after the one that carries the decision. The learning rate follows by the rule ``lr``, over ``ramp_steps``
     steps.
     """
 
@@ -60,7 +61,7 @@ class ScheduledBatch(Policy):
         self.before_step(run)
 
     def before_step(self, run: Run) -> None:
-        due = passed(self.at, run.epoch if self.by == "epoch" else run.step)
+        due = passed(self.at, run, self.by)
         if due <= self.done:
             return
         if self.batches:
@@ -70,12 +71,37 @@ class ScheduledBatch(Policy):
         run.set_batch_size(batch, lr=self.lr, ramp_steps=self.ramp_steps, correct_momentum=self.correct_momentum)
         self.done = due
 
-    def state(self) -> dict[str, Any]:
-        return {"done": self.done}
+
+class ScheduledWorkers(Policy):
+    """``scheduled_workers``: at each of the epochs (or steps, with ``by=step``) ``at`` ask for the next of ``workers``.
+
+    They come when they are warm. It asks once at each milestone: where fewer come, or some are lost, that is so.
+    """
+
+    monitors: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *, at: tuple[int, ...], workers: tuple[int, ...], by: Unit = "epoch") -> None:
+        check_milestones("scheduled_workers", at, workers)
+        if not workers:
+            raise UserError("scheduled_workers needs workers", "none", "such as workers=2/4, one for each milestone")
+        self.at = at
+        self.workers = workers
+        self.by = by
+        self.done = 0
+
+    def before_epoch(self, run: Run) -> None:
+        self.before_step(run)
+
+    def before_step(self, run: Run) -> None:
+        due = passed(self.at, run, self.by)
+        if due > self.done:
+            run.resize(self.workers[due - 1])
+            self.done = due
 
 
-def passed(at: tuple[int, ...], now: int) -> int:
+def passed(at: tuple[int, ...], run: Run, by: Unit) -> int:
     """How many of the milestones ``at`` are complete."""
+    now = run.epoch if by == "epoch" else run.step
     return sum(milestone <= now for milestone in at)
 
 
