@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any
 
 import optuna
 from optuna.samplers import (
@@ -25,6 +27,9 @@ from elastune.search.space.objective import Objective
 SAMPLERS = ("auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "cmaes", "genetic")
 GENERATIONAL = ("nsga2", "nsga3", "cmaes")  # which generation a trial belongs to is decided as it is asked for
 
+ENTRY_POINTS = "elastune.samplers"
+"""The group of entry points by which installed packages offer samplers: a function from a seed to an Optuna sampler."""
+
 GP_TRIALS = 200  # a proposal takes 0.5 s at 300 trials and 5.6 s at 1,000; TPE 0.1 s
 GP_OBJECTIVES = 3  # the hypervolume improvement gets slow beyond
 POPULATION = 20  # covers more than Optuna's 50 within the some hundred trials that trainings allow
@@ -38,7 +43,7 @@ def check_sampler(name: str, objectives: Sequence[Objective]) -> None:
     """
     known, options = split(name, "a sampler", "tpe or genetic:demes=2,population=16")
     if known not in SAMPLERS:
-        raise UserError("a sampler must be known", repr(name), f"one of {', '.join(SAMPLERS)}")
+        _installed(known)
     read(known, options, options_of(Genetics) if known == "genetic" else {})
     if name == "cmaes" and len(objectives) > 1:
         names = ", ".join(o.name for o in objectives)
@@ -86,7 +91,27 @@ def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> Ba
                 return CmaEsSampler(seed=seed, warn_independent_sampling=False)
     if name.startswith("genetic"):
         return GeneticSampler(seed, parse_genetics(name))
-    raise ValueError(f"no sampler of Optuna's is called {name}")
+    made = _installed(name)(seed)
+    if not isinstance(made, BaseSampler):
+        raise UserError(f"the sampler {name} must be one of Optuna's kind", made, "derive it from optuna's BaseSampler")
+    return made
+
+
+def _installed(name: str) -> Callable[[int], Any]:
+    """The function from a seed to a sampler that an installed package offers as ``name``."""
+    offered = entry_points(group=ENTRY_POINTS)
+    if name not in offered.names:
+        known = ", ".join([*SAMPLERS, *sorted(offered.names)])
+        raise UserError("a sampler must be known", repr(name), f"one of {known}")
+    try:
+        make = offered[name].load()
+    except Exception as error:
+        rule = f"an installed sampler must load: {type(error).__name__}: {error}"
+        raise UserError(rule, offered[name].value, "fix its package") from error
+    if not callable(make):
+        raise UserError(f"the entry point {name} must name a function of a seed", make, "fix its package")
+    found: Callable[[int], Any] = make
+    return found
 
 
 def conditional(trials: Sequence[FrozenTrial]) -> bool:
