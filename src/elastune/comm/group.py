@@ -150,20 +150,23 @@ class Group:
             self._start(lambda pg: pg.broadcast([wire], options)).wait()
             data.copy_(wire)
 
-    def gather_floats(self, values: Sequence[float]) -> list[list[float]]:
-        """Every worker's ``values`` (their numbers may differ), in rank order, on every worker; blocks."""
+    def gather_tensors(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Every worker's flat tensor, by rank, on every worker's CPU; blocks. Sizes may differ, dtypes not."""
         if self.size == 1:
-            return [list(values)]
+            return [mine.detach().cpu().clone()]
         counts = torch.zeros(self.size, dtype=torch.int64, device=self.wire)
-        counts[self.rank] = len(values)
+        counts[self.rank] = len(mine)
         self.all_reduce(counts).wait()
-        sizes = [int(count) for count in counts]
-        width = max(1, *sizes)
-        table = torch.zeros(self.size, width, dtype=torch.float64, device=self.wire)
-        table[self.rank, : len(values)] = torch.tensor(values, dtype=torch.float64)
+        sizes = counts.tolist()
+        table = torch.zeros(self.size, max(1, *sizes), dtype=mine.dtype, device=self.wire)
+        table[self.rank, : len(mine)] = mine
         # Adding zeros changes no value (and keeps NaN and infinities), so a sum gathers what is unequally long.
         self.all_reduce(table).wait()
-        return [row[:size].tolist() for row, size in zip(table, sizes, strict=True)]
+        return [row[:size] for row, size in zip(table.cpu(), sizes, strict=True)]
+
+    def gather_floats(self, values: Sequence[float]) -> list[list[float]]:
+        """Every worker's ``values`` (their numbers may differ), in rank order, on every worker; blocks."""
+        return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64))]
 
     def same_everywhere(self, digest: bytes) -> bool:
         """Whether every worker holds the same ``digest`` (of equal length everywhere); blocks."""

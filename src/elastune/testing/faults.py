@@ -112,12 +112,12 @@ def _wrap_library(injector: Injector) -> None:
     before(state_transfer, "send_packed", "giving")
     before(state_transfer, "receive_packed", "taking")
     before(checkpoint, "save", "saving")
-    gather = Group.gather_floats
+    gather = Group.gather_tensors
 
-    def gathered(group: Group, values: Any) -> Any:
-        rows = gather(group, values)
+    def gathered(group: Group, mine: Any) -> Any:
+        rows = gather(group, mine)
         _INJECTORS[0].reach("gathered")
         return rows
 
-    Group.gather_floats = gathered  # type: ignore[method-assign,assignment]
+    Group.gather_tensors = gathered  # type: ignore[method-assign,assignment]
     before(adapt.Adapter, "_agree_now", "agreeing")

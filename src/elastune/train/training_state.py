@@ -47,8 +47,7 @@ class TrainingState:
         """SHA-256 of weights, buffers and optimizer state. Raises ``RuntimeError`` where workers disagree."""
         state = self.state()
         digest = fingerprint({"model": state["model"], "optimizer": state["optimizer"]})
-        rows = workers.gather([float(byte) for byte in bytes.fromhex(digest)])
-        if any(row != rows[0] for row in rows):
+        if len(set(workers.gather_bytes(bytes.fromhex(digest)))) > 1:
             raise RuntimeError("workers hold different weights: does the model or optimizer depend on the rank?")
         return digest
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
+import torch
+
 from elastune.comm.group import Group
 from elastune.elastic.worker import state_transfer
-from elastune.elastic.worker.group import Rows
 from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
 from elastune.elastic.worker.state_owner import StateOwner
+
+_ROWS = b"rows"  # what is sent is a gather's result
 
 
 class CommitLog:
@@ -21,7 +24,7 @@ class CommitLog:
     def __init__(self) -> None:
         self.completed = 0
         self.rewinds = 0
-        self.rows: Rows | None = None
+        self.rows: list[torch.Tensor] | None = None
         self.lost = False
         self.served = False
         self.all_done = False  # there is no operation after the newest one
@@ -30,7 +33,7 @@ class CommitLog:
         """Nothing is completed: training begins, or begins again from a snapshot."""
         self.completed, self.rows, self.all_done = 0, None, False
 
-    def gathered(self, rows: Rows) -> None:
+    def gathered(self, rows: list[torch.Tensor]) -> None:
         """A gather is completed here."""
         self.completed, self.rows = self.completed + 1, rows
 
@@ -76,13 +79,11 @@ class CommitLog:
                 owner.unpack(state_transfer.receive_packed(group, source))
 
     def _give_result(self, group: Group, owner: StateOwner, rank: int) -> None:
-        if self.rows is None:
-            for tensor in owner.last_result():
-                group.send(tensor, rank)
+        if self.rows is not None:
+            state_transfer.send_packed(group, rank, (_ROWS, self.rows))
             return
-        state_transfer.send_floats(group, rank, [float(len(row)) for row in self.rows])
-        for row in self.rows:
-            state_transfer.send_floats(group, rank, row)
+        for tensor in owner.last_result():
+            group.send(tensor, rank)
 
     def _take_result(self, group: Group, owner: StateOwner, source: int) -> None:
         """What the worker at ``source`` has completed; both are at the same operation, so both know its kind."""
@@ -93,8 +94,7 @@ class CommitLog:
             owner.adopt_result(result)
             self.stepped()
         else:
-            count = len(state_transfer.receive_floats(group, source))
-            self.gathered([state_transfer.receive_floats(group, source) for _ in range(count)])
+            self.gathered(state_transfer.receive_packed(group, source)[1])
         self.served = True
 
 

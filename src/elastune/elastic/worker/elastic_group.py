@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from typing import cast
+
+import torch
 
 from elastune.comm.gloo import form
 from elastune.comm.group import Group, GroupBroken, drop
@@ -13,7 +14,7 @@ from elastune.elastic.protocol.messages import Doing
 from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.client import CoordinatorClient, RunOver
 from elastune.elastic.worker.commit_log import CommitLog
-from elastune.elastic.worker.group import Leave, Rewind, Rows, WorkerGroup
+from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
 from elastune.elastic.worker.reconcile import RecoveryPlan
 from elastune.elastic.worker.state_owner import StateOwner
 from elastune.elastic.worker.store import MemberStore
@@ -126,12 +127,12 @@ class ElasticWorkerGroup(WorkerGroup):
     def broken(self) -> bool:
         return self.synchronised and self._now is not None and self._client.superseded(self._now.number)
 
-    def gather(self, values: Sequence[float]) -> Rows:
-        """As ``WorkerGroup.gather``; done again with the survivors if a worker was lost."""
+    def gather_tensors(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """As ``WorkerGroup.gather_tensors``; done again with the survivors if a worker was lost."""
         while self.synchronised:
-            self.say("gathering", self.owner.step, 8 * len(values))
+            self.say("gathering", self.owner.step, mine.nbytes)
             try:
-                rows = self.group.gather_floats(values)
+                rows = self.group.gather_tensors(mine)
                 self._log.gathered(rows)
             except GroupBroken as error:
                 if not self.recover(error):
@@ -140,7 +141,7 @@ class ElasticWorkerGroup(WorkerGroup):
                 rows = self._log.rows
             self.say("computing", self.owner.step)
             return rows
-        return [list(values)]
+        return [mine]
 
     def begin_step(self) -> float:
         self._voted = None if self._now is None else self._client.pending(self._now.number)

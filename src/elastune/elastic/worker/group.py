@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import UserError
 
@@ -104,9 +106,18 @@ class WorkerGroup:
     def boundary(self) -> None:
         """At a step boundary: enter the view that was agreed on, if one was."""
 
+    def gather_tensors(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Every worker's flat tensor, by rank, on every worker. Sizes may differ, dtypes not."""
+        return self.group.gather_tensors(mine)
+
     def gather(self, values: Sequence[float]) -> Rows:
         """Every worker's ``values``, by rank, on every worker."""
-        return self.group.gather_floats(values)
+        return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64))]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Every worker's ``data``, by rank, on every worker."""
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return [row.numpy().tobytes() for row in self.gather_tensors(mine)]
 
     def recover(self, error: GroupBroken) -> bool:
         """The group broke. True if the operation it broke in was completed by another worker's result."""

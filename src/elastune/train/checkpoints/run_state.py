@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +156,7 @@ class RunState:
         buffers = list(self.trained.replica.module.buffers())
         if not buffers:
             return
-        rows = torch.tensor(self.workers.gather(flatten(buffers).tolist()), dtype=torch.float64)
-        whole = [t for b in buffers for t in [not b.is_floating_point()] * b.numel()]
-        same = (rows == rows[0]).all(0)  # a mean of equal numbers may be rounded
-        unflatten(torch.where(torch.tensor(whole) | same, rows[0], rows.mean(0)), buffers)
+        unflatten(average(buffers, self.workers.gather_tensors(flatten(buffers))), buffers)
 
     def save(self) -> None:
         """Write a checkpoint, whoever is lost meanwhile. Every member must call this, between steps."""
@@ -248,3 +245,13 @@ class RunState:
         spec, means = self._spec, self._spec.means
         slots = {"num_slots": means.num_slots} if means.mode == "exact" else {}
         return {"seed": spec.seed, "config": self._config, "mode": means.mode, "precision": means.precision, **slots}
+
+
+def average(buffers: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What workers' flat ``rows`` of ``buffers`` become: means of floats, and rank 0's of anything else.
+
+    A mean of equal numbers is that number, though their sum may have been rounded.
+    """
+    table = torch.stack(list(rows))
+    whole = torch.cat([torch.full((b.numel(),), not b.is_floating_point()) for b in buffers])
+    return torch.where(whole | (table == table[0]).all(0), table[0], table.mean(0))

@@ -1,0 +1,42 @@
+"""Two workers whose buffers differ: what test_average_buffers.py runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from forked import Worker
+from torch import nn
+
+from elastune.core.run import Means
+from elastune.mechanisms.base import flatten
+from elastune.testing.sessions import lone_session
+
+VALUES = 1_000_000
+
+
+class Wide(nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.register_buffer("moving", torch.full((VALUES,), 0.1) + rank)
+        self.register_buffer("equal", torch.full((5,), 0.1))
+        self.register_buffer("count", torch.tensor(3 + rank))
+
+
+def average(worker: Worker, out: str) -> None:
+    """Average them; say what came of it, its seconds, and those of the same numbers as Python lists."""
+    session = lone_session(Path(out), group=worker.form("w"), means=Means(workers=2, mode="fast"))
+    model = Wide(0)
+    session.prepare(model, torch.optim.SGD(model.parameters()))
+    for own, drifted in zip(model.buffers(), Wide(worker.rank).buffers(), strict=True):
+        own.copy_(drifted)
+    flat = flatten(model.buffers())
+    began = time.process_time()
+    session.state.average_buffers()
+    between = time.process_time()
+    torch.tensor(session.state.workers.gather(flat.tolist()))
+    lists_s = time.process_time() - between
+    worker.say(float(model.moving[0]), float(model.moving[-1]), float(model.equal[0]), int(model.count))
+    worker.say(between - began, lists_s)
