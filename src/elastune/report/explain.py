@@ -23,7 +23,7 @@ from elastune.study.results.trials import Trial
 MOST_STEPS = 6  # along the front
 MOST_REASONS = 5
 MOST_PARAMETERS = 5
-TOLD_SHARE = 0.02  # of the variance, below which a parameter is not worth a word
+TOLD_SHARE = 0.02  # below which a parameter is not worth a word
 EDGE = 0.05  # of a range, on its own scale
 FEWEST_BEST = 5  # trials that tell where the front lies
 TIE_SPREADS = 2.0  # standard errors of a difference within which two trials are not told apart
@@ -149,17 +149,9 @@ def _sureness(study: Study) -> tuple[str, ...]:
 def _importance(found: Importance) -> list[str]:
     if found.why_not:
         return [f"{found.objective}: not known, {found.why_not}."]
-    told = [share for share in found.parameters if share.total >= TOLD_SHARE][:MOST_PARAMETERS]
-    shares = ", ".join(f"{share.name} {share.total:.0%} (± {share.spread:.1%})" for share in told)
-    lines = [
-        f"{found.objective}: {shares}, of what varies over the space; by {found.trials} trials, of whose variance a "
-        f"forest predicts {found.explained:.0%}."
-    ]
-    sure = [pair for pair in found.pairs if pair.share >= TOLD_SHARE and pair.share > 2 * pair.spread]
-    lines += [f"{found.objective}: {p.first} and {p.second} interact ({p.share:.0%} ± {p.spread:.1%})." for p in sure]
-    if found.pairs and not sure:
-        lines.append(f"{found.objective}: its leading parameters act on their own, none changes what another does.")
-    return lines
+    told = [each for each in found.parameters if each.share >= TOLD_SHARE][:MOST_PARAMETERS]
+    shares = ", ".join(f"{each.name} {each.share:.0%}" for each in told)
+    return [f"{found.objective}: {shares} of what sets the best quarter of {found.trials} trials apart."]
 
 
 def _stopped(study: Study) -> tuple[str, ...]:

@@ -20,11 +20,11 @@ from elastune.report.tables.study_tables import (
     subset_table,
     trials_table,
 )
-from elastune.search.analysis.importance import Importance, Pair, Share
+from elastune.search.analysis.importance import Importance, ParameterShare
 from elastune.study.results.study import Study
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
 
-FOUND = Importance("accuracy", 40, (Share("lr", 0.7, 0.8, 0.05),), (Pair("lr", "$mo$", 0.1, 0.02),), 0.9)
+FOUND = Importance("accuracy", 40, (ParameterShare("lr", 0.8, 40), ParameterShare("$mo$", 0.2, 23)))
 
 
 def study(told: Telling) -> Study:
@@ -81,12 +81,12 @@ def test_importance_is_drawn_and_written_the_same() -> None:
     figure = importance([FOUND])
     assert figure is not None
     (panel,) = figure.panels
-    assert panel.y.names == ("lr", "lr × $mo$")
-    assert {bars.name: bars.end for bars in panel.bars} == {"with others": (0.8, 0.1), "alone": (0.7, 0.1)}
+    assert panel.y.names == ("lr", "$mo$")
+    assert {bars.name: bars.end for bars in panel.bars} == {"share": (0.8, 0.2)}
     assert len(static.png(figure)) > 5000, "a dollar in a name is no formula"
     assert "$mo$" in interactive.div(figure)
     table = importance_table(FOUND)
-    assert table.rows == (("lr", "70.0", "80.0", "5.0"), ("lr × $mo$", "–", "10.0", "2.0"))
+    assert table.rows == (("lr", "80.0", "40"), ("$mo$", "20.0", "23"))
     assert "40 trials" in table.note
 
 

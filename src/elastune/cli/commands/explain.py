@@ -19,8 +19,8 @@ def explain(
     """Say what the study in OUT found and at what price, which parameters decided it, what was stopped or failed and
     why, where the time went, and what to try next.
 
-    --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, alone,
-    total, spread}], pairs: [{first, second, share, spread}], explained, why_not}], out}; shares are of the variance.
+    --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, share,
+    trials}], why_not}], out}; the shares of an objective sum to 1.
     """
     from elastune.report.explain import explain as explained
     from elastune.study.results.study import Study

@@ -25,7 +25,6 @@ FATES = {
 MOST_SPANS = 3000
 MOST_BARS = 12  # parameters, or pairs of them, of an objective
 MOST_OBJECTIVES = 3
-LEAST_PAIR = 0.01  # of the variance
 NAME_WIDTH = 26
 MICRO_S = 1e-6  # shorter than any span that matters
 
@@ -75,11 +74,11 @@ def workers_by_trial(study: Study) -> Figure | None:
 
 
 def importance(found: Sequence[Importance]) -> Figure | None:
-    """What decides each objective: its parameters and, marked ×, pairs of them."""
+    """What decides each objective: its parameters, by their shares."""
     panels = tuple(_importance(each) for each in found if each.parameters)[:MOST_OBJECTIVES]
     if not panels:
         return None
-    caption = "Shares of the variance over the space; × is what two parameters do only together. ± is in the tables."
+    caption = "How far a parameter's values among the best quarter of the trials differ from those among all."
     return Figure("importance", "What decides the objectives", panels, caption)
 
 
@@ -108,21 +107,14 @@ def front_over_time(study: Study) -> Figure | None:
 
 
 def _importance(found: Importance) -> Panel:
-    rows = [(plain(p.name, NAME_WIDTH), p.alone, p.total, p.spread) for p in found.parameters[:MOST_BARS]]
-    pairs = [pair for pair in found.pairs if pair.share >= LEAST_PAIR][: max(2, MOST_BARS - len(rows))]
-    rows += [(plain(f"{p.first} × {p.second}", NAME_WIDTH), p.share, p.share, p.spread) for p in pairs]
-    places = tuple(float(len(rows) - i) for i in range(len(rows)))  # the most important on top
-
-    def bars(name: str, color: str, ends: Sequence[float], thickness: float) -> Bars:
-        labels = tuple(f"{row[0]}; {name} {row[1 + (name != 'alone')]:.1%} ± {row[3]:.1%}" for row in rows)
-        return Bars(name, color, places, (0.0,) * len(rows), tuple(ends), (thickness,) * len(rows), labels)
-
-    drawn = (
-        bars("with others", palette.SEQUENCE[5], [row[2] for row in rows], 0.75),
-        bars("alone", palette.AFTER, [row[1] for row in rows], 0.4),
-    )
-    axis = Axis("", ticks=places, names=tuple(row[0] for row in rows))
-    return Panel(plain(found.objective, 40), Axis("share of the variance"), axis, (), bars=drawn)
+    shown = found.parameters[:MOST_BARS]
+    places = tuple(float(len(shown) - i) for i in range(len(shown)))  # the most important on top
+    names = tuple(plain(each.name, NAME_WIDTH) for each in shown)
+    labels = tuple(f"{name}; {each.share:.1%}" for name, each in zip(names, shown, strict=True))
+    ends = tuple(each.share for each in shown)
+    bars = Bars("share", palette.AFTER, places, (0.0,) * len(shown), ends, (0.6,) * len(shown), labels)
+    axis = Axis("", ticks=places, names=names)
+    return Panel(plain(found.objective, 40), Axis("share of what decides it"), axis, (), bars=(bars,))
 
 
 def _lanes(spans: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:

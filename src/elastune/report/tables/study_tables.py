@@ -78,22 +78,14 @@ def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
 
 
 def importance_table(found: Importance) -> Table:
-    """What each parameter causes of an objective's variance over the space, and each two of them only together."""
-    rows = [(plain(p.name, 60), _share(p.alone), _share(p.total), _share(p.spread)) for p in found.parameters]
-    rows += [
-        (f"{plain(p.first, 40)} × {plain(p.second, 40)}", "–", _share(p.share), _share(p.spread)) for p in found.pairs
-    ]
+    """The share of each parameter in what decides an objective."""
+    rows = tuple((plain(p.name, 60), f"{100 * p.share:.1f}", str(p.trials)) for p in found.parameters)
     note = (
-        f"Shares of the variance over the space, by a forest fitted to {found.trials} trials that predicts "
-        f"{found.explained:.0%} of the variance of those that it was not fitted to; × is what two do only together."
+        f"By {found.trials} trials: how far a parameter's values among the best quarter differ from those among all "
+        "that have it (PED-ANOVA)."
     )
-    header = ("parameter", "alone (%)", "with others (%)", "± (%)")
-    title = f"What decides {plain(found.objective, 40)}"
-    return Table(title, header, tuple(rows), frozenset({1, 2, 3}), note=note)
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.1f}"
+    header = ("parameter", "share (%)", "trials that have it")
+    return Table(f"What decides {plain(found.objective, 40)}", header, rows, frozenset({1, 2}), note=note)
 
 
 def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:

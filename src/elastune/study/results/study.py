@@ -142,7 +142,7 @@ class Study:
         return min(there, default=None)
 
     def importance(self) -> tuple[Importance, ...]:
-        """How much each parameter, and each two of them together, decide every objective: see ``search.analysis``."""
+        """How much each parameter decides every objective: see ``search.analysis.importance``."""
         tried = [
             Tried(t.params, t.distributions, t.values)
             for t in self.trials
