@@ -13,6 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDE
 export OMP_NUM_THREADS ?= 1
 # More than a machine of two cores has: most of a slow test is waiting.
 TEST_PROCESSES ?= 3
+SMOKES_AT_ONCE ?= 2
 
 .PHONY: run test soak lint types bench-smoke clean
 
@@ -32,27 +33,22 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Benchmarks of the search need data in $$ELASTUNE_DATA: hpo/lcbench, pollux_traces.
+# Every benchmark once, at its smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
+SMOKES := chaos adaptive genetic_mnist elastic_peers monitoring elastic hashes elastic_live overhead killed_studies journal
+LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
+TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
+SMOKES += $(if $(LCBENCH),sampler multi_fidelity) $(if $(TRACES),elastic_search)
+smoke-chaos: OPTIONS := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
+smoke-hashes: OPTIONS := --check benchmarks/results/hashes.json
+
 bench-smoke: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/hashes.py --check benchmarks/results/hashes.json --smoke
-	$(BIN)/python benchmarks/overhead.py --smoke
-	$(BIN)/python benchmarks/elastic.py --smoke
-	$(BIN)/python benchmarks/elastic_peers.py --smoke
-	$(BIN)/python benchmarks/monitoring.py --smoke
-	$(BIN)/python benchmarks/adaptive.py --smoke
-	$(BIN)/python benchmarks/journal.py --smoke
-	$(BIN)/python benchmarks/killed_studies.py --smoke
-	$(BIN)/python benchmarks/elastic_live.py --smoke
-	$(BIN)/python benchmarks/genetic_mnist.py --smoke
-	if [ -d "$$ELASTUNE_DATA/mnist" ]; then $(BIN)/python benchmarks/chaos.py --smoke; \
-	else echo "no mnist in ELASTUNE_DATA: chaos strikes the embedded digits"; \
-	$(BIN)/python benchmarks/chaos.py --smoke --data-set digits; fi
-	if [ -d "$$ELASTUNE_DATA/hpo/lcbench" ]; then $(BIN)/python benchmarks/sampler.py --smoke && \
-	$(BIN)/python benchmarks/multi_fidelity.py --smoke; \
-	else echo "no lcbench in ELASTUNE_DATA: the benchmarks of sampler and stopping are left out"; fi
-	if [ -d "$$ELASTUNE_DATA/hpo/lcbench" ] && [ -d "$$ELASTUNE_DATA/pollux_traces" ]; then \
-	$(BIN)/python benchmarks/elastic_search.py --smoke; \
-	else echo "no lcbench or pollux_traces in ELASTUNE_DATA: the benchmark of the broker is left out"; fi
+	@$(if $(LCBENCH),,echo "no hpo/lcbench in ELASTUNE_DATA: without the benchmarks of sampler and stopping")
+	@$(if $(TRACES),,echo "no hpo/lcbench or pollux_traces in ELASTUNE_DATA: without the benchmark of the broker")
+	$(MAKE) --no-print-directory -j$(SMOKES_AT_ONCE) --output-sync $(SMOKES:%=smoke-%)
+
+.PHONY: $(SMOKES:%=smoke-%)
+$(SMOKES:%=smoke-%): smoke-%:
+	$(BIN)/python benchmarks/$*.py --smoke $(OPTIONS)
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -66,7 +66,7 @@ ADAPTIVE = (
     ("gns 2 linear, cosine", "cosine", ("gns:factor=2,max_batch=512,lr=linear",)),
     ("gns 4 sqrt, cosine", "cosine", ("gns:factor=4,max_batch=512,lr=sqrt",)),
 )
-SMOKE = Size(epochs=3, seeds=2, batches=(32, 128), factors=(1.0,))
+SMOKE = Size(epochs=3, seeds=2, batches=(32,), factors=(1.0,))
 
 
 def adaptive_methods(data: str) -> list[Method]:

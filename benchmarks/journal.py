@@ -5,7 +5,7 @@ disk: elastune's journal, and Optuna's own storages (journal file, SQLite), wher
 Optuna refuses reports with several objectives.
 
     python benchmarks/journal.py            # 10,000 trials; 1,000 in Optuna's; writes benchmarks/results/journal.json
-    python benchmarks/journal.py --smoke    # 200 and 50, writes nothing
+    python benchmarks/journal.py --smoke    # 200 and 20, writes nothing
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="few trials; writes nothing")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    found = run(200, 50) if options.smoke else run(10_000, 1_000)
+    found = run(200, 20) if options.smoke else run(10_000, 1_000)
     for name, row in found.items():
         print(f"{name:32} {row['median_ms']:8.3f} ms a trial, {row['quartiles_ms']}, {row['trials']} trials")
     if not options.smoke:

@@ -108,7 +108,7 @@ def test_in_the_background_the_same_is_proposed(sampler: str) -> None:
     assert len(asked(inline=False)) == (31 if sampler == "grid" else 40)
 
 
-def test_trials_are_heard_while_the_next_is_thought_of(tmp_path: Path, tiny: Program) -> None:
+def test_trials_are_heard_while_the_next_is_thought_of(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     journal = tmp_path / "out" / "journal.jsonl"
 
     def space(trial: Any) -> dict[str, Any]:
@@ -120,8 +120,7 @@ def test_trials_are_heard_while_the_next_is_thought_of(tmp_path: Path, tiny: Pro
         return {"lr": trial.suggest_float("lr", 0.01, 0.02), "epochs": 3}
 
     request = StudyRequest(tiny, tmp_path / "out", {"loss": "min"}, sampler="random", trials=2, workers=2)
-    with LocalCluster(2) as cluster:
-        tune(request, space=space, cluster=cluster)
+    tune(request, space=space, cluster=cluster)
     told = [entry.record for entry in read(journal)]
     begun = [k for k, record in enumerate(told) if isinstance(record, TrialStarted)]
     heard = [k for k, record in enumerate(told) if isinstance(record, TrialReported)]

@@ -51,12 +51,11 @@ def results(out: Path) -> Results:
 
 
 @pytest.fixture(scope="module")
-def to_the_end(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def to_the_end(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Of trials that nothing stopped."""
     out = tmp_path_factory.mktemp("whole") / "out"
     tiny = Program(Path(__file__).parents[1] / "programs" / "tiny.py")
-    with LocalCluster(2) as cluster:
-        tune(request(tiny, out), space=space, cluster=cluster)
+    tune(request(tiny, out), space=space, cluster=cluster)
     found = results(out)
     assert len(found) == 8
     return found
@@ -217,7 +216,7 @@ def test_a_full_disk_ends_the_study_and_costs_no_trial(cluster: LocalCluster, tm
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"worker_hours": float("inf")}, "positive and finite"),
         ({"trial_workers": (1, 2.5)}, "two whole numbers"),
-        ({"stopping": "asha:eta=1"}, "eta must be"),
+        ({"stopping": "asha:eta=1"}, "eta of asha must be"),
         ({"stopping": "sometimes"}, "one that is known"),
     ],
 )

@@ -5,6 +5,8 @@ The buffer of SGD's momentum holds the noise of small batches. A learning rate t
 that noise at once, while the large batches that would bear it come one by one. Plain PyTorch, on a noisy quadratic.
 """
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ SMALL, LARGE = 8, 64
 BEFORE, AFTER = 400, 100
 
 
+@cache
 def train(how, seed):
     """Losses of SGD on 0.5 x'Hx whose batch grows eightfold after ``BEFORE`` steps, the learning rate linearly with it.
 

@@ -1,5 +1,6 @@
 import math
 import statistics
+from functools import cache
 
 import numpy as np
 import pytest
@@ -252,6 +253,7 @@ def test_wrong_settings_are_user_errors(text, rule):
 # searches
 
 
+@cache  # random search is what several are compared with
 def median(space, measure, sampler, trials, score, objectives=ONE):
     """Over five seeds, with eight outstanding."""
     return statistics.median(

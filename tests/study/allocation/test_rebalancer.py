@@ -17,12 +17,6 @@ from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 
 
-@pytest.fixture
-def four(tmp_path: Path):
-    with LocalCluster(4) as cluster:
-        yield cluster
-
-
 def space(trial: Any) -> dict[str, Any]:
     return {"lr": trial.suggest_categorical("lr", [0.01, 0.02, 0.05]), "epochs": 10}
 
@@ -51,10 +45,10 @@ def hashes(out: Path) -> dict[float, str]:
     return {started[r.trial]: r.run.sha256 for r in ended if r.run is not None}
 
 
-def test_freed_workers_flow_to_running_trials(four: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+def test_freed_workers_flow_to_running_trials(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     shared, fixed = tmp_path / "shared", tmp_path / "fixed"
-    tune(request(tiny, shared, trial_workers=(1, 4)), space=space, cluster=four)
-    tune(request(tiny, fixed), space=space, cluster=four)
+    tune(request(tiny, shared, trial_workers=(1, 4)), space=space, cluster=cluster)
+    tune(request(tiny, fixed), space=space, cluster=cluster)
     moved = [r for r in records(shared) if isinstance(r, TrialReallocated)]
     done = [r for r in records(shared) if isinstance(r, TrialRegrouped)]
     assert any(r.after > r.before for r in moved)
@@ -62,7 +56,7 @@ def test_freed_workers_flow_to_running_trials(four: LocalCluster, tmp_path: Path
     assert all(1 <= r.after <= 4 and r.reason for r in moved)
     assert len(hashes(shared)) == 3
     assert hashes(shared) == hashes(fixed)
-    assert four.free == four.capacity
+    assert cluster.free == cluster.capacity
     ended = [r for r in records(shared) if isinstance(r, TrialFinished)]
     assert any(r.worker_seconds > 1.2 * r.seconds for r in ended)
     for r in ended:
