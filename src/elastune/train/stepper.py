@@ -31,7 +31,6 @@ from elastune.train.transaction import Phase, StepTransaction
 
 CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
 WARM_UP_SLICES = 2
-WORKER_TIMES = 3  # numbers of one worker's times in the control vector
 Outcome = Literal["over", "stopped", "again"]
 
 
@@ -114,7 +113,7 @@ class Stepper:
             completed = yield from self._one_step(plan, source, data, trained)
             if not completed:
                 workers.interruption.discarded += 1
-                self._adapter.step_discarded()
+                self._adapter.step_lost()
                 return "again"
             self._adapter.exchange()
             self.commit()
@@ -203,15 +202,12 @@ class Stepper:
         self._adapter.monitoring.bend(replica, loss, part, step + 1)
         if part.ends_step:
             workers.say("reducing", step, self._trained().gradient_bytes)
-        found = transaction.reduce(loss, len(self._adapter.votes()))
+        found = transaction.reduce(loss, self._adapter.votes)
         if found is None:
             return
         workers.say("computing", step + 1)
         self._stop_votes = found.stop
-        plan = transaction.plan
-        self._adapter.completed(found, plan.contributors, replica.found.parts.get("loss", math.nan))
-        if self._adapter.monitoring:
-            self._adapter.monitoring.read(step + 1, plan.size, plan.workers, replica.found, found.times)
+        self._adapter.step_reduced(found, transaction.plan, replica.found)
         self._tell_of_regrouping(self._progress.times.now)
 
     def _check_body(self, rates: list[float] | None, trained: TrainingState) -> None:
@@ -234,23 +230,13 @@ class Stepper:
             return
         self._transaction.commit()
         trained = self._trained()
-        self._stop_agreed = self._adapter.behind_step(trained)
-        self._adapter.after_step(trained, self._progress.batch_size or self._size)
+        self._stop_agreed = self._adapter.after_step(trained, self._size)
 
     def control(
         self, stop: float = 0.0, heard: float = 0.0, samples: float = 0.0, checksum: float = 0.0
     ) -> ControlVector:
         """This worker's part of the next step's control vector; always of the same length."""
-        adapter, workers = self._adapter, self._workers
-        times: list[float] = []
-        if adapter.monitoring.times:
-            times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if workers.elastic else workers.size))
-            if workers.synchronised:
-                at, own = WORKER_TIMES * workers.rank, self._times
-                times[at : at + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
-        seconds = self._progress.times.seconds if workers.rank == 0 else 0.0
-        adapting = adapter.waiting, seconds, adapter.unsure, adapter.votes()
-        return ControlVector(stop, heard, samples, checksum, *adapting, times)
+        return self._adapter.contribute(ControlVector(stop, heard, samples, checksum), self._times)
 
     def _tell_of_regrouping(self, now: float) -> None:
         """Report the pause when the first step of a new view completes."""
@@ -311,7 +297,7 @@ class Stepper:
         workers.boundary()
         if workers.view != view:
             return True  # come here once more, as a member of the new view
-        if self._adapter.boundary(trained, self._size):
+        if self._adapter.before_step(trained, self._size):
             self.stop("policy")
         if workers.view != view:
             return True

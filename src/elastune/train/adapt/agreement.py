@@ -16,13 +16,16 @@ PROGRAM = "program"  # proposes what the training function asks of ``session.cha
 
 @dataclass(frozen=True)
 class Agreed:
-    """What came of a vote about ``policy``: what all workers ``agreed`` on, None where they decided differently.
+    """What came of a vote.
 
-    ``own``: what this worker proposed, if anything.
+    Attributes:
+        policy: What was voted on is its proposal, or the program's.
+        decision: What all workers decided; None where they decided differently.
+        own: What this worker proposed, if anything.
     """
 
     policy: str
-    agreed: Decision | None
+    decision: Decision | None
     own: Proposal | None
 
 
@@ -47,14 +50,14 @@ class Agreement:
             return self.abstention
         return [x for own in self._open.values() for x in (vote(own[0].decision) if own else _ABSTENTION)]
 
-    def settle(self, sums: Sequence[float], voters: int) -> list[Agreed]:
+    def count_votes(self, sums: Sequence[float], voters: int) -> list[Agreed]:
         """What came of the votes of ``voters`` workers, from their sums; nothing of a policy that nobody spoke for."""
-        verdicts = []
+        found = []
         for place, (name, own) in enumerate(self._open.items()):
             part = sums[place * VOTE : (place + 1) * VOTE]
             if own or any(part):
-                verdicts.append(Agreed(name, outcome(part, voters), own.pop(0) if own else None))
-        return verdicts
+                found.append(Agreed(name, outcome(part, voters), own.pop(0) if own else None))
+        return found
 
     def to_json(self) -> list[dict[str, Any]]:
         """The open proposals."""
@@ -64,7 +67,7 @@ class Agreement:
             for p in own
         ]
 
-    def take(self, told: Sequence[Mapping[str, Any]]) -> None:
+    def load(self, told: Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``to_json``, without what policies propose that there are no more."""
         for own in self._open.values():
             own.clear()

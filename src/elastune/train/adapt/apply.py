@@ -19,26 +19,30 @@ from elastune.train.training_state import TrainingState
 
 
 class DecisionApplier:
-    """Makes changes, the same ones at the same step boundary on every worker."""
+    """Applies decisions, the same ones at the same step boundary on every worker.
 
-    def __init__(self, crew: WorkerGroup, progress: Progress, monitoring: Monitoring) -> None:
-        self._crew = crew
+    Attributes:
+        remembered: A state to go back to; joiners and checkpoints take it over.
+    """
+
+    def __init__(self, workers: WorkerGroup, progress: Progress, monitoring: Monitoring) -> None:
+        self._workers = workers
         self._monitoring = monitoring
         self._progress = progress
         self._ramps: list[Ramp] = []
-        self.remembered: dict[str, Any] | None = None  # a state to go back to: joiners and checkpoints take it over
+        self.remembered: dict[str, Any] | None = None
 
-    def make(self, decision: Decision, trained: TrainingState) -> None:
+    def apply(self, decision: Decision, trained: TrainingState) -> None:
         """Do all of it. Raises ``UserError`` with nothing done where a part cannot be."""
-        progress, crew = self._progress, self._crew
+        progress, workers = self._progress, self._workers
         if decision.restore and self.remembered is None:
             raise UserError("a run goes back to what it remembers", "nothing yet", "let the policy remember first")
         if decision.micro_batch is not None and isinstance(trained.optimizer, torch.optim.LBFGS):
             raise UserError("LBFGS needs the whole batch in one pass", decision.micro_batch, "leave micro_batch alone")
         if decision.workers is not None:
-            crew.resize(decision.workers)
+            workers.resize(decision.workers)
         if decision.replace_rank is not None:
-            crew.replace(decision.replace_rank)
+            workers.replace(decision.replace_rank)
         if decision.restore:
             self._restore(trained)
         if decision.batch_size is not None:
@@ -58,7 +62,7 @@ class DecisionApplier:
             self._remember(trained)
 
     def ramp(self, trained: TrainingState) -> None:
-        """Behind a step: the next part of what comes about step by step."""
+        """After a step: the next part of each ramp."""
         self._ramps = [left for ramp in self._ramps if (left := self._scale(ramp, trained)) is not None]
 
     def _scale(self, ramp: Ramp, trained: TrainingState) -> Ramp | None:
@@ -82,12 +86,12 @@ class DecisionApplier:
         now = trained.state()
         optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
         trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
-        self._monitoring.take(json.loads(self.remembered["monitors"]))
+        self._monitoring.load(json.loads(self.remembered["monitors"]))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """What is under way, for a joiner or a checkpoint; beside ``remembered``."""
+        """The ramps under way, for a joiner or a checkpoint; beside ``remembered``."""
         return [asdict(ramp) for ramp in self._ramps]
 
-    def take(self, told: list[dict[str, Any]]) -> None:
+    def load(self, told: list[dict[str, Any]]) -> None:
         """Go on from ``to_json``."""
         self._ramps = [Ramp(**ramp) for ramp in told]

@@ -104,7 +104,7 @@ class Monitoring:
         """The states, by monitor."""
         return self._states
 
-    def take(self, states: dict[str, Any]) -> None:
+    def load(self, states: dict[str, Any]) -> None:
         """Go on from ``states``; a monitor that they do not have begins."""
         self._states |= {name: states[name] for name in self._states if name in states}
         self._signals = None

@@ -105,7 +105,7 @@ class RunState:
         self._snapshot = packed
         told = json.loads(packed[0])
         self._progress.take(told["progress"])
-        self._adapter.take(told["adapt"])
+        self._adapter.load(told["adapt"])
 
     def rewind(self, packed: Packed) -> None:
         """Be where a snapshot of this worker was taken; it may be needed again."""
@@ -118,7 +118,7 @@ class RunState:
         named = dict(zip(told["names"], tensors, strict=True))
         self._load_state(self.trained, from_tree(told["state"], named), "the state of another worker")
         self._progress.take(told["progress"])
-        self._adapter.take(told["adapt"])
+        self._adapter.load(told["adapt"])
 
     def _state(self, trained: TrainingState) -> dict[str, Any]:
         return {**trained.state(), "remembered": self._adapter.remembered}
@@ -208,7 +208,7 @@ class RunState:
         self._stand_where(kept)
         self._progress.batch_size, self._progress.micro_batch = kept.batch_size, kept.micro_batch
         if kept.adapt:
-            self._adapter.take(kept.adapt, resumed=True)
+            self._adapter.load(kept.adapt, resumed=True)
 
     def _inherit(self, folder: Path, trained: TrainingState) -> None:
         """Begin with the newest checkpoint in ``folder``, another run's. What its policies changed is not taken over.
