@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,8 @@ from elastune.policies.run import Limits, Run
 from elastune.policies.runtime.standing import Named
 from elastune.testing.policy_kit import CALM, Crowd, Measured, PolicyKit, decide, moved, sit
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "gns_policy.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "gns_policy.py"
 
 
 class TestTheExample(PolicyKit):
@@ -35,6 +37,19 @@ def test_the_example_adds_workers_while_the_noise_scale_rises() -> None:
         crowd.step({"noise_scale": gns})
     assert [(step, decision.workers) for step, decision in crowd.decisions] == [(5, 2), (10, 3)]
     assert crowd.failures() == []
+
+
+def test_the_policy_that_the_readme_prints_grows_to_the_bound_and_goes_on(tmp_path: Path) -> None:
+    (printed,) = re.findall(r"```python\n(class GNSPolicy.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program = tmp_path / "printed.py"
+    program.write_text(f"import elastune\n\n\n{printed}")
+    policy: Policy = runpy.run_path(str(program))["GNSPolicy"]()
+    crowd = Crowd(1, lambda rank: [Named("GNSPolicy", policy)], limits=Limits(1, 3))
+    for step in range(20):
+        crowd.step({"noise_scale": math.nan if step == 0 else float(step)})
+    assert crowd.failures() == [], "at the bound it is not switched off"
+    assert [decision.workers for _, decision in crowd.decisions] == [2, 3]
+    assert crowd.hosts[0].to_json()[0]["state"]["prev"] > 17.0, "it still looks"
 
 
 class Bad(Policy):
