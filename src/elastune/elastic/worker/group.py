@@ -119,10 +119,6 @@ class WorkerGroup:
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         return [row.numpy().tobytes() for row in self.gather_tensors(mine)]
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Every worker's ``data``, by rank, on every worker."""
-        return [_to_bytes(row) for row in self.gather(_to_floats(data))]
-
     def recover(self, error: GroupBroken) -> bool:
         """The group broke. True if the operation it broke in was completed by another worker's result."""
         raise error
@@ -148,16 +144,3 @@ class WorkerGroup:
 
     def say(self, doing: str, step: int, size_bytes: int = 0) -> None:
         """Tell the coordinator what this worker is about to do, so that it can judge how long that may take."""
-
-
-_PER_FLOAT = 6  # bytes: double precision has whole numbers of 48 bits
-
-
-def _to_floats(data: bytes) -> list[float]:
-    pieces = (data[i : i + _PER_FLOAT] for i in range(0, len(data), _PER_FLOAT))
-    return [float(len(data)), *(float(int.from_bytes(piece, "little")) for piece in pieces)]
-
-
-def _to_bytes(row: Sequence[float]) -> bytes:
-    length, *pieces = map(int, row)
-    return b"".join(piece.to_bytes(_PER_FLOAT, "little") for piece in pieces)[:length]
