@@ -14,7 +14,7 @@ from pauses import Tick, Ticks, reached
 from programs.workload import OWNER
 
 from elastune.cluster.local import LocalCluster
-from elastune.cluster.local_run import LocalHandle
+from elastune.cluster.base import ElasticHandle
 from elastune.core.run import RunSpec
 from elastune.job.output_dir import open_out
 from elastune.job.supervisor import JobSupervisor
@@ -33,7 +33,7 @@ class Stalled(Exception):
 class Run:
     """``spec`` on ``cluster``; its program notes its steps in ``ticks``. Everything heard goes into the journal."""
 
-    def __init__(self, handle: LocalHandle, ticks: Path, journal: JournalWriter) -> None:
+    def __init__(self, handle: ElasticHandle, ticks: Path, journal: JournalWriter) -> None:
         self.handle = handle
         self.ticks = Ticks(ticks)
         self.records: list[Record] = []

@@ -15,12 +15,12 @@ def main(out: Path, how: str) -> None:
     sys.path.append(str(Path(__file__).parent))
     cluster = LocalCluster(2, entry="odd_workers:with_family", preload=["torch"] if how == "early" else [])
     if how == "early":
-        print(cluster._warm_spawner().pid, flush=True)
+        print(cluster.launcher.server().pid, flush=True)
         time.sleep(100)
     handle = cluster.start(spec_of(out, 2))
     members = [int(pid) for r in reports(events_until_messages(cluster, handle, 2)) for pid in r.metrics.values()]
     try:
-        print(cluster._warm_spawner().pid, *members, flush=True)
+        print(cluster.launcher.server().pid, *members, flush=True)
         if how == "exception":
             raise RuntimeError("controller")
         if how == "_exit":

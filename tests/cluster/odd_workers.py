@@ -16,9 +16,9 @@ from elastune.testing.cluster_workers import FINISHED, said
 NAP = [sys.executable, "-c", "import time; time.sleep(100)"]
 
 
-def die(spec, place, send, _stop):
+def die(spec, place, client):
     how = spec.config["how"]
-    send(said(0))
+    client.report(said(0))
     print("about to die", how, flush=True)
     if how == "_exit":
         os._exit(9)
@@ -31,33 +31,33 @@ def die(spec, place, send, _stop):
     return 0
 
 
-def with_family(spec, place, send, stop_requested):
+def with_family(spec, place, client):
     """A forked child and a program of its own; then spin, with the interpreter's lock, until stopped."""
     child = os.fork()
     if child == 0:
         time.sleep(100)
         os._exit(0)
     program = subprocess.Popen(NAP)
-    send(said(0, place.rank, worker=os.getpid(), child=child, program=program.pid))
-    while not stop_requested():
+    client.report(said(0, place.rank, worker=os.getpid(), child=child, program=program.pid))
+    while not client.stop_requested():
         sum(range(1000))
     return 3
 
 
-def with_daemon(spec, place, send, _stop):
+def with_daemon(spec, place, client):
     """Leave a process behind that has left the process group."""
     daemon = subprocess.Popen(NAP, start_new_session=True)
-    send(said(0, daemon=daemon.pid))
+    client.report(said(0, daemon=daemon.pid))
     return 0
 
 
-def with_loaders(spec, place, send, _stop):
+def with_loaders(spec, place, client):
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
     loader = iter(DataLoader(TensorDataset(torch.arange(100)), num_workers=2, persistent_workers=True))
     next(loader)
-    send(said(0, worker=os.getpid(), **{f"loader{i}": p.pid for i, p in enumerate(loader._workers)}))
+    client.report(said(0, worker=os.getpid(), **{f"loader{i}": p.pid for i, p in enumerate(loader._workers)}))
     if spec.config["how"] == "return":
         return 0
     if spec.config["how"] == "raise":
@@ -66,9 +66,9 @@ def with_loaders(spec, place, send, _stop):
     return 0
 
 
-def garble(spec, place, send, _stop):
+def garble(spec, place, client):
     """Say something that is no record, from rank 1, and wait to be ended."""
-    send(said(0, place.rank))
+    client.report(said(0, place.rank))
     if place.rank == 1:
         garbage = {
             "text": b"hello\n",
@@ -76,24 +76,24 @@ def garble(spec, place, send, _stop):
             "bytes": bytes(range(256)) + b"\n",
             "endless": b"x" * (2 << 20),
         }[spec.config["garbage"]]
-        send.__self__._connection.sendall(garbage)
-        send(said(1, place.rank))
+        client._socket.sendall(garbage)
+        client.report(said(1, place.rank))
         time.sleep(100)
-    send(said(1, place.rank))
-    send(FINISHED)
+    client.report(said(1, place.rank))
+    client.report(FINISHED)
     return 0
 
 
-def too_long(spec, place, send, _stop):
+def too_long(spec, place, client):
     try:
-        send(said(0, **{"m" * (1 << 20): 1.0}))
+        client.report(said(0, **{"m" * (1 << 20): 1.0}))
     except ValueError as error:
         print(error)
         return 5
     return 0
 
 
-def surroundings(spec, place, send, _stop):
+def surroundings(spec, place, client):
     print(Path.cwd(), os.environ.get("ELASTUNE_TEST"), os.environ["OMP_NUM_THREADS"], os.environ["GLOO_SOCKET_IFNAME"])
     print("stdin:", repr(sys.stdin.read()), "session:", os.getsid(0) == os.getpid() == os.getpgrp())
     print("signals:", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
@@ -105,18 +105,18 @@ def surroundings(spec, place, send, _stop):
     return 0
 
 
-def all_reduce(spec, place, send, _stop):
+def all_reduce(spec, place, client):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(spec.means.threads)
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    send(said(0, place.rank, threads=torch.get_num_threads(), groups=len(optimizer.param_groups)))
+    client.report(said(0, place.rank, threads=torch.get_num_threads(), groups=len(optimizer.param_groups)))
     meeting = f"file://{spec.out / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=place.rank, world_size=place.world)
     total = torch.tensor([10.0**place.rank])
     dist.all_reduce(total)
     dist.destroy_process_group()
-    send(said(1, place.rank, total=float(total)))
-    send(FINISHED)
+    client.report(said(1, place.rank, total=float(total)))
+    client.report(FINISHED)
     return 0

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from elastune.cluster.launcher import VARIABLE, Bootstrap
 from elastune.cluster.local import LocalCluster
-from elastune.cluster.wire import WorkerSpec, encode_order
+from elastune.cluster.worker import WORK
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.job.run import run_job
 from elastune.journal.reader import read
@@ -142,14 +144,13 @@ def test_data_loaders_end_with_a_worker_that_is_killed(
 def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, all_gone) -> None:
     """Started by a launcher of somebody else's, which does nothing for it."""
     loaders: list[int] = []
-    coordinator = Coordinator([0], low=1, high=1, heartbeat_s=5.0)
     alone = RunSpec(PROGRAM, tmp_path, {"pause_s": 0.2, "loaders": 2}, seed=3)
-    place = Place(0, coordinator=coordinator.address, token=coordinator.token)
-    order = encode_order(WorkerSpec("", alone, place, {}, "", []))
-    with subprocess.Popen([sys.executable, str(HERE / "launched.py")], stdin=subprocess.PIPE) as worker:
+    task = WorkerSpec(WORK, alone, Place(), dict(os.environ), str(Path.cwd()), sys.path)
+    coordinator = Coordinator([0], low=1, high=1, heartbeat_s=5.0, spec_of=lambda worker: task)
+    bootstrap = Bootstrap(0, coordinator.address, coordinator.token)
+    command = [sys.executable, "-m", "elastune.cluster.worker"]
+    with subprocess.Popen(command, env={**os.environ, VARIABLE: bootstrap.to_json()}) as worker:
         try:
-            worker.stdin.write(order)
-            worker.stdin.flush()
             until(lambda: coordinator.step >= 2, LIMIT_S)
             loaders += children(worker.pid)
             assert len(loaders) == 2

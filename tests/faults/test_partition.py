@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from elastune.cluster.local import LocalCluster
-from elastune.cluster.spawner import PRELOAD, Spawner
 from elastune.core.run import Program
 from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.journal.records import WorkerGone
 from elastune.testing.elastic_runs import Ran, Runs
-from elastune.testing.host_runs import HostRun, HostRuns
+from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
 from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
@@ -43,15 +42,15 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def spawner() -> Iterator[Spawner]:
-    warm = Spawner((*PRELOAD, "elastune.testing.host_runs"))
+def launcher(network: Network) -> Iterator[NamespaceLauncher]:
+    warm = NamespaceLauncher(network)
     yield warm
     warm.close()
 
 
 @pytest.fixture
-def runs(network: Network, spawner: Spawner, tmp_path: Path) -> HostRuns:
-    return HostRuns(network, spawner, tmp_path, PROGRAM)
+def runs(launcher: NamespaceLauncher, tmp_path: Path) -> HostRuns:
+    return HostRuns(launcher, tmp_path, PROGRAM)
 
 
 def same(ran: Ran, undisturbed: Ran) -> None:

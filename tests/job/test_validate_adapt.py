@@ -11,8 +11,10 @@ import pytest
 
 from elastune.cluster.base import Message
 from elastune.cluster.elastic_run import ElasticRun
+from elastune.cluster.launcher import Launcher, ProcessEvent
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Means, Program, RunSpec
+from elastune.core.run import Adapt, Means, Place, Program, RunSpec
+from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.job.validate_adapt import adapt_json, check_adapt, policies_of
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
 from elastune.study.request import StudyRequest
@@ -24,25 +26,33 @@ SEEN = Measured(10, 0, 640, 1.0, 2, 64, 0.05)
 DECIDED = Decided("gns", 10, {"batch_size": 128}, SEEN, "applied")
 
 
-class NoHost:
-    """Launches nothing."""
-
-    def start_workers(self, workers: Any) -> None: ...
-
-    def kill_workers(self, workers: Any) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 @pytest.fixture
 def elastic(tiny: Program, tmp_path: Path) -> Iterator[ElasticRun]:
-    run = ElasticRun(RunSpec(tiny, tmp_path, means=Means(workers=2)), NoHost(), lambda _: "")
+    spec = RunSpec(tiny, tmp_path, means=Means(workers=2))
+    run = ElasticRun(WorkerSpec("", spec, Place(), {}, "", []), NoLauncher())
     yield run
     run.close()
 
 
+class NoLauncher(Launcher):
+    """Has no room."""
+
+    capacity = free = 0
+
+    def start(self, workers: Any, needs: Any) -> None: ...
+
+    def end(self, workers: Any, why: str = "") -> None: ...
+
+    def poll(self) -> list[ProcessEvent]:
+        return []
+
+    def fileno(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def kept(run: ElasticRun, *told: tuple[int, Record]) -> list[Record]:
-    events = [run.heard(worker, record) for worker, record in told]
+    events = [event for worker, record in told for event in run.judge(worker, record)]
     return [event.record for event in events if isinstance(event, Message)]
 
 

@@ -36,8 +36,10 @@ class Exited:
 Event = Message | Exited
 
 
-def how_it_ended(code: int) -> str:
+def how_it_ended(code: int | None) -> str:
     """A process's exit code in words, to follow "worker 3"."""
+    if code is None:
+        return "ended, nobody knows how"
     if code >= 0:
         return f"exited with code {code}"
     return f"was ended by signal {-code}" + (" (out of memory?)" if code == -9 else "")
@@ -100,9 +102,13 @@ class ElasticHandle(Handle):
 class Cluster(ABC):
     """A place with room for ``capacity`` workers at a time."""
 
-    capacity: int
     patience_s: float = 0.5
     """How long a ``wait`` may be at most, so that whoever waits sees a signal in time."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Workers that there is room for in all; may change by itself."""
 
     @property
     @abstractmethod

@@ -1,20 +1,32 @@
-"""An elastic run, from its controller's side: which news concern the driver, and what its coordinator asks for.
+"""A run whose workers may change, as its controller holds it: the one place where losses are judged and records heard.
 
-It knows no processes: whoever launches workers does what it asks (``Host``) and tells it how they end.
+Its coordinator says what is to be done with processes; a launcher does it, and tells how they end.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from elastune.cluster.base import NOBODY, Event, Exited, Message, how_it_ended
+from elastune.cluster.base import NOBODY, ElasticHandle, Event, Exited, Message, how_it_ended
+from elastune.cluster.launcher import (
+    Bootstrap,
+    Launcher,
+    Needs,
+    ProcessEnded,
+    ProcessEvent,
+    ProcessNoticed,
+    ProcessStarted,
+)
 from elastune.core.errors import UserError
-from elastune.core.run import RunSpec
+from elastune.core.run import Place
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.coordinator.for_controller import Buried, Parted, RecordSent
 from elastune.elastic.protocol.client import remove_contact, write_contact
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
+from elastune.elastic.protocol.messages import Welcome, encode
+from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.journal.records import (
     Decided,
     PolicyFailed,
@@ -26,108 +38,278 @@ from elastune.journal.records import (
     WorkerGone,
 )
 
-
-class Host(Protocol):
-    """What launches and ends the workers of one run."""
-
-    def start_workers(self, workers: Sequence[int]) -> None:
-        """Start workers with these numbers. How one ends that could not be started is told like any other end."""
-        ...
-
-    def kill_workers(self, workers: Sequence[int]) -> None:
-        """End these workers now."""
-        ...
-
-    def stop(self) -> None:
-        """Ask the run to checkpoint and end."""
-        ...
+NOT_STARTED = 71  # EX_OSERR of sysexits.h
+UNKNOWN = 1  # the code of a process of which nobody knows how it ended
 
 
-class ElasticRun:
-    """The coordinator of ``spec`` and the judgement of what its workers' words and ends mean.
+class ElasticRun(ElasticHandle):
+    """A run on ``launcher``. ``task``: what its workers have in common; ``host``: where its coordinator listens;
+    ``pump``: has the cluster look for news.
 
-    ``over``: nothing is started any more; every worker that ends is the driver's concern.
+    ``over``: nothing is started any more; every worker that ends is the driver's concern. Raises ``TypeError`` where
+    the run's configuration holds what JSON cannot, ``OSError`` where the coordinator cannot listen.
     """
 
-    def __init__(self, spec: RunSpec, host: Host, last_line: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        task: WorkerSpec,
+        launcher: Launcher,
+        *,
+        host: str = "127.0.0.1",
+        silence_s: float = 30.0,
+        pump: Callable[[float], None] = lambda timeout_s: None,
+    ) -> None:
+        self.spec = spec = task.spec
+        encode(Welcome(False, 0.0, spec=task))  # here: the coordinator's thread has nobody to raise it to
         workers, elastic = spec.means.workers, spec.elastic
         self.high = spec.most_workers
         self.over = False
-        self._host = host
-        self._spec = spec
+        self._task = task
+        self._pump = pump
+        self._launcher = launcher
+        self._workers: dict[int, Bootstrap] = {}
+        self._pids: dict[int, int] = {}
+        self._events: deque[Event] = deque()
+        self._ends: dict[int, ProcessEnded] = {}  # of processes that ended; perhaps not all they said is here yet
+        self._returned: dict[int, int | None] = {}  # of connections that ended: the entry point's exit code
         self._running = set(range(workers))
-        self._doomed: dict[int, str] = {}
+        self._doomed: dict[int, str] = {}  # ended for a reason that was not theirs
         self._lost: list[int] = []
         self._fatal: tuple[int, str] | None = None  # the worker whose loss was one too many, and what to say of it
         self._finished: set[int] = set()
         self._reported: set[tuple[int, int, int]] = set()
         self._decided: set[tuple[int, str, str]] = set()  # step, policy, and the hook of a failure
         self._last = Exited(NOBODY, 0, "")
-        self._noticed = self._announced = self._failed = False
+        self._noticed = self._announced = self._failed = self._closed = False
         self._free = -1
         self.coordinator = Coordinator(
             range(workers),
             low=min(elastic.low, workers),
             high=self.high,
             heartbeat_s=elastic.heartbeat_s,
+            silence_s=silence_s,
             most_losses=elastic.most_losses,
-            last_line=last_line,
+            host=host,
+            spec_of=self._spec_of,
+            last_line=self._last_line,
         )
 
-    def announce(self) -> None:
-        """Let other commands find the run. Raises ``UserError`` where its folder cannot be written."""
+    # -- for the driver -----------------------------------------------------------------------------------------------
+
+    def poll(self) -> list[Event]:
+        self._pump(0.0)
+        self.heed()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    @property
+    def alive(self) -> int:
+        untold = sum(isinstance(event, Exited) for event in self._events)
+        return len(self._running) + untold or int(not self.over)
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``poll`` has something to hand out."""
+        return bool(self._events)
+
+    @property
+    def closed(self) -> bool:
+        """Whether all is over and done with: there is nothing more to be heard."""
+        return self._closed
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return dict(self._pids)
+
+    @property
+    def members(self) -> list[int]:
+        return self.coordinator.members
+
+    @property
+    def step(self) -> int:
+        return self.coordinator.step
+
+    def stop(self) -> None:
+        self.coordinator.stop()
+
+    def kill(self) -> None:
+        self.over = True
+        self._end(sorted(self._running))
+        self._close_if_over()
+
+    def resize(self, workers: int, why: str = "") -> None:
+        self.coordinator.resize(workers, why)
+
+    def kill_worker(self, worker: int) -> None:
+        self._end([worker])
+
+    # -- for the cluster ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the first workers, and let other commands find the run. Raises ``OSError`` and ``UserError``."""
+        self._start(sorted(self._running))
         try:
-            write_contact(self._spec.out, self.coordinator.address, self.coordinator.token)
+            write_contact(self.spec.out, self.coordinator.address, self.coordinator.token)
         except OSError as error:
             rule = "the output folder must be writable"
-            raise UserError(rule, f"{self._spec.out}: {error.strerror}", "choose another folder") from error
+            raise UserError(rule, f"{self.spec.out}: {error.strerror}", "choose another folder") from error
         self._announced = True
 
-    def heard(self, worker: int, record: Record) -> Event | None:
-        """What ``worker`` said, or None where another one has said the same: all members tell what concerns the run."""
+    def abandon(self) -> None:
+        """After ``begin`` has failed: end what it started, and hear no more of it."""
+        self.kill()
+        self._running.clear()
+        self._close_if_over()
+
+    def hear(self, event: ProcessEvent) -> None:
+        """The launcher's news of one of this run's workers."""
+        worker = event.bootstrap.worker
+        match event:
+            case ProcessStarted(pid=pid):
+                self._pids[worker] = pid
+            case ProcessNoticed(seconds=seconds, why=why):
+                self.coordinator.notice(worker, seconds, why)
+            case ProcessEnded():
+                self._pids.pop(worker, None)
+                self._process_ended(worker, event)
+
+    def room(self, free: int) -> None:
+        """Tell the coordinator how many workers could be started: of ``free`` in the cluster, what the run may have."""
+        free = max(0, min(free, self.high - len(self._running)))
+        if free != self._free and not self.over:
+            self._free = free
+            self.coordinator.capacity(free)
+
+    def heed(self) -> None:
+        """Hear what the coordinator has, and do what it asks for."""
+        if self._closed:
+            return
+        self._events.extend(Message(NOBODY, record) for record in self.coordinator.take_records())
+        for told in self.coordinator.take():
+            match told:
+                case RecordSent(worker, record):
+                    self._events.extend(self.judge(worker, record))
+                case Parted(worker, code):
+                    self._returned[worker] = code
+                    others = any(other not in self._returned for other in self._running)
+                    if code is not None and worker not in self._doomed and (code != 0 or not others):
+                        self.over = True  # before the loss that this is to the coordinator makes it ask for another
+                case Start(workers=workers) if not (self.over or self._finished):
+                    self._start_more(workers)
+                case End(worker=worker, why=why, lost=lost):
+                    self._lost += [worker] * lost
+                    if worker not in self._returned and worker not in self._ends:
+                        self._doomed[worker] = why
+                    if self._returned.get(worker) is None:  # else it has said its last words, and ends by itself
+                        self._end([worker], self._doomed.get(worker, ""))
+                case GiveUp(why=why) if not self.over:
+                    self._events.extend(self._give_up(why))
+                case StopRun():
+                    self._noticed = True
+                case Buried(worker):
+                    self._events.extend(self._ended(worker))
+        self._close_if_over()
+
+    def close(self) -> None:
+        """End the coordinator. Idempotent."""
+        self.over = self._closed = True
+        if self._announced:
+            remove_contact(self.spec.out)
+        self.coordinator.close()
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _spec_of(self, worker: int) -> WorkerSpec:
+        return replace(self._task, place=Place(worker, self.spec.means.workers, worker))
+
+    def _start(self, workers: Sequence[int]) -> None:
+        address, token = self.coordinator.address, self.coordinator.token
+        new = {worker: Bootstrap(worker, address, token) for worker in workers}
+        self._workers |= new
+        self._launcher.start(list(new.values()), Needs(self.spec.means.device, self.spec.out / "logs"))
+
+    def _start_more(self, workers: Sequence[int]) -> None:
+        self._running.update(workers)
+        for worker in workers:
+            try:
+                self._start([worker])
+            except (OSError, UserError) as error:
+                why = f"worker {worker} could not be started: {error}"
+                self._process_ended(worker, ProcessEnded(self._workers[worker], NOT_STARTED, why=why))
+
+    def _process_ended(self, worker: int, end: ProcessEnded) -> None:
+        if worker not in self._ends:  # a start that failed may be told twice
+            self._ends[worker] = end
+            self.coordinator.lost(worker, self._how(worker))
+
+    def _end(self, workers: Sequence[int], why: str = "") -> None:
+        self._launcher.end([self._workers[worker] for worker in workers if worker in self._workers], why)
+
+    def _last_line(self, worker: int) -> str:
+        return self._launcher.last_line(self._workers[worker]) if worker in self._workers else ""
+
+    def _close_if_over(self) -> None:
+        if not self._closed and self.over and not self._running:
+            self._events.extend(Message(NOBODY, record) for record in self.coordinator.take_records())
+            self.close()
+
+    # -- judgement ----------------------------------------------------------------------------------------------------
+
+    def judge(self, worker: int, record: Record) -> list[Event]:
+        """What ``worker`` said; nothing where another one has said the same: all members tell what concerns the run."""
         match record:
             case RunFailed() if worker in self._doomed:  # whatever it did on its way out
-                return None
+                return []
             case RunFailed() if self._joins(worker):  # this machine, not the program, may be to blame: others train
                 self._doomed[worker] = f"it failed before it could join: {record.detail}"
                 self._lost.append(worker)
-                return None
+                return []
             case RunFailed():  # the program's own failure is no reason to start replacements
                 self.over = self._failed = True
             case RunFinished() if self._failed:  # of survivors that were about to be ended
-                return None
+                return []
             case RunFinished():
                 first = not self._finished
                 self._finished.add(worker)
                 if not first:
-                    return None
+                    return []
                 if self._noticed and record.stopped == "requested":
                     record = replace(record, stopped="notice")
             case Reported(epoch=epoch, step=step, nth=nth):
                 if (epoch, step, nth) in self._reported:
-                    return None
+                    return []
                 self._reported.add((epoch, step, nth))
             case Decided(policy=policy, step=step):
-                return self._told_first(worker, record, (step, policy, ""))
+                return self._first(worker, record, (step, policy, ""))
             case PolicyFailed(policy=policy, step=step, hook=hook):
-                return self._told_first(worker, record, (step, policy, hook))
-            case Restarted(step=step):  # what was decided after it is decided anew
+                return self._first(worker, record, (step, policy, hook))
+            case Restarted(step=step):  # what was decided after it will be decided again
                 self._decided = {key for key in self._decided if key[0] <= step}
-        return Message(worker, record)
+        return [Message(worker, record)]
 
-    def _told_first(self, worker: int, record: Record, key: tuple[int, str, str]) -> Event | None:
+    def _first(self, worker: int, record: Record, key: tuple[int, str, str]) -> list[Event]:
         """``record``, unless a member has told of ``key`` already."""
         if key in self._decided:
-            return None
+            return []
         self._decided.add(key)
-        return Message(worker, record)
+        return [Message(worker, record)]
 
-    def ended(self, end: Exited, returned: int | None, why: str = "") -> list[Event]:
-        """How a worker's end is to be told. ``returned``: the code its entry point ended with; None: it vanished."""
-        worker, how = end.rank, why or f"worker {end.rank} {how_it_ended(end.code)}"
+    def _joins(self, worker: int) -> bool:
+        """Whether ``worker`` came later than the run's first ones and does not train with the others yet."""
+        members = self.coordinator.members
+        return worker >= self.spec.means.workers and bool(members) and worker not in members
+
+    def _how(self, worker: int) -> str:
+        end = self._ends[worker]
+        return end.why or f"worker {worker} {how_it_ended(end.code)}"
+
+    def _ended(self, worker: int) -> list[Event]:
+        """How a worker's end is to be told, now that all it ever said is known."""
+        how, told, returned = self._how(worker), self._ends[worker], self._returned.get(worker)
+        end = Exited(worker, UNKNOWN if told.code is None else told.code, told.log)
         self._running.discard(worker)
         self._last = end
-        self.coordinator.lost(worker, how)
         if self._fatal is not None and self._fatal[0] == worker:
             return [self._failure(f"{self._fatal[1]}; {how}"), end]
         concerns = self.over or (bool(self._finished) and worker not in self._doomed)
@@ -144,51 +326,12 @@ class ElasticRun:
         left = worker in self._doomed and worker not in self._lost
         return [Message(worker, WorkerGone(worker, "left" if left else "lost", how, end.code, end.log))]
 
-    def heed(self) -> list[Event]:
-        """Do what the coordinator asks for; what it has to tell."""
-        records = self.coordinator.take_records()
-        events: list[Event] = [Message(NOBODY, record) for record in records]
-        for instruction in self.coordinator.take():
-            match instruction:
-                case Start(workers=workers) if not (self.over or self._finished):
-                    self._running.update(workers)
-                    self._host.start_workers(workers)
-                case End(worker=worker, why=why, lost=lost):
-                    self._lost += [worker] * lost
-                    self._doomed[worker] = why
-                    self._host.kill_workers([worker])
-                case GiveUp(why=why):
-                    events += self._give_up(why)
-                case StopRun():
-                    self._noticed = True
-                    self._host.stop()
-        return events
-
-    def _joins(self, worker: int) -> bool:
-        """Whether ``worker`` came later than the run's first ones and does not train with the others yet."""
-        members = self.coordinator.members
-        return worker >= self._spec.means.workers and bool(members) and worker not in members
-
-    def room(self, free: int) -> None:
-        """Tell the coordinator how many workers could be started: of ``free`` in the cluster, what the run may have."""
-        free = max(0, min(free, self.high - len(self._running)))
-        if free != self._free and not self.over:
-            self._free = free
-            self.coordinator.capacity(free)
-
-    def close(self) -> None:
-        """End the coordinator. Idempotent."""
-        self.over = True
-        if self._announced:
-            remove_contact(self._spec.out)
-        self.coordinator.close()
-
     def _give_up(self, why: str) -> list[Event]:
         """End the run. What the worker printed whose loss was one too many is known once its process has ended."""
         self.over = True
         if self._lost and self._lost[-1] in self._running:
             self._fatal = (self._lost[-1], why)
-        self._host.kill_workers(sorted(self._running))
+        self._end(sorted(self._running))
         if self._fatal is not None:
             return []
         told = "" if self._last.rank == NOBODY else f"; worker {self._last.rank} {how_it_ended(self._last.code)}"

@@ -3,9 +3,10 @@
     python -m elastune.cluster.forkserver CONTROL_FD CONTROLLER_PID [MODULE...]
 
 It imports the modules and then serves its controller over a Unix socket that keeps message borders (SOCK_SEQPACKET),
-one small JSON object a message. Requests: ``{"fork": key}`` with two file descriptors (the worker's socket, its log)
-and ``{"kill": [key...]}``. Replies: ``{"forked": key, "pid": pid}``, ``{"ended": key, "code": code}`` (negative: the
-signal) and ``{"refused": key, "why": text}``. What a worker does it learns over its own socket; nothing here knows.
+one small JSON object a message. Requests: ``{"fork": key, "bootstrap": text}`` with a file descriptor (the worker's
+log) and ``{"kill": [key...]}``. Replies: ``{"forked": key, "pid": pid}``, ``{"ended": key, "code": code}`` (negative:
+the signal) and ``{"refused": key, "why": text}``. What a worker does it learns from its coordinator; nothing here
+knows.
 
 No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG). No server outlives its controller: it ends at
 the end of the control socket or when it is orphaned, and first kills every worker's process group. No process group
@@ -34,6 +35,7 @@ from types import FrameType
 from typing import NoReturn
 
 from elastune.cluster import worker
+from elastune.cluster.launcher import read_bootstrap
 
 REQUEST_LIMIT_BYTES = 1 << 16
 REFUSED_CODE = 71  # EX_OSERR of sysexits.h
@@ -97,14 +99,14 @@ class Server:
 
     def _answer(self) -> bool:
         try:
-            data, fds, _, _ = socket.recv_fds(self._control, REQUEST_LIMIT_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(self._control, REQUEST_LIMIT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return False
         if not data:
             return False
         request = json.loads(data)
         if "fork" in request:
-            self._fork(request["fork"], *fds)
+            self._fork(request["fork"], request["bootstrap"], *fds)
         else:
             doomed = set(request["kill"])
             for process, key in self._keys.items():
@@ -116,24 +118,23 @@ class Server:
         with contextlib.suppress(ConnectionError):  # the controller has gone: the loop is about to see it
             self._control.send(json.dumps(fields).encode())
 
-    def _fork(self, key: int, connection: int, log: int) -> None:
+    def _fork(self, key: int, bootstrap: str, log: int) -> None:
         server = os.getpid()
         # A signal must not run this process's handlers in the child before the child has its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             process = os.fork()
             if process == 0:
-                self._become_worker(server, connection, log)
+                self._become_worker(server, bootstrap, log)
             self._keys[process] = key
             self._reply(forked=key, pid=process)
         except OSError as error:
             self._reply(refused=key, why=str(error))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            os.close(connection)
             os.close(log)
 
-    def _become_worker(self, server: int, connection: int, log: int) -> NoReturn:
+    def _become_worker(self, server: int, bootstrap: str, log: int) -> NoReturn:
         try:
             os.setsid()  # Ctrl-C in the terminal is for the controller to decide about
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -149,7 +150,7 @@ class Server:
             for fd in (log, self._alarm, self._alarm_in):
                 os.close(fd)
             self._control.close()
-            worker.run(socket.socket(fileno=connection))
+            worker.live(read_bootstrap(bootstrap))
         except BaseException:  # noqa: BLE001 - never return into the server's loop
             traceback.print_exc()
         finally:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastune.cluster.forkserver import REFUSED_CODE, REQUEST_LIMIT_BYTES
+from elastune.cluster.launcher import Bootstrap
 from elastune.core.errors import UserError
 
 # One thread in the server whatever these libraries would start; workers set their own numbers.
@@ -49,10 +50,11 @@ class ServerLost(Exception):
 class Spawner:
     """A running fork server that has imported, or is importing, ``preload``.
 
-    The constructor does not wait for the imports: they go on beside whatever the controller does next.
+    The constructor does not wait for the imports: they go on beside whatever the controller does next. ``prefix``: what
+    its command line is the argument of, if that replaces itself by it (``nsenter``).
     """
 
-    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(self, preload: Sequence[str] = PRELOAD, prefix: Sequence[str] = ()) -> None:
         if platform.system() != "Linux":
             raise UserError(
                 "local worker processes need Linux", platform.system(), "use Linux, or start the file by torchrun"
@@ -61,7 +63,7 @@ class Spawner:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         import_path = os.pathsep.join(path for path in sys.path if path)
         # -P: a file in this folder named like a module must not be taken for it
-        server = [sys.executable, "-P", "-m", "elastune.cluster.forkserver"]
+        server = [*prefix, sys.executable, "-P", "-m", "elastune.cluster.forkserver"]
         with theirs:
             self._process = subprocess.Popen(
                 [*server, str(theirs.fileno()), str(os.getpid()), *preload],
@@ -82,13 +84,14 @@ class Spawner:
         """For selectors: readable when ``receive`` has something."""
         return self._control.fileno()
 
-    def fork(self, key: int, connection: int, log: int) -> None:
-        """Ask for a worker ``key`` that talks over ``connection`` and prints into ``log`` (file descriptors).
+    def fork(self, key: int, bootstrap: Bootstrap, log: int) -> None:
+        """Ask for a worker ``key`` that ``bootstrap`` tells where to go and that prints into ``log``, a descriptor.
 
         ``Forked`` or ``Ended`` will follow. Raises ``ServerLost``.
         """
         try:
-            socket.send_fds(self._control, [json.dumps({"fork": key}).encode()], [connection, log])
+            request = json.dumps({"fork": key, "bootstrap": bootstrap.to_json()})
+            socket.send_fds(self._control, [request.encode()], [log])
         except ConnectionError as error:
             raise ServerLost(self._story()) from error
 

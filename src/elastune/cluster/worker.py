@@ -1,99 +1,78 @@
-"""A worker process from its first line to its last: take the order, call its entry point, end with its exit code.
+"""A worker process from its first line to its last: connect, call its entry point, end with its exit code.
 
-A thread listens to the controller meanwhile. When the controller goes away the worker ends at once, together with its
-process group (its data loaders, for instance), whatever its main thread is doing.
+Started by a launcher: forked (``live``), or as ``python -m elastune.cluster.worker`` with its bootstrap in the
+environment. When its coordinator goes away the worker ends at once, together with what it has started.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import importlib
 import io
 import os
-import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn, cast
 
-from elastune.cluster.wire import STOP, WorkerSpec, decode_order, encode_farewell
+from elastune.cluster.launcher import VARIABLE, Bootstrap, bootstrap_of
+from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
-from elastune.elastic.protocol.frames import LINE_LIMIT_BYTES, Lines
-from elastune.journal.records import Record, RunFailed, encode
+from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient
+from elastune.journal.records import RunFailed
 
-Entry = Callable[[RunSpec, Place, Callable[[Record], None], Callable[[], bool]], int]
-WORK = "elastune.train.work:work"
-READ_BYTES = 1 << 16
-
-
-class Controller:
-    """The worker's end of its socket to the controller."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        # The order holds a whole environment, so it may be longer than any message after it.
-        self._lines = Lines(16 * LINE_LIMIT_BYTES)
-        self._sending = threading.Lock()
-        self._stop = threading.Event()
-
-    def receive_order(self) -> WorkerSpec:
-        """Block until the order is here; end this process if the controller goes away first."""
-        while not (lines := self._lines.feed(self._read())):
-            pass
-        self._obey(lines[1:])
-        return decode_order(lines[0])
-
-    def listen(self) -> None:
-        """Heed the controller from now on, in a thread."""
-        threading.Thread(target=self._listen, name="controller", daemon=True).start()
-
-    def stop_requested(self) -> bool:
-        """Whether the controller asked the run to checkpoint and end."""
-        return self._stop.is_set()
-
-    def send(self, record: Record) -> None:
-        """Deliver ``record``; blocks while the controller is busy. Any thread may call it.
-
-        Raises ``ValueError`` where the record is longer than the controller accepts.
-        """
-        line = encode(record)
-        if len(line) > LINE_LIMIT_BYTES:
-            raise ValueError(f"a {record.kind} record has {len(line)} bytes, at most {LINE_LIMIT_BYTES} can be sent")
-        try:
-            with self._sending:
-                self._connection.sendall(line + b"\n")
-        except ConnectionError:
-            end_group()
-
-    def farewell(self, code: int) -> None:
-        """Say that this worker's entry point has ended with ``code``: its process ends next, and not by an accident."""
-        with contextlib.suppress(OSError), self._sending:
-            self._connection.sendall(encode_farewell(code))
-
-    def _read(self) -> bytes:
-        try:
-            data = self._connection.recv(READ_BYTES)
-        except ConnectionError:
-            data = b""
-        return data or end_group()
-
-    def _listen(self) -> None:
-        while True:
-            self._obey(self._lines.feed(self._read()))
-
-    def _obey(self, lines: list[bytes]) -> None:
-        if STOP.strip() in lines:
-            self._stop.set()
+Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
+WORK = "elastune.train.work:launched"
 
 
-def end_group() -> NoReturn:
-    """End this worker and everything in its process group, now."""
-    os.killpg(0, signal.SIGKILL)
-    os._exit(1)  # not reached: the signal is pending before killpg returns
+def live(bootstrap: Bootstrap) -> NoReturn:
+    """Be the worker that ``bootstrap`` names. Exit codes: the entry's own, 1 after an exception.
+
+    The process ends without the interpreter's own shutdown: libraries with native threads have been seen to abort
+    there after a run had succeeded, and its exit code must tell of the run alone. ``atexit`` functions are called,
+    threads are not waited for.
+    """
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a log is read while it grows, in whatever locale
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        client = CoordinatorClient(bootstrap.coordinator, bootstrap.token, bootstrap.worker, host=host)
+    except UserError as error:
+        print(f"elastune: {error}", file=sys.stderr)
+        os._exit(ORPHANED_CODE)
+    code = _work(client, bootstrap)
+    client.farewell(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
+    told = client.spec
+    if told is None:
+        print("elastune: the coordinator does not say what to do", file=sys.stderr)
+        return 1
+    place = replace(told.place, device=bootstrap.device)
+    try:
+        os.environ.clear()
+        os.environ.update(told.environment)
+        os.chdir(told.folder)
+        sys.path[:] = told.import_path
+        return int(resolve(told.entry)(told.spec, place, client))
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        client.report(RunFailed("exception", f"the program called sys.exit({end.code!r})", place.rank))
+        return exit_code(end)
+    except BaseException:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
+        traceback.print_exc()
+    return 1
 
 
 def resolve(entry: str) -> Entry:
@@ -107,40 +86,7 @@ def exit_code(end: SystemExit) -> int:
     return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
-def run(connection: socket.socket) -> NoReturn:
-    """Be the worker at the other end of ``connection``. Exit codes: the entry's own, 1 after an exception.
-
-    The process ends without the interpreter's own shutdown: libraries with native threads have been seen to abort
-    there after a run had succeeded, and its exit code must tell of the run alone. ``atexit`` functions are called,
-    threads are not waited for.
-    """
-    faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a log is read while it grows, in whatever locale
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
-    controller = Controller(connection)
-    code = _obey_order(controller)
-    controller.farewell(code)
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code & 0xFF)
-
-
-def _obey_order(controller: Controller) -> int:
-    order = controller.receive_order()
-    try:
-        controller.listen()
-        os.environ.clear()
-        os.environ.update(order.environment)
-        os.chdir(order.folder)
-        sys.path[:] = order.import_path
-        return int(resolve(order.entry)(order.spec, order.place, controller.send, controller.stop_requested))
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        controller.send(RunFailed("exception", f"the program called sys.exit({end.code!r})", order.place.rank))
-        return exit_code(end)
-    except BaseException:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
-        traceback.print_exc()
-    return 1
+if __name__ == "__main__":
+    own = bootstrap_of()
+    del os.environ[VARIABLE]
+    live(own)

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from elastune.core.errors import UserError
-from elastune.core.run import Place
 
 TAIL_BYTES = 8192
 TAIL_LINES = 60
 
 
 class WorkerLog:
-    """``folder/worker-<rank>.log``, opened for one more attempt. Raises ``UserError`` where it cannot be written."""
+    """``folder/worker-N.log``, opened for one more attempt. Raises ``UserError`` where it cannot be written."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
-        self.path = folder / f"worker-{place.rank}.log"
-        header = f"--- worker {place.rank} of {place.world}, {datetime.now().isoformat(' ', 'seconds')}\n"
+    def __init__(self, folder: Path, worker: int) -> None:
+        self.path = folder / f"worker-{worker}.log"
+        header = f"--- worker {worker}, {datetime.now().isoformat(' ', 'seconds')}\n"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:

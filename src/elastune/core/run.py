@@ -123,8 +123,8 @@ class RunSpec:
 class Place:
     """Where one worker stands: its rank among ``world`` workers, its device, and how it meets the others.
 
-    With a ``coordinator`` ("host:port") the run is elastic: ``rank`` is then the worker's number in this run, never
-    used twice, and ``token`` lets it in; ranks in the strict sense come with each version of the membership.
+    Of an elastic run ``rank`` is the worker's number in this run, never used twice; ranks in the strict sense come with
+    each view of the membership.
 
     ``own_device``: no other worker uses this worker's device (NCCL needs that; gloo does not). ``rendezvous`` is a
     ``torch.distributed`` init method (``file://...``, ``tcp://host:port``, ``env://``); empty for a lone worker.
@@ -136,8 +136,6 @@ class Place:
     device: str = "cpu"
     own_device: bool = True
     rendezvous: str = ""
-    coordinator: str = ""
-    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

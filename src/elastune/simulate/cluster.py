@@ -29,10 +29,13 @@ class SimulatedCluster(Cluster):
     ) -> None:
         if capacity < 1:
             raise UserError("a cluster needs room for at least one worker", capacity, "give a capacity of 1 or more")
-        self.capacity = capacity
         self.clock = clock or VirtualClock()
         self._world: World[SimulatedHandle] = World(capacity, model, self.clock, losses or Losses())
         self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        return self._world.capacity
 
     @property
     def free(self) -> int:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 
 from elastune.core.run import Place, RunSpec
-from elastune.journal.records import Record, Reported, RunFinished
-
-Send = Callable[[Record], None]
-StopRequested = Callable[[], bool]
-
+from elastune.elastic.worker.client import CoordinatorClient
+from elastune.journal.records import Reported, RunFinished
 
 FINISHED = RunFinished(sha256="", workers=1, steps=0, samples=0, seconds=0.0, metrics={})
 """What a worker says before it ends well."""
@@ -23,35 +19,35 @@ def said(step: int, by: int = 0, **metrics: float) -> Reported:
     return Reported(epoch=0, step=step, samples=0, seconds=0.0, metrics=metrics, nth=by)
 
 
-def speak(spec: RunSpec, place: Place, send: Send, _: StopRequested) -> int:
+def speak(spec: RunSpec, place: Place, client: CoordinatorClient) -> int:
     """Send ``config["count"]`` records, print, end with ``config["code"]``."""
     for step in range(int(str(spec.config.get("count", 1)))):
-        send(said(step, place.rank, rank=place.rank, world=place.world, pid=os.getpid()))
+        client.report(said(step, place.rank, rank=place.rank, world=place.world, pid=os.getpid()))
     print(f"worker {place.rank} has spoken")
     code = int(str(spec.config.get("code", 0)))
     if code == 0:
-        send(FINISHED)
+        client.report(FINISHED)
     return code
 
 
-def fail(spec: RunSpec, _place: Place, send: Send, _stop: StopRequested) -> int:
+def fail(spec: RunSpec, _place: Place, client: CoordinatorClient) -> int:
     """Send one record and raise."""
-    send(said(0))
+    client.report(said(0))
     raise ArithmeticError(f"seed {spec.seed} was unlucky")
 
 
-def leave(_spec: RunSpec, _place: Place, _send: Send, _stop: StopRequested) -> int:
+def leave(_spec: RunSpec, _place: Place, _client: CoordinatorClient) -> int:
     """Leave with a message, as a command line tool does."""
     sys.exit("no more")
 
 
-def work_until_stopped(spec: RunSpec, place: Place, send: Send, stop_requested: StopRequested) -> int:
+def work_until_stopped(spec: RunSpec, place: Place, client: CoordinatorClient) -> int:
     """Say that it runs, wait to be stopped, say so, end with code 3 (or 4 after a minute)."""
-    send(said(0, place.rank, rank=place.rank, pid=os.getpid()))
+    client.report(said(0, place.rank, rank=place.rank, pid=os.getpid()))
     deadline = time.monotonic() + 60
-    while not stop_requested():
+    while not client.stop_requested():
         if time.monotonic() > deadline:
             return 4
         time.sleep(0.002)
-    send(said(1, place.rank, seed=spec.seed))
+    client.report(said(1, place.rank, seed=spec.seed))
     return 3

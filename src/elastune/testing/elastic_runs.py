@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastune.cluster.local import LocalCluster
-from elastune.cluster.local_run import LocalHandle
+from elastune.cluster.elastic_cluster import ElasticCluster
+from elastune.cluster.elastic_run import ElasticRun
 from elastune.core.run import Elastic, Means, Program, RunSpec
 from elastune.job.supervisor import JobSupervisor
 from elastune.journal.entry import Entry
@@ -18,7 +18,7 @@ from elastune.journal.records import Record, Regrouped, Reported, RunFailed, Run
 from elastune.report.tables.sample_ledger import Ledger, ledger
 
 LIMIT_S = 120.0
-Act = Callable[[LocalHandle, list[Record]], None]
+Act = Callable[[ElasticRun, list[Record]], None]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Ran:
 class Runs:
     """Starts runs of ``program`` in folders of their own on one cluster."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, program: Program) -> None:
+    def __init__(self, cluster: ElasticCluster, folder: Path, program: Program) -> None:
         self._cluster = cluster
         self._program = program
         self._folder = folder

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.protocol.frames import Lines
 from elastune.elastic.protocol.messages import Hello, Message, decode, encode
+from elastune.elastic.protocol.transport import Lines
 from elastune.elastic.worker.client import CoordinatorClient
 from elastune.journal.records import MembershipEvent
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,11 +32,22 @@ NOTICE_S = 30.0  # what a signal usually gives
 _ALIVE: list[Session] = []
 
 
-def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_requested: Callable[[], bool]) -> int:
+def launched(spec: RunSpec, place: Place, client: CoordinatorClient) -> int:
+    """The entry point of a worker that elastune started: all that it says goes to its coordinator."""
+    return work(spec, place, client.report, client.stop_requested, client)
+
+
+def work(
+    spec: RunSpec,
+    place: Place,
+    send: Callable[[Record], None],
+    stop_requested: Callable[[], bool],
+    client: CoordinatorClient | None = None,
+) -> int:
     """Run ``spec`` as the worker at ``place``; every outcome is sent as a record. Returns the process's exit code.
 
-    Of an elastic run every member sends its reports and ``RunFinished``, of any other rank 0; whichever worker fails
-    sends ``RunFailed``.
+    With a ``client`` the run is elastic, and every member sends its reports and ``RunFinished``; without one its
+    workers meet at ``place.rendezvous`` and stay, and rank 0 sends them. Whichever worker fails sends ``RunFailed``.
     """
 
     def failed(reason: Reason, error: BaseException) -> int:
@@ -55,8 +65,9 @@ def work(spec: RunSpec, place: Place, send: Callable[[Record], None], stop_reque
         device = _set_up(spec, place)
         program = load(spec.program)
         one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
-        if place.coordinator:
-            one.come_and_go(CoordinatorClient(place.coordinator, place.token, place.rank, host=_host()))
+        if client is not None:
+            client.doing("starting", 0)
+            one.come_and_go(client)
         else:
             one.stay(WorkerGroup(join(place)))
     except UserError as error:
@@ -176,10 +187,6 @@ class Worker:
                 context=session.context,
             )
         )
-
-
-def _host() -> str:
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _set_up(spec: RunSpec, place: Place) -> torch.device:

@@ -13,7 +13,7 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.protocol import dial
+from elastune.elastic.protocol import transport
 from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
 from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
@@ -244,7 +244,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dial.dial, "__defaults__", (0.2,))
+    monkeypatch.setattr(transport.dial, "__defaults__", (0.2,))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(UserError, match="must reach its coordinator"):

@@ -16,46 +16,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elastune.elastic.protocol import messages
-from elastune.elastic.protocol.frames import LINE_LIMIT_BYTES, Lines, ProtocolError
 from elastune.elastic.protocol.messages import Hello, Message
+from elastune.elastic.protocol.transport import (
+    LINE_LIMIT_BYTES,
+    READ_BYTES,
+    Lines,
+    ProtocolError,
+    WakeupPipe,
+)
 
 HELLO_LIMIT_BYTES = 1 << 12
 GUEST_LIMIT_S = 5.0
 GUESTS_LIMIT = 256  # those without a worker's number: strangers and clients; one more ends the oldest
 CONNECTIONS_LIMIT = 1024
 OUTPUT_LIMIT_BYTES = 1 << 24
-READ_BYTES = 1 << 16
 MUTE_S = 0.1
 GONE = "its connection closed"
-
-
-class WakeupPipe:
-    """A file descriptor that a selector finds readable from ``ring`` to ``quiet``. Any thread may ring."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-
-    def fileno(self) -> int:
-        """The readable end."""
-        return self._reader.fileno()
-
-    def ring(self) -> None:
-        """Make it readable. Does nothing once closed."""
-        with contextlib.suppress(OSError):  # full: it rings already
-            self._writer.send(b"!")
-
-    def quiet(self) -> None:
-        """Make it unreadable."""
-        with contextlib.suppress(OSError):
-            while self._reader.recv(READ_BYTES):
-                pass
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._reader.close()
-        self._writer.close()
 
 
 class Connection:
@@ -83,10 +59,11 @@ class Greeted:
 
 @dataclass(frozen=True)
 class Heard:
-    """``connection`` says ``message``."""
+    """``connection`` says ``message``, in ``size_bytes``."""
 
     connection: Connection
     message: Message
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -197,7 +174,7 @@ class ConnectionServer:
             for line in lines:
                 if connection.dead or connection.last_words:  # by its owner, meanwhile
                     return
-                yield Heard(connection, messages.decode(line))
+                yield Heard(connection, messages.decode(line), len(line))
         except ValueError:
             self._cut_off(connection, "it sent what is no message")
         except ProtocolError as error:

@@ -1,7 +1,7 @@
 """The coordinator of a run: a thread in its controller that hears the workers and does what the machine decides.
 
-It alone speaks to the machine, one event after the other. What only the controller can do (start and end processes) it
-hands over with ``take``.
+It alone speaks to the machine, one event after the other. What is for the controller (processes to start and end, and
+what workers report) it hands over, in order, by ``take``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from elastune.elastic.coordinator import machine
-from elastune.elastic.coordinator.connections import Closed, Connection, ConnectionServer, Greeted, Heard, WakeupPipe
+from elastune.elastic.coordinator.connections import GONE, Closed, Connection, ConnectionServer, Greeted, Heard
+from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
 from elastune.elastic.coordinator.liveness import WorkerConnections
 from elastune.elastic.coordinator.membership import ProtocolViolation, begin
 from elastune.elastic.protocol import messages
-from elastune.elastic.protocol.frames import ProtocolError
 from elastune.elastic.protocol.instructions import (
     Confirm,
     Dismiss,
@@ -38,17 +38,21 @@ from elastune.elastic.protocol.messages import (
     ChangeAsked,
     Connected,
     Event,
+    Exit,
     Hello,
     InstallView,
     Left,
     Lost,
     Message,
     Noticed,
+    Report,
     ResizeAsked,
     Said,
 )
 from elastune.elastic.protocol.rendezvous import RendezvousStore
+from elastune.elastic.protocol.transport import ProtocolError, WakeupPipe
 from elastune.elastic.protocol.view import View
+from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.journal.records import MembershipEvent, Record, Straggling
 
 BROKEN_GRACE_S = 0.02
@@ -56,9 +60,8 @@ LONGEST_BEAT_S = 0.5
 BEATS = 5  # of a worker, before it counts as silent
 CLOSE_LIMIT_S = 5.0
 SILENCE_S = 30.0  # far beyond a heartbeat: this process may be slow without being gone
+LAST_WORDS_S = 2.0  # how long after a worker's end what it had sent may take to arrive
 BEAT = messages.encode(Beat())
-
-ForController = Start | End | GiveUp | StopRun
 
 
 class Coordinator:
@@ -67,7 +70,8 @@ class Coordinator:
 
     ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
     unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear nothing from here before it ends
-    itself. ``last_line(worker)``: the last line of its log. Raises ``OSError`` where it cannot listen.
+    itself, and may say nothing while it still loads its program. ``spec_of(worker)``: what it is to do.
+    ``last_line(worker)``: the last line of its log. Raises ``OSError`` where it cannot listen.
     """
 
     def __init__(
@@ -80,31 +84,32 @@ class Coordinator:
         most_losses: int = 8,
         silence_s: float = SILENCE_S,
         host: str = "127.0.0.1",
+        spec_of: Callable[[int], WorkerSpec | None] = lambda worker: None,
         last_line: Callable[[int], str] = lambda worker: "",
     ) -> None:
         self.token = secrets.token_hex(16)
         self._bell = WakeupPipe()
         self._hub = ConnectionServer(host, self.token, self._bell)
-        self.address = f"{host}:{self._hub.port}"
+        self.address = f"[{host}]:{self._hub.port}" if ":" in host else f"{host}:{self._hub.port}"
         self._state = begin(workers, low, high, most_losses)
         self._heartbeat_s = heartbeat_s
         self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
         self._silence_s = silence_s
+        self._spec_of = spec_of
         self._last_line = last_line
         self._known = set(workers)
         self._gone: set[int] = set()
-        self._peers = WorkerConnections(heartbeat_s)
+        self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, silence_s))
         self._newest: View | None = None
         self._board = RendezvousStore()
+        self._ending: dict[int, tuple[float, str]] = {}  # until when last words are awaited; how the process ended
         self._over = False
+        self._stopping = False
         self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
         self._broken: deque[tuple[float, int, Broken]] = deque()
         self._due = self._next_beat = time.monotonic()
-        self._for_controller: list[ForController] = []
-        self._records: list[Record] = []
-        self._out = threading.Lock()
-        self._out_bell = WakeupPipe()
+        self._out = ControllerQueue()
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
 
@@ -112,7 +117,7 @@ class Coordinator:
 
     def fileno(self) -> int:
         """Readable while there is something to ``take`` or a record to take."""
-        return self._out_bell.fileno()
+        return self._out.fileno()
 
     @property
     def members(self) -> list[int]:
@@ -127,23 +132,19 @@ class Coordinator:
 
     def take(self) -> list[ForController]:
         """What the controller has to do, in order, and is told once."""
-        with self._out:
-            taken, self._for_controller = self._for_controller, []
-            if not self._records:
-                self._out_bell.quiet()
-            return taken
+        return self._out.take()
 
     def take_records(self) -> list[Record]:
         """What happened, in order: every event of the machine, and who kept others waiting."""
-        with self._out:
-            taken, self._records = self._records, []
-            if not self._for_controller:
-                self._out_bell.quiet()
-            return taken
+        return self._out.take_records()
 
     def lost(self, worker: int, why: str) -> None:
-        """``worker``'s process has ended or could not be started. Of a worker that is gone already: nothing."""
-        self._call(lambda: self._lose(worker, why))
+        """``worker``'s process has ended or could not be started. ``Buried`` follows all that it had sent."""
+        self._call(lambda: self._await_last_words(worker, why))
+
+    def stop(self) -> None:
+        """Ask all workers, those too that are still to come, for a checkpoint and the end of the run."""
+        self._call(self._ask_to_stop)
 
     def capacity(self, free: int) -> None:
         """``free`` more workers could be started now."""
@@ -164,9 +165,10 @@ class Coordinator:
     def close(self) -> None:
         """Hear no more, close every connection. Idempotent."""
         self._closing = True
+        self._out.close()
         self._bell.ring()
         self._thread.join(CLOSE_LIMIT_S)
-        self._out_bell.close()
+        self._out.release()
 
     def _tell(self, worker: int | None, event: Event) -> None:
         self._call(lambda: self._feed(worker, event))
@@ -183,21 +185,22 @@ class Coordinator:
                 self._round()
         except Exception as bug:  # noqa: BLE001 - nobody else would tell that the run has lost its coordinator
             traceback.print_exc(file=sys.stderr)
-            self._hand_over(GiveUp(f"the coordinator failed: {bug!r}"))
+            self._out.put(GiveUp(f"the coordinator failed: {bug!r}"))
         finally:
             self._hub.close()
             self._bell.close()
 
     def _round(self) -> None:
-        self._due = min([self._next_beat, self._peers.next_silence, *(at for at, *_ in list(self._broken)[:1])])
+        waits = [at for at, *_ in list(self._broken)[:1]] + [until for until, _ in self._ending.values()]
+        self._due = min([self._next_beat, self._peers.next_silence, *waits])
         # What the controller says of a worker comes after what the worker itself had said before that.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
             match event:
                 case Greeted(connection, hello):
                     self._greet(connection, hello)
-                case Heard(connection, message):
-                    self._hear(connection, message)
+                case Heard(connection, message, size):
+                    self._hear(connection, message, size)
                 case Closed(connection, why):
                     self._part(connection, why)
         for call in calls:
@@ -205,6 +208,8 @@ class Coordinator:
         now = time.monotonic()
         while self._broken and self._broken[0][0] <= now:
             self._feed(*self._broken.popleft()[1:])
+        for worker in [worker for worker, (until, _) in self._ending.items() if until <= now]:
+            self._bury(worker)
         for worker in self._peers.silent(now, self._due):
             self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
         if now >= self._next_beat:
@@ -218,7 +223,7 @@ class Coordinator:
             return
         found = self._peers.straggler(self._state.current.members, now, self._last_line_of)
         if found is not None:
-            self._keep(Straggling(found.worker, found.line))
+            self._out.keep(Straggling(found.worker, found.line))
 
     def _last_line_of(self, worker: int) -> str:
         try:
@@ -236,23 +241,30 @@ class Coordinator:
             self._hub.end(connection)
             return
         self._peers.add(worker, connection, hello.host, time.monotonic())
-        self._say([connection], messages.Welcome(self._newest is not None, self._beat_s, self._silence_s))
+        joins = self._newest is not None
+        self._say([connection], messages.Welcome(joins, self._beat_s, self._silence_s, self._spec_of(worker)))
+        if self._stopping:
+            self._say([connection], messages.Stop())
         if self._newest is not None:
             self._say([connection], InstallView(self._newest))
         for key, value in self._board.items():
             self._say([connection], messages.Publish(key, value))
         self._feed(worker, Connected())
 
-    def _hear(self, connection: Connection, message: Message) -> None:
+    def _hear(self, connection: Connection, message: Message, size: int) -> None:
         worker = connection.worker
         if worker is None:
             self._answer(connection, message)
             return
         now = time.monotonic()
-        self._peers.heard(worker, now)
-        if worker in self._gone:  # released, or about to be ended
-            return
+        self._peers.heard(worker, now, message)
         match message:
+            case Report(record):
+                self._out.put(RecordSent(worker, record), size)
+            case Exit(code):
+                self._end_connection(worker, code, f"it ended with exit code {code}")
+            case _ if worker in self._gone:  # released, or about to be ended
+                pass
             case Beat():
                 self._peers.beaten(worker, message, now)
             case messages.Publish():
@@ -289,8 +301,35 @@ class Coordinator:
         self._hub.end(connection)
 
     def _part(self, connection: Connection, why: str) -> None:
-        if connection.worker is not None and connection.worker in self._peers:
-            self._lose(connection.worker, why)
+        worker = connection.worker
+        if worker is None or worker not in self._peers:
+            return
+        if why == GONE:
+            self._end_connection(worker, None, why)
+        else:  # it was cut off
+            self._lose(worker, why)
+            self._bury(worker)
+
+    def _end_connection(self, worker: int, code: int | None, why: str) -> None:
+        """``worker`` has said all that it had to say."""
+        self._out.put(Parted(worker, code))
+        self._lose(worker, self._ending[worker][1] if worker in self._ending else why)
+        self._bury(worker)
+
+    def _await_last_words(self, worker: int, why: str) -> None:
+        self._ending[worker] = (time.monotonic() + LAST_WORDS_S, why)
+        if worker not in self._peers:
+            self._bury(worker)
+
+    def _bury(self, worker: int) -> None:
+        if worker in self._ending:
+            _, why = self._ending.pop(worker)
+            self._lose(worker, why)
+            self._out.put(Buried(worker))
+
+    def _ask_to_stop(self) -> None:
+        self._stopping = True
+        self._say(self._peers.connections(), messages.Stop())
 
     def _cut_off(self, worker: int, why: str) -> None:
         self._lose(worker, f"it broke the protocol: {why}")
@@ -309,7 +348,7 @@ class Coordinator:
             return
         if worker is not None and isinstance(event, Left):
             self._gone.add(worker)
-        self._keep(MembershipEvent(messages.encode_event(worker, event)))
+        self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
         try:
             self._state, instructions = machine.step(self._state, worker, event)
         except ProtocolViolation as violation:
@@ -334,16 +373,17 @@ class Coordinator:
                 self._say(everybody, messages.Bye())
             case Start(workers):
                 self._known.update(workers)
-                self._hand_over(instruction)
+                self._out.put(instruction)
             case End(worker):
                 self._gone.add(worker)
                 self._say_to(worker, messages.Bye())  # who cannot be reached by the controller ends itself
-                self._hand_over(instruction)
+                self._out.put(instruction)
             case GiveUp():
                 self._over = True
-                self._hand_over(instruction)
+                self._out.put(instruction)
             case StopRun():
-                self._hand_over(instruction)
+                self._ask_to_stop()
+                self._out.put(instruction)
 
     def _say_to(self, worker: int, message: Message) -> None:
         if peer := self._peers.get(worker):
@@ -351,13 +391,3 @@ class Coordinator:
 
     def _say(self, connections: Sequence[Connection], message: Message) -> None:
         self._hub.send(connections, messages.encode(message))
-
-    def _hand_over(self, instruction: ForController) -> None:
-        with self._out:
-            self._for_controller.append(instruction)
-            self._out_bell.ring()
-
-    def _keep(self, record: Record) -> None:
-        with self._out:
-            self._records.append(record)
-            self._out_bell.ring()

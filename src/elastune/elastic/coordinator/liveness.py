@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 from elastune.elastic.coordinator.connections import Connection
 from elastune.elastic.coordinator.stragglers import Pace, Sight, Straggler, straggler
-from elastune.elastic.protocol.messages import Beat
+from elastune.elastic.protocol.messages import Beat, Message, Report
 
 
 @dataclass
 class Peer:
-    """A connected worker: its newest beat came at ``beat_at``, anything at all at ``heard_at``."""
+    """A connected worker: its newest beat came at ``beat_at``, anything at all at ``heard_at``.
+
+    ``loading``: it said last that it loads its program.
+    """
 
     worker: int
     connection: Connection
@@ -20,13 +23,16 @@ class Peer:
     heard_at: float
     beat_at: float
     beat: Beat = field(default_factory=Beat)
+    loading: bool = True
 
 
 class WorkerConnections:
-    """Workers by number. A worker that is not heard for ``heartbeat_s`` is silent."""
+    """Workers by number. One that is not heard for ``heartbeat_s`` is silent; for ``loading_s``, while it loads its
+    program: some libraries let no other thread run for seconds when they are imported."""
 
-    def __init__(self, heartbeat_s: float) -> None:
+    def __init__(self, heartbeat_s: float, loading_s: float) -> None:
         self._heartbeat_s = heartbeat_s
+        self._loading_s = loading_s
         self._peers: dict[int, Peer] = {}
         self._pace = Pace()
         self._told: set[tuple[int, int]] = set()
@@ -58,9 +64,14 @@ class WorkerConnections:
         """Those of all workers ``but`` one."""
         return [peer.connection for worker, peer in self._peers.items() if worker != but]
 
-    def heard(self, worker: int, now: float) -> None:
+    def heard(self, worker: int, now: float, message: Message) -> None:
         """``worker`` has said something."""
-        self._peers[worker].heard_at = now
+        peer = self._peers[worker]
+        peer.heard_at = now
+        if isinstance(message, Beat):
+            peer.loading = message.doing == "loading"
+        elif not isinstance(message, Report):
+            peer.loading = False
 
     def beaten(self, worker: int, beat: Beat, now: float) -> None:
         """``worker`` has told what it is doing."""
@@ -76,10 +87,14 @@ class WorkerConnections:
                 peer.heard_at = min(now, peer.heard_at + late)
         if now < self.next_silence:
             return []
-        silent = [worker for worker, peer in self._peers.items() if now - peer.heard_at >= self._heartbeat_s]
-        others = [peer.heard_at for worker, peer in self._peers.items() if worker not in silent]
-        self.next_silence = self._heartbeat_s + min(others, default=now)  # what is heard from now on only moves it
+        silent = [worker for worker, peer in self._peers.items() if now - peer.heard_at >= self._patience_s(peer)]
+        others = [peer for worker, peer in self._peers.items() if worker not in silent]
+        # What is heard from now on only moves it.
+        self.next_silence = self._heartbeat_s + min((now if o.loading else o.heard_at for o in others), default=now)
         return silent
+
+    def _patience_s(self, peer: Peer) -> float:
+        return self._loading_s if peer.loading else self._heartbeat_s
 
     def straggler(self, members: Sequence[int], now: float, last_line: Callable[[int], str]) -> Straggler | None:
         """Which of ``members``, by rank, keeps the others waiting; told once for each of its steps."""

@@ -10,9 +10,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
-from elastune.elastic.protocol.dial import dial, first_message
-from elastune.elastic.protocol.frames import Lines, ProtocolError
-from elastune.elastic.protocol.messages import Answer, Hello, Message, encode
+from elastune.elastic.protocol.messages import Answer, Hello, Message, decode, encode
+from elastune.elastic.protocol.transport import Lines, ProtocolError, dial, first_line
 from elastune.journal.atomic import atomic_write
 
 CONTACT_NAME = ".coordinator.json"
@@ -71,7 +70,7 @@ def ask(folder: Path, message: Message) -> Answer:
         try:
             connection.settimeout(ANSWER_LIMIT_S)
             connection.sendall(encode(Hello(contact.token)) + encode(message))
-            answer, _ = first_message(connection, Lines(), ANSWER_LIMIT_S)
+            answer = decode(first_line(connection, Lines(), ANSWER_LIMIT_S)[0])
         except ConnectionError:
             raise _not_running(folder) from None
         except (OSError, ValueError, ProtocolError) as error:

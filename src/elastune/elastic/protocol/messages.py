@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from elastune.elastic.protocol.view import View
+from elastune.elastic.protocol.worker_spec import spec_from_json, spec_to_json
+from elastune.journal.records import Record
 
 _RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 KEY_LIMIT = 256
 VALUE_LIMIT = 1 << 18
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
-Doing = Literal["starting", "computing", "reducing", "gathering", "forming", "handing over", "saving", "done"]
+Spec = Annotated[Any, PlainValidator(spec_from_json), PlainSerializer(spec_to_json)]
+Doing = Literal[
+    "loading", "starting", "computing", "reducing", "gathering", "forming", "handing over", "saving", "done"
+]
 
 # -- events: of one worker --------------------------------------------------------------------------------------------
 
@@ -151,14 +157,16 @@ class Hello:
 
 @dataclass(frozen=True, config=_RULES)
 class Welcome:
-    """The token was right. ``joins``: training goes on already, so be warm before you are ``Ready``.
+    """The token was right; ``spec`` says what this worker is to do. ``joins``: training goes on already, so be warm
+    before you are ``Ready``.
 
-    Who has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself.
+    A worker that has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself.
     """
 
     joins: bool
     beat_s: Seconds
     silence_s: Seconds = 30.0
+    spec: Spec = None  # a WorkerSpec; pydantic cannot follow the recursion in the type of its configuration
     kind: Literal["welcome"] = "welcome"
 
 
@@ -176,6 +184,33 @@ class Confirmed:
 
     version: int
     kind: Literal["confirmed"] = "confirmed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Report:
+    """A record of this worker's, for its run's controller."""
+
+    record: Record
+    kind: Literal["report"] = "report"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Stop:
+    """The run is to write a checkpoint and end at its next step boundary."""
+
+    kind: Literal["stop"] = "stop"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Exit:
+    """This worker's entry point has ended with ``code``, and so will its process.
+
+    The last words: a process that ends without them was killed, has crashed or has called ``os._exit``. The
+    coordinator answers by closing the connection, so the worker knows that all it ever said was read.
+    """
+
+    code: int
+    kind: Literal["exit"] = "exit"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -220,7 +255,8 @@ class Answer:
 
 
 Message = Annotated[
-    Said | Hello | Welcome | InstallView | Confirmed | Bye | Beat | Publish | Answer, Field(discriminator="kind")
+    Said | Hello | Welcome | InstallView | Confirmed | Report | Stop | Exit | Bye | Beat | Publish | Answer,
+    Field(discriminator="kind"),
 ]
 _MESSAGES: TypeAdapter[Message] = TypeAdapter(Message)
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
@@ -228,8 +264,19 @@ _WORKERS: TypeAdapter[int | None] = TypeAdapter(Count | None)
 
 
 def encode(message: Message) -> bytes:
-    """One line of JSON, with its line end."""
-    return json.dumps(_MESSAGES.dump_python(message), separators=(",", ":")).encode() + b"\n"
+    """One line of JSON, with its line end. Raises ``TypeError`` where a run's configuration holds what JSON cannot.
+
+    Half a surrogate pair, which some program's error message may hold and no reader would take, becomes "?".
+    """
+    fields = _MESSAGES.dump_python(message)
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=_path_as_text)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _path_as_text(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r} is not JSON")
 
 
 def decode(line: bytes) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastune.elastic.protocol.frames import ProtocolError
+from elastune.elastic.protocol.transport import ProtocolError
 
 KEPT_VERSIONS = 2
 LIMIT_BYTES = 1 << 23

@@ -1,4 +1,7 @@
-"""A worker's end of its connection to the coordinator: a thread that beats and hears, and what the main thread asks."""
+"""A worker's end of its only connection, to the coordinator: a thread that beats and hears, and what others ask of it.
+
+It brings what the worker is to do (``spec``), and takes away what the worker reports and the code that it ends with.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,38 @@ import contextlib
 import multiprocessing
 import os
 import select
+import signal
 import threading
 import time
 import traceback
 import weakref
-from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from elastune.core.errors import UserError
 from elastune.elastic.protocol import messages
-from elastune.elastic.protocol.dial import DIAL_LIMIT_S, READ_BYTES, dial, first_message
-from elastune.elastic.protocol.frames import Lines, ProtocolError
 from elastune.elastic.protocol.messages import Beat, Doing, Message
 from elastune.elastic.protocol.rendezvous import RendezvousStore
+from elastune.elastic.protocol.transport import (
+    DIAL_LIMIT_S,
+    LINE_LIMIT_BYTES,
+    READ_BYTES,
+    Lines,
+    ProtocolError,
+    dial,
+    first_line,
+)
 from elastune.elastic.protocol.view import View
+from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.elastic.worker import outbox
+from elastune.elastic.worker.outbox import Outbox
+from elastune.journal.records import Record
 
 ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h
 SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
 WHY_LIMIT = 2000  # characters
+SPEC_LIMIT_BYTES = 16 * LINE_LIMIT_BYTES  # it holds a whole environment
+FULL_LOOK_S = 0.01
 
 
 class RunOver(Exception):
@@ -42,20 +59,24 @@ class CoordinatorClient:
         """Called in this object's thread for every version that takes effect at once."""
         self.on_orphaned: Callable[[str], None] = self._end_process
         """Called in this object's thread when the coordinator is gone; ends this process and its data loaders."""
-        self._lines = Lines()
+        self._lines = Lines(SPEC_LIMIT_BYTES)
         self._early: list[bytes] = []
-        self._outgoing: deque[bytes] = deque()
-        self._sending = threading.Lock()
-        self._doing: tuple[Doing, int, int, float] = ("starting", 0, 0, time.monotonic())
+        self._doing: tuple[Doing, int, int, float] = ("loading", 0, 0, time.monotonic())
         self._news = threading.Condition()
         self._latest: View | None = None
         self._forced = self._confirmed = 0
         self._board = RendezvousStore()
         self._over = ""
+        self._stop = False
+        self._leaving = False
         self._closed = False
         welcome = self._enter(address, messages.Hello(token, worker, host))
         self.joins = welcome.joins
         """Whether training goes on already: this worker has to be warm before it is ``ready``."""
+        self.spec: WorkerSpec | None = welcome.spec
+        """What this worker is to do; None where its coordinator does not say."""
+        self._lines.limit_bytes = LINE_LIMIT_BYTES
+        self._outbox = Outbox(self._socket)
         self._beat_s = welcome.beat_s
         self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, welcome.silence_s)
         _leave_to_parent(self)
@@ -72,7 +93,8 @@ class CoordinatorClient:
             ) from None
         try:
             self._socket.sendall(messages.encode(hello))
-            welcome, self._early = first_message(self._socket, self._lines, DIAL_LIMIT_S)
+            line, self._early = first_line(self._socket, self._lines, DIAL_LIMIT_S)
+            welcome = messages.decode(line)
             if not isinstance(welcome, messages.Welcome):
                 raise ProtocolError(f"it answered {welcome.kind!r}")
         except (OSError, ValueError, ProtocolError) as error:
@@ -134,6 +156,31 @@ class CoordinatorClient:
         """The next beat tells it. Costs well under two microseconds."""
         self._doing = (what, step, size_bytes, time.monotonic())
 
+    def report(self, record: Record) -> None:
+        """Deliver ``record`` to the run's controller; blocks while much of what was reported before is still here.
+
+        Raises ``ValueError`` where the record is longer than the coordinator accepts.
+        """
+        line = messages.encode(messages.Report(record))
+        if len(line) > LINE_LIMIT_BYTES:
+            raise ValueError(f"a {record.kind} record has {len(line)} bytes, at most {LINE_LIMIT_BYTES} can be sent")
+        while self._outbox.full and self._outbox.size_bytes > outbox.LIMIT_BYTES and self._thread.is_alive():
+            time.sleep(FULL_LOOK_S)
+        self._outbox.put(line)
+
+    def stop_requested(self) -> bool:
+        """Whether the run is to write a checkpoint and end."""
+        return self._stop
+
+    def farewell(self, code: int) -> None:
+        """Say that this worker's entry point has ended with ``code``: its process ends next, and not by an accident.
+
+        Returns once the coordinator has read all that was ever sent, or is gone.
+        """
+        self._leaving = True
+        self._send(messages.Exit(code))
+        self._thread.join()
+
     def close(self) -> None:
         """Disconnect: the coordinator will take this worker for lost, unless it has left or the run is over."""
         self._closed = True
@@ -142,6 +189,7 @@ class CoordinatorClient:
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
         self._socket.close()
+        self._outbox.close()
 
     # -- what the main thread asks ------------------------------------------------------------------------------------
 
@@ -236,7 +284,7 @@ class CoordinatorClient:
             traceback.print_exc()
             why = "its thread failed"
         with self._news:
-            ended = bool(self._over) or self._closed
+            ended = bool(self._over) or self._closed or self._leaving
             self._over = self._over or f"the coordinator is gone: {why}"
             self._news.notify_all()
         if not ended:
@@ -246,16 +294,18 @@ class CoordinatorClient:
         """Beat and hear until the connection ends, and say why it did."""
         self._hear(self._early)
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        poll.register(self._outbox, select.POLLIN)
         next_beat = before = time.monotonic()
         silent_s = 0.0
         while True:
-            came = poll.poll(max(0.0, next_beat - time.monotonic()) * 1000)
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox.full else 0))
+            came = dict(poll.poll(max(0.0, next_beat - time.monotonic()) * 1000))
             now = time.monotonic()
             # Time in which this process did not run is no silence of the coordinator.
             silent_s += min(now - before, 2 * self._beat_s)
             before = now
-            if came:
+            self._outbox.flush()
+            if came.get(self._socket.fileno(), 0) & ~select.POLLOUT:
                 data = self._socket.recv(READ_BYTES)
                 if not data:
                     return "it closed the connection"
@@ -291,6 +341,8 @@ class CoordinatorClient:
                 self._confirmed = version
             case messages.Publish(key, value):
                 self._board.put(key, value)
+            case messages.Stop():
+                self._stop = True
             case messages.Bye():
                 self._over = "the run is over"
             case Beat():
@@ -299,26 +351,26 @@ class CoordinatorClient:
                 raise ProtocolError(f"it sent {message.kind!r}")
 
     def _send(self, message: Message) -> None:
-        """Send it now, or leave it to the thread that is just sending: no caller waits for another, not even a signal
-        handler for the code that it interrupts. A connection that is gone is the thread's to notice."""
-        self._outgoing.append(messages.encode(message))
-        while self._outgoing and self._sending.acquire(blocking=False):
-            try:
-                while self._outgoing:
-                    self._socket.sendall(self._outgoing.popleft())
-            except (OSError, IndexError):
-                pass
-            finally:
-                self._sending.release()
+        self._outbox.put(messages.encode(message))
 
     def _end_process(self, why: str) -> None:
         line = f"elastune: the coordinator is gone ({why}); worker {self.worker} ends\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode(errors="replace"))
-        for child in multiprocessing.active_children():  # data loaders look for their parent only now and then
-            with contextlib.suppress(OSError, ValueError):
-                child.kill()
+        _end_family()
         os._exit(ORPHANED_CODE)
+
+
+def _end_family() -> None:
+    """SIGKILL to the data loaders of this process, and to all of its process group where that is its own."""
+    for child in multiprocessing.active_children():  # they look for their parent only now and then
+        with contextlib.suppress(OSError, ValueError):
+            child.kill()
+    if (own := os.getpid()) == os.getpgrp():
+        for process in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+            with contextlib.suppress(OSError):
+                if process != own and os.getpgid(process) == own:
+                    os.kill(process, signal.SIGKILL)
 
 
 def _leave_to_parent(member: CoordinatorClient) -> None:

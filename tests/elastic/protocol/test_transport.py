@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.cluster.wire import WorkerSpec, decode_order, encode_order
 from elastune.core.run import Means, Place, Program, RunSpec
-from elastune.elastic.protocol.frames import Lines, ProtocolError
+from elastune.elastic.protocol.messages import Welcome, decode, encode
+from elastune.elastic.protocol.transport import Lines, ProtocolError
+from elastune.elastic.protocol.worker_spec import WorkerSpec
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 configs = st.dictionaries(st.text(), st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=5))
@@ -20,21 +21,22 @@ def test_an_order_survives_the_wire(config: dict, seed: int, resume: bool) -> No
     means = Means(workers=3, mode="fast", micro_batch=7)
     spec = RunSpec(Program(Path("a b/é.py"), "fit"), Path("/o"), config, seed, means, epochs=2, resume=resume)
     order = WorkerSpec("m:f", spec, Place(1, 3, 1, "cuda:1", False, "file:///x"), {"A": "1\n"}, "/", ["", "/x"])
-    line = encode_order(order)
+    line = encode(Welcome(False, 0.5, spec=order))
     assert line.count(b"\n") == 1
-    assert decode_order(line[:-1]) == order
+    assert decode(line[:-1]).spec == order
 
 
 def test_numbers_keep_their_type_and_nan_its_meaning() -> None:
     spec = RunSpec(Program(Path("p")), Path("o"), {"lr": 1.0, "n": 1, "on": True, "bad": math.nan})
-    config = decode_order(encode_order(WorkerSpec("m:f", spec, Place(), {}, "/", []))).spec.config
+    config = decode(encode(Welcome(False, 0.5, spec=WorkerSpec("m:f", spec, Place(), {}, "/", [])))).spec.spec.config
     assert [type(value) for value in config.values()] == [float, int, bool, float]
     assert math.isnan(config["bad"])
 
 
 def test_what_json_cannot_hold_is_refused() -> None:
     with pytest.raises(TypeError, match="not JSON"):
-        encode_order(WorkerSpec("m:f", RunSpec(Program(Path("p")), Path("o"), {"a": {1}}), Place(), {}, "/", []))
+        spec = RunSpec(Program(Path("p")), Path("o"), {"a": {1}})
+        encode(Welcome(False, 0.5, spec=WorkerSpec("m:f", spec, Place(), {}, "/", [])))
 
 
 @given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line)), st.lists(st.integers(1, 30)))

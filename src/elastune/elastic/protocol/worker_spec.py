@@ -1,0 +1,47 @@
+"""What one worker is to do, and how that is JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """A worker's task, and the surroundings to do it in.
+
+    ``entry`` is the ``module:function`` to call; ``environment`` the whole environment; ``folder`` the working
+    directory; ``import_path`` Python's ``sys.path``. They are the controller's, as at the start of the run: what
+    started the worker's process may be older, or elsewhere. ``place.device`` is for that launcher to say.
+    """
+
+    entry: str
+    spec: RunSpec
+    place: Place
+    environment: dict[str, str]
+    folder: str
+    import_path: list[str]
+
+
+def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
+    """``spec`` as what JSON can hold, but for paths."""
+    return None if spec is None else asdict(spec)
+
+
+def spec_from_json(fields: Any) -> WorkerSpec | None:
+    """What ``spec_to_json`` was given. Raises ``ValueError`` for anything else."""
+    if fields is None or isinstance(fields, WorkerSpec):
+        return fields
+    try:
+        told = dict(fields["spec"])
+        program = Program(Path(told["program"]["path"]), told["program"]["train"])
+        known = {"program": program, "out": Path(told["out"]), "means": Means(**told["means"])}
+        known["parent"] = None if told["parent"] is None else Path(told["parent"])
+        known["elastic"] = Elastic(**told["elastic"])
+        known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in told["adapt"].items()})
+        return WorkerSpec(**{**fields, "spec": RunSpec(**{**told, **known}), "place": Place(**fields["place"])})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no worker's specification: {error!r}") from None
