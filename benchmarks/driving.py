@@ -13,8 +13,8 @@ from typing import TypeVar
 from pauses import Tick, Ticks, reached
 from programs.workload import OWNER
 
-from elastune.cluster.local import LocalCluster
 from elastune.cluster.base import ElasticHandle
+from elastune.cluster.local import LocalCluster
 from elastune.core.run import RunSpec
 from elastune.job.output_dir import open_out
 from elastune.job.supervisor import JobSupervisor

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from elastune.cluster.run_files import LocalFiles, RunFiles
 from elastune.core.run import RunSpec
 from elastune.journal.records import Record
 
@@ -102,6 +103,8 @@ class ElasticHandle(Handle):
 class Cluster(ABC):
     """A place with room for ``capacity`` workers at a time."""
 
+    files: RunFiles = LocalFiles()
+    """How a controller reaches what workers have written."""
     patience_s: float = 0.5
     """How long a ``wait`` may be at most, so that whoever waits sees a signal in time."""
 

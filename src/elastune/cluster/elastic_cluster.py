@@ -13,6 +13,7 @@ from pathlib import Path
 from elastune.cluster.base import Cluster
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.launcher import Launcher
+from elastune.cluster.run_files import RunFiles
 from elastune.cluster.worker import WORK
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
@@ -26,13 +27,21 @@ class ElasticCluster(Cluster):
     """Runs whose workers ``launcher`` starts. One thread uses it.
 
     ``host``: the address on which coordinators listen, and by which workers reach them; loopback where they are on this
-    machine. ``entry``: the ``module:function`` that a worker runs. ``silence_s``: how long a worker bears to hear
-    nothing from its coordinator before it ends itself.
+    machine. ``files``: how a controller reaches what workers have written, where it shares no folder with them.
+    ``entry``: the ``module:function`` that a worker runs. ``silence_s``: how long a worker bears to hear nothing from
+    its coordinator before it ends itself.
     """
 
     def __init__(
-        self, launcher: Launcher, *, host: str = "127.0.0.1", entry: str = WORK, silence_s: float = 30.0
+        self,
+        launcher: Launcher,
+        *,
+        host: str = "127.0.0.1",
+        files: RunFiles | None = None,
+        entry: str = WORK,
+        silence_s: float = 30.0,
     ) -> None:
+        self.files = files or self.files
         self.launcher = launcher
         self._host = host
         self._entry = entry

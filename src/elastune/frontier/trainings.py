@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from elastune.cluster.base import Cluster
 from elastune.core.run import Adapt, Config, Means, RunSpec
-from elastune.job.pool import Ended, Pool, remove
+from elastune.job.pool import Ended, Pool
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     LinkMeasured,
@@ -132,7 +132,7 @@ class Trainings:
         result = judge(job.key, job, known, pricing)
         self._keep(result)
         if isinstance(job.outcome, RunFinished):
-            remove(job.spec.out)  # what matters is in the journal
+            self._pool.files.remove(job.spec.out)  # what matters is in the journal
         return self._remember(result)
 
     def _remember(self, result: TrialFinished) -> Training:

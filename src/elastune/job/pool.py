@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastune.cluster.base import Cluster, ElasticHandle, Handle
 from elastune.core.clock import Clock, SystemClock
@@ -87,6 +85,7 @@ class Pool:
         clock: Clock | None = None,
     ) -> None:
         self.capacity = cluster.capacity if capacity is None else capacity
+        self.files = cluster.files
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
@@ -171,8 +170,3 @@ class Pool:
         self.jobs.clear()
         self._keys.clear()
         self._held = 0
-
-
-def remove(folder: Path) -> None:
-    """Remove a job's folder, or what can be removed of it."""
-    shutil.rmtree(folder, ignore_errors=True)

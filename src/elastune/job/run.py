@@ -13,6 +13,7 @@ from elastune.cluster.base import Cluster, ElasticHandle
 from elastune.cluster.devices import assign, devices
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.notices import NoticeSource
+from elastune.cluster.run_files import LocalFiles, RunFiles
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.job.fault_injection import Injector
@@ -24,7 +25,6 @@ from elastune.job.supervisor import JobSupervisor
 from elastune.job.validate_adapt import adapt_json, check_adapt
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
-from elastune.train.checkpoints.checkpoint import complete, trail
 from elastune.train.data.sample_log import records_of
 from elastune.train.program.load import load, merge
 from elastune.train.work import work
@@ -69,7 +69,7 @@ def run_job(
             if observe is not None:
                 observe(record)
 
-        for record in _opening(spec):
+        for record in _opening(spec, LocalFiles() if cluster is None else cluster.files):
             keep(record)
         place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
         handle = place.start(spec)
@@ -109,7 +109,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
             if observe is not None:
                 observe(record)
 
-        for record in _opening(spec):
+        for record in _opening(spec, LocalFiles()):
             keep(record)
         return work(spec, place, keep, stop.is_set)
 
@@ -154,9 +154,9 @@ def check_means(spec: RunSpec) -> None:
         raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
 
 
-def _opening(spec: RunSpec) -> list[Record]:
+def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
     """What a journal begins with: where the run goes on, and what had been done up to there."""
-    found = complete(spec.out / "checkpoints") if spec.resume else []
+    saved = files.checkpoints(spec.out) if spec.resume else []
     started = RunStarted(
         program=str(spec.program.path),
         config=dict(spec.config),
@@ -164,8 +164,8 @@ def _opening(spec: RunSpec) -> list[Record]:
         means=asdict(spec.means),
         context=machine_context(),
         epochs=spec.epochs,
-        resumed_step=int(found[-1].name.split("-")[1]) if found else None,
+        resumed_step=saved[-1] if saved else None,
         adapt=adapt_json(spec.adapt),
     )
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
-    return [started, *(records_of(trail(found[-1])) if found else [])]
+    return [started, *(records_of(files.trail(spec.out, saved[-1])) if saved else [])]

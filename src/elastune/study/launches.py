@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from elastune.cluster.run_files import RunFiles
 from elastune.core.run import Elastic, RunSpec
 from elastune.job.validate_adapt import check_adapt
 from elastune.journal.records import TrialResumed, TrialStarted
@@ -13,7 +14,6 @@ from elastune.journal.trials import TrialLife
 from elastune.search.samplers.suggest import Suggestion
 from elastune.study.trial_results import known, settings
 from elastune.study.validate import Plan
-from elastune.train.checkpoints.checkpoint import drop_damaged
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class PreparedTrial:
 class TrialLaunches:
     """Prepares the trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
 
-    def __init__(self, plan: Plan, *, pauses: bool) -> None:
+    def __init__(self, plan: Plan, files: RunFiles, *, pauses: bool) -> None:
         self._plan = plan
+        self._files = files
         self._pauses = pauses
 
     def new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> PreparedTrial:
@@ -61,7 +62,7 @@ class TrialLaunches:
         self, number: int, life: TrialLife, reason: str, until_epoch: int | None, cut_off: bool = False
     ) -> PreparedTrial:
         """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
-        drop_damaged(self._folder(number) / "checkpoints")
+        self._files.drop_damaged(self._folder(number))
         spec = replace(self._spec(number, known(life.started)), resume=True, until_epoch=until_epoch)
         parent = life.started.parent
         spec = replace(spec, parent=None if parent is None else self._folder(parent))

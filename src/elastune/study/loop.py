@@ -10,7 +10,7 @@ from elastune.cluster.base import Cluster
 from elastune.core.clock import Clock
 from elastune.core.errors import UserError
 from elastune.job.machine import machine_context
-from elastune.job.pool import Ended, Heard, Pool, remove
+from elastune.job.pool import Ended, Heard, Pool
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     Record,
@@ -40,7 +40,7 @@ from elastune.study.budget import Budget
 from elastune.study.launches import PreparedTrial, TrialLaunches
 from elastune.study.trial_results import glimpse, judge, known
 from elastune.study.validate import Plan
-from elastune.train.checkpoints.checkpoint import UNWRITABLE, back_to_epoch
+from elastune.train.checkpoints.checkpoint import UNWRITABLE
 
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
@@ -84,7 +84,7 @@ class Driver:
             seed=request.seed,
         )
         self._proposals = Proposals(self._suggester, inline=request.simulated)
-        self._starts = TrialLaunches(plan, pauses=self._schedule.pauses)
+        self._starts = TrialLaunches(plan, self._pool.files, pauses=self._schedule.pauses)
         self._ready: PreparedTrial | None = None
         self._awaits = False  # a proposal that is on its way
         self._results: dict[int, tuple[float, ...]] = {}
@@ -267,7 +267,7 @@ class Driver:
             wanted = job.paused_by == "until_epoch" or job.key in self._verdicts
             reason = self._verdicts.pop(job.key, "") or why or f"was to run until epoch {entrant.until_epoch}"
             if wanted:  # what a program adds up over an epoch must not begin in its middle
-                back_to_epoch(job.spec.out / "checkpoints")
+                self._pool.files.back_to_epoch(job.spec.out)
             epoch = max(entrant.epoch, job.outcome.epoch if isinstance(job.outcome, RunFinished) else 0)
             self._tell(TrialPaused(job.key, epoch, job.seconds, job.worker_seconds, reason, not wanted))
             return
@@ -281,7 +281,7 @@ class Driver:
         self._verdicts.pop(job.key, None)
         self._tell(result)
         if isinstance(job.outcome, RunFinished) and not self._schedule.parents:
-            remove(job.spec.out)
+            self._pool.files.remove(job.spec.out)
         self._proposals.tell(job.key, result)
         self._refuse_hopeless(job)
 

@@ -13,7 +13,7 @@ from elastune.core.clock import Clock
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 from elastune.job.output_dir import JOURNAL
-from elastune.job.pool import Pool, remove
+from elastune.job.pool import Pool
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
@@ -225,6 +225,6 @@ def _try_out(
         if interrupts():
             pool.abandon()
         for job in ended:
-            remove(spec.out)
+            cluster.files.remove(spec.out)
             return job.outcome if isinstance(job.outcome, RunFinished) else None
     return None

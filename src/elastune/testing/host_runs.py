@@ -16,6 +16,7 @@ from elastune.cluster.launcher import Bootstrap, Launcher, Needs, ProcessEnded, 
 from elastune.cluster.spawner import PRELOAD
 from elastune.core.run import Elastic, Program
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.journal.records import Record
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.hosts import INTERFACE, Host, Network
 
@@ -101,6 +102,7 @@ class HostRun:
 
     handle: ElasticRun
     launcher: NamespaceLauncher
+    records: list[Record]
 
     @property
     def network(self) -> Network:
@@ -161,7 +163,9 @@ class HostRuns:
         elastic = Elastic(low=1, high=4, heartbeat_s=heartbeat_s)
         runs = Runs(cluster, self._folder, self._program)
         try:
-            ran = runs(workers, act=lambda handle, _: act(HostRun(handle, launcher)), elastic=elastic, **config)
+            ran = runs(
+                workers, act=lambda handle, records: act(HostRun(handle, launcher, records)), elastic=elastic, **config
+            )
         finally:
             for host in launcher.network.hosts:
                 if host.is_cut:

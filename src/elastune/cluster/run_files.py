@@ -1,0 +1,72 @@
+"""What a controller does to files that the workers of a run have written: one seam, for clusters without shared files.
+
+Workers write their checkpoints into their run's folder. Where they and the controller share a file system that folder
+is the controller's too; elsewhere a cluster brings its own ``RunFiles``, which reach it where it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from elastune.train.data.sample_log import SampleSpans
+
+
+class RunFiles(Protocol):
+    """``run`` is the output folder of a run that no worker writes into now."""
+
+    def checkpoints(self, run: Path) -> list[int]:
+        """The steps of its complete checkpoints, oldest first."""
+        ...
+
+    def trail(self, run: Path, step: int) -> SampleSpans:
+        """Which samples it had used at the checkpoint of ``step``; nothing where that cannot be told."""
+        ...
+
+    def back_to_epoch(self, run: Path) -> None:
+        """Let it go on from the newest checkpoint at the end of an epoch; where there is none, from the newest."""
+        ...
+
+    def drop_damaged(self, run: Path) -> None:
+        """Let it go on from the newest checkpoint that is whole; where none is, from its beginning."""
+        ...
+
+    def remove(self, run: Path) -> None:
+        """Remove the folder, or what can be removed of it."""
+        ...
+
+
+class LocalFiles:
+    """Files that this process and the workers share."""
+
+    # Imported when needed: checkpoints need torch, which a cluster's own process may do without.
+
+    def checkpoints(self, run: Path) -> list[int]:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import complete
+
+        return [int(path.name.split("-")[1]) for path in complete(run / "checkpoints")]
+
+    def trail(self, run: Path, step: int) -> SampleSpans:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import of_step, trail
+
+        return trail(of_step(run / "checkpoints", step))
+
+    def back_to_epoch(self, run: Path) -> None:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import back_to_epoch
+
+        back_to_epoch(run / "checkpoints")
+
+    def drop_damaged(self, run: Path) -> None:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import drop_damaged
+
+        drop_damaged(run / "checkpoints")
+
+    def remove(self, run: Path) -> None:
+        """See ``RunFiles``."""
+        shutil.rmtree(run, ignore_errors=True)
