@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,13 +8,17 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.journal.records import LinkMeasured, TimesFitted, decode, encode
 from elastune.plan.step_time import (
+    CalibratedTimes,
+    Estimate,
     Fit,
+    Observation,
     ReductionObserved,
-    StepObserved,
     StepTime,
     fit,
     fit_gradient,
     fit_reduction,
+    fit_steps,
+    overlapped,
 )
 
 TRUTH = StepTime(base_s=2e-3, per_sample_s=1e-4, latency_s=3e-4, seconds_per_byte=1e-9, grad_bytes=4_000_000)
@@ -25,6 +31,25 @@ def test_by_hand():
     assert TRUTH.step_s(64, 4) == pytest.approx(2e-3 + 16e-4 + 6 * 3e-4 + 6e-3)
     assert TRUTH.epoch_s(130, 64, 1) == pytest.approx(3 * 2e-3 + 130e-4)
     assert TRUTH.epoch_s(10, 64, 2) == pytest.approx(TRUTH.step_s(10, 2))
+
+
+def test_a_linear_reduction_is_polluxs():
+    model = StepTime.linear(0.01, 0.001, pair_s=0.05, per_worker_s=0.004)
+    assert [model.reduction_s(n) for n in (1, 2, 3, 8)] == pytest.approx([0.0, 0.05, 0.054, 0.074])
+    assert StepTime.linear(0.01, 0.001, 0.0, 0.0).step_s(64, 4) == pytest.approx(0.026)
+
+
+def test_what_was_measured_counts_before_the_model():
+    times = CalibratedTimes(TRUTH, {(64, 2): 7.0})
+    assert times.estimate(64, 2) == Estimate(7.0, measured=True)
+    assert times.estimate(2, 64) == TRUTH.estimate(2, 64) == Estimate(TRUTH.step_s(2, 64), measured=False)
+
+
+@given(st.floats(1e-9, 10), st.floats(0, 10), st.floats(1, 50))
+def test_overlap_lies_between_the_longer_and_the_sum(compute_s, reduce_s, overlap):
+    total = overlapped(compute_s, reduce_s, overlap)
+    assert max(compute_s, reduce_s) * (1 - 1e-12) <= total <= (compute_s + reduce_s) * (1 + 1e-12)
+    assert overlapped(compute_s, reduce_s, 1.0) == pytest.approx(compute_s + reduce_s)
 
 
 def test_overlap_hides_the_shorter_part():
@@ -101,8 +126,8 @@ def test_errors_are_predicted_over_measured_on_steps_the_fit_never_saw():
     gradients = [(b, TRUTH.gradient_s(b, 1)) for b in (16, 64, 256)]
     links = [LinkMeasured(workers=2, latency_s=2 * TRUTH.latency_s, seconds_per_byte=TRUTH.seconds_per_byte)]
     steps = [
-        StepObserved(64, 2, TRUTH.step_s(64, 2)),
-        StepObserved(256, 2, TRUTH.step_s(256, 2) / 1.25),
+        Observation(2, 64, TRUTH.step_s(64, 2)),
+        Observation(2, 256, TRUTH.step_s(256, 2) / 1.25),
     ]
     found = fit(gradients, TRUTH.grad_bytes, links=links, held_out=steps)
     assert found.errors == {
@@ -121,6 +146,8 @@ def test_through_the_journal_and_back():
     assert back.measured_workers == [1, 2]
     with pytest.raises(ValueError, match="overlap"):
         Fit(StepTime(0, 0, 0, 0, 0, overlap=2.0), (1,), {}).to_record()
+    with pytest.raises(ValueError, match="no fixed part"):
+        Fit(StepTime.linear(0, 0, 0.1, 0.0), (1,), {}).to_record()
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -134,3 +161,48 @@ def test_nothing_measured_is_told():
         fit_gradient([])
     with pytest.raises(ValueError, match="batch >= 1"):
         TRUTH.step_s(0, 1)
+
+
+# -- fitted to whole steps
+
+
+JOB = StepTime.linear(0.01, 0.0005, 0.02, 0.004, 1.6)
+
+
+def seen_of(workers, batch):
+    return Observation(workers, batch, JOB.step_s(batch, workers), JOB.gradient_s(batch, workers))
+
+
+def test_fit_recovers_what_it_has_seen_enough_of():
+    seen = [seen_of(w, b) for w in (1, 2, 4, 8) for b in (32, 64, 256, 1024)]
+    perf = fit_steps(seen)
+    for workers, batch in ((3, 128), (6, 512), (16, 2048)):
+        assert perf.step_s(batch, workers) == pytest.approx(JOB.step_s(batch, workers), rel=0.05)
+
+
+def test_fit_of_one_setting_is_optimistic():
+    perf = fit_steps([seen_of(1, 32)])
+    assert perf.step_s(32, 1) == pytest.approx(0.026, rel=1e-3)
+    assert perf.step_s(64, 1) == pytest.approx(0.026), "samples cost nothing until another batch was seen"
+    assert perf.step_s(128, 4) == pytest.approx(0.026), "reductions cost nothing until one was seen"
+
+
+def test_fit_of_two_workers_takes_a_third_to_cost_nothing_more():
+    perf = fit_steps([seen_of(1, 32), seen_of(2, 32), seen_of(2, 64)])
+    assert perf.latency_s < 1e-8
+    assert perf.step_s(64, 2) == pytest.approx(JOB.step_s(64, 2), rel=0.02)
+    assert perf.base_s == pytest.approx(0.01, rel=0.05)
+
+
+times = st.floats(1e-4, 100.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 8192), times, st.floats(0.01, 1.0)), min_size=1, max_size=12)
+)
+def test_fit_survives_any_times(rows):
+    perf = fit_steps([Observation(w, max(b, w), s, s * part) for w, b, s, part in rows])
+    assert perf.overlap >= 1
+    for workers, batch in ((1, 1), (2, 64), (64, 8192)):
+        assert 0 < perf.step_s(batch, workers) < math.inf

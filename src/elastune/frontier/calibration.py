@@ -11,7 +11,7 @@ from elastune.frontier.rows import Times
 from elastune.frontier.trainings import Training, Trainings
 from elastune.job.signals import Interrupted
 from elastune.journal.records import TimesFitted
-from elastune.plan.step_time import Fit, StepObserved, fit
+from elastune.plan.step_time import Fit, Observation, fit
 from elastune.study.request import FrontierRequest
 from elastune.train.machine import cores
 
@@ -70,7 +70,7 @@ class Calibration:
         """The model from what was measured so far; steps on several workers check it."""
         timed = [(self._samples[key], key[1], seconds) for key, seconds in self.steps.items()]
         gradients = [(samples, seconds) for samples, workers, seconds in timed if workers == 1]
-        checked = [StepObserved(samples, workers, s) for samples, workers, s in timed if workers > 1]
+        checked = [Observation(workers, samples, s) for samples, workers, s in timed if workers > 1]
         links = [link for found in self._trainings.links.values() for link in found]
         found: Fit = fit(gradients, self.grad_bytes, links=links, held_out=checked)
         self._keep(found.to_record())

@@ -15,7 +15,7 @@ from elastune.core.run import Config, Means, number
 from elastune.frontier.trainings import NOISE_SCALE, Training
 from elastune.journal.records import FrontierRow, RunFinished
 from elastune.plan.intervals import mean_ci
-from elastune.plan.step_time import StepTime
+from elastune.plan.step_time import CalibratedTimes, Estimate, StepTime
 from elastune.plan.support import EFFICIENT, smallest_share, supported_workers
 from elastune.search.analysis.front import hypervolume, nondominated
 from elastune.search.space.objective import Objective
@@ -28,17 +28,17 @@ class Times:
     model: StepTime
     measured: Mapping[tuple[int, int], float]
 
-    def step_s(self, batch: int, workers: int, run: RunFinished) -> tuple[float, bool]:
-        """Seconds of a step of ``run``'s program, and whether they were measured.
+    def estimate(self, batch: int, workers: int, run: RunFinished) -> Estimate:
+        """Seconds of a step of ``run``'s program.
 
         A run whose model differs in size from the calibrated one is timed by its own steps and its own gradients.
         """
         same = run.grad_bytes == self.model.grad_bytes
-        if same and (found := self.measured.get((batch, workers))) is not None:
-            return found, True
+        if same and (batch, workers) in self.measured:
+            return CalibratedTimes(self.model, self.measured).estimate(batch, workers)
         batch = min(batch, -(-run.samples // run.steps))  # an epoch's last batch is smaller
         if same or run.step_s is None:
-            return self.model.step_s(batch, workers), False
+            return self.model.estimate(batch, workers)
         scale = run.step_s / self.model.step_s(batch, 1)
         own = replace(
             self.model,
@@ -46,7 +46,7 @@ class Times:
             per_sample_s=self.model.per_sample_s * scale,
             grad_bytes=run.grad_bytes,
         )
-        return own.step_s(batch, workers), workers == 1
+        return replace(own.estimate(batch, workers), measured=workers == 1)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class FrontierCriteria:
         """Time of the whole training on ``workers``, and whether its step time was measured."""
         run = training.run
         assert run is not None
-        step_s, measured = self.times.step_s(batch_of(training.config), workers, run)
-        return run.steps * step_s, measured
+        found = self.times.estimate(batch_of(training.config), workers, run)
+        return run.steps * found.step_s, found.measured
 
 
 def batch_of(config: Config) -> int:
@@ -167,7 +167,7 @@ def _time_to_target(trainings: Sequence[Training], workers: int, by: FrontierCri
         step = next((s for s, v in values if v is not None and by.reaches(v)), None)
         if step is None:
             return None
-        times.append(step * by.times.step_s(batch_of(training.config), workers, run)[0])
+        times.append(step * by.times.estimate(batch_of(training.config), workers, run).step_s)
     return fmean(times)
 
 

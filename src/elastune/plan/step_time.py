@@ -1,8 +1,10 @@
-"""How long a data-parallel step takes: a small model, fitted from a few measurements, for worker counts not at hand.
+"""How long a data-parallel step takes: one small model, fitted from a few measurements, for settings not measured.
 
 Gradient: every worker runs its share of the global batch, ``base_s + per_sample_s * share``; the largest share decides.
 Reduction: a ring all-reduce, 2(W-1) messages of latency and 2(W-1)/W of the bytes over the link (Thakur, Rabenseifner,
 Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005).
+Where links were not measured, Pollux's form of it: what a reduction of two workers takes, and so much more for each
+further worker (``StepTime.linear``).
 Both together: (Tg^y + Tr^y)^(1/y), y = 1 for no overlap (Qiao et al., "Pollux", OSDI 2021, section 3.2).
 """
 
@@ -10,21 +12,57 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from elastune.core.errors import UserError
 from elastune.journal.records import LinkMeasured, TimesFitted
-from elastune.plan.goodput import overlapped
+
+Floats = NDArray[np.float64]
+OVERLAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # that ``fit_steps`` chooses among
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A measured step of a global ``batch``; ``compute_s``: the seconds of it before the reduction, where known."""
+
+    workers: int
+    batch: int
+    step_s: float
+    compute_s: float | None = None
+
+    @property
+    def share(self) -> int:
+        """Samples of the worker with the largest share."""
+        return -(-self.batch // self.workers)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step, and whether they were ``measured`` or are a model's."""
+
+    step_s: float
+    measured: bool
+
+
+class StepTimeModel(Protocol):
+    """What planners ask: how long a step of a global batch takes on so many workers."""
+
+    def estimate(self, batch: int, workers: int) -> Estimate: ...
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step of a global batch on W equal workers in data parallel. ``overlap`` is Pollux's exponent."""
+    """Seconds of one step of a global batch on W equal workers in data parallel. ``overlap`` is Pollux's exponent.
+
+    ``fixed_s`` is of every reduction, however many workers take part.
+    """
 
     base_s: float
     per_sample_s: float
@@ -32,6 +70,14 @@ class StepTime:
     seconds_per_byte: float
     grad_bytes: int
     overlap: float = 1.0
+    fixed_s: float = 0.0
+
+    @classmethod
+    def linear(
+        cls, base_s: float, per_sample_s: float, pair_s: float, per_worker_s: float, overlap: float = 1.0
+    ) -> StepTime:
+        """Pollux's: a reduction of two workers takes ``pair_s``, and ``per_worker_s`` more for each further one."""
+        return cls(base_s, per_sample_s, per_worker_s / 2, 0.0, 0, overlap, pair_s - per_worker_s)
 
     def gradient_s(self, batch: int, workers: int) -> float:
         """Seconds until the worker with the largest share has its gradient."""
@@ -40,12 +86,18 @@ class StepTime:
         return self.base_s + self.per_sample_s * -(-batch // workers)
 
     def reduction_s(self, workers: int) -> float:
-        """Seconds of one ring all-reduce of the gradients; 0 for a lone worker."""
-        return ring_s(self.grad_bytes, workers, self.latency_s, self.seconds_per_byte)
+        """Seconds of one all-reduce of the gradients; 0 for a lone worker."""
+        if workers == 1:
+            return 0.0
+        return self.fixed_s + ring_s(self.grad_bytes, workers, self.latency_s, self.seconds_per_byte)
 
     def step_s(self, batch: int, workers: int) -> float:
         """Seconds of one whole step."""
         return overlapped(self.gradient_s(batch, workers), self.reduction_s(workers), self.overlap)
+
+    def estimate(self, batch: int, workers: int) -> Estimate:
+        """The same for planners."""
+        return Estimate(self.step_s(batch, workers), measured=False)
 
     def epoch_s(self, samples: int, batch: int, workers: int) -> float:
         """Seconds of one pass over ``samples``, a smaller last batch included."""
@@ -66,12 +118,16 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class StepObserved:
-    """A measured whole step."""
+class CalibratedTimes:
+    """Measured seconds, by batch and workers, and a model for the rest: what the model flatters is tried once."""
 
-    batch: int
-    workers: int
-    seconds: float
+    model: StepTime
+    measured: Mapping[tuple[int, int], float]
+
+    def estimate(self, batch: int, workers: int) -> Estimate:
+        """Seconds of a step, measured where they were."""
+        seconds = self.measured.get((batch, workers))
+        return self.model.estimate(batch, workers) if seconds is None else Estimate(seconds, measured=True)
 
 
 @dataclass(frozen=True)
@@ -92,9 +148,9 @@ class Fit:
     errors: dict[str, float]
 
     def to_record(self) -> TimesFitted:
-        """The serialised form. It has no field for overlap, so a model with overlap is refused."""
-        if self.model.overlap != 1.0:
-            raise ValueError(f"the journal holds no overlap exponent, this model has {self.model.overlap}")
+        """The serialised form. It has no field for overlap or a fixed part: models with them are refused."""
+        if self.model.overlap != 1.0 or self.model.fixed_s:
+            raise ValueError(f"the journal holds no overlap exponent and no fixed part, {self.model} has")
         return TimesFitted(
             base_s=self.model.base_s,
             per_sample_s=self.model.per_sample_s,
@@ -150,7 +206,7 @@ def fit(
     grad_bytes: int,
     reductions: Sequence[ReductionObserved] = (),
     links: Sequence[LinkMeasured] = (),
-    held_out: Sequence[StepObserved] = (),
+    held_out: Sequence[Observation] = (),
 ) -> Fit:
     """The model from steps of one worker, ``(share, seconds)``, and from all-reduces or measured links.
 
@@ -164,13 +220,59 @@ def fit(
     return Fit(model, tuple(sorted(measured)), prediction_errors(model, held_out))
 
 
-def prediction_errors(model: StepTime, steps: Sequence[StepObserved]) -> dict[str, float]:
+def prediction_errors(model: StepTime, steps: Sequence[Observation]) -> dict[str, float]:
     """Predicted over measured seconds, by batch and workers: 1.0 is right, 1.2 is 20 % too slow."""
-    points, seconds = _medians(((float(step.batch), float(step.workers)), step.seconds) for step in steps)
+    points, seconds = _medians(((float(step.batch), float(step.workers)), step.step_s) for step in steps)
     return {
         f"batch {batch:.0f} on {workers:.0f} workers": model.step_s(int(batch), int(workers)) / measured
         for (batch, workers), measured in zip(points, seconds, strict=True)
     }
+
+
+def fit_steps(observed: Sequence[Observation]) -> StepTime:
+    """The model from whole steps, at least one, each with its ``compute_s``; by relative errors of both times.
+
+    Linear in all parameters but the overlap, of which the best of ``OVERLAPS`` is taken. Optimistic about what was not
+    seen (Pollux, section 4.1): with one local batch only, further samples are taken to cost nothing; so are reductions
+    before two workers were seen, and further workers before three were.
+    """
+    workers = np.array([o.workers for o in observed], dtype=float)
+    share = np.array([o.share for o in observed], dtype=float)
+    step_s = np.array([o.step_s for o in observed])
+    compute_s = np.array([o.step_s if o.compute_s is None else o.compute_s for o in observed])
+    base, by_sample = _line(share, compute_s, compute_s)
+    several = workers > 1
+    if not several.any():
+        return StepTime.linear(base, by_sample, 0.0, 0.0)
+
+    def candidate(overlap: float) -> StepTime:
+        computing = np.minimum(compute_s / step_s, 1.0)[several]
+        reduce_s = step_s[several] * (1 - computing**overlap) ** (1 / overlap)
+        pair_s, by_worker = _line(workers[several] - 2, reduce_s, step_s[several])
+        return StepTime.linear(base, by_sample, pair_s, by_worker, overlap)
+
+    def error(model: StepTime) -> float:
+        """As AdaptDL's: of logarithms, and a little against overlap."""
+        predicted = np.array([model.step_s(o.batch, o.workers) for o in observed])
+        return float(np.mean(np.log(predicted / step_s) ** 2)) + 1e-5 * (model.overlap - 1) ** 2
+
+    return min(map(candidate, OVERLAPS), key=error)
+
+
+def overlapped(compute_s: float, reduce_s: float, overlap: float) -> float:
+    """(compute^y + reduce^y)^(1/y): the sum for y = 1, the larger of both as y grows."""
+    longer, shorter = max(compute_s, reduce_s), max(min(compute_s, reduce_s), 0.0)
+    if longer <= 0:
+        return 0.0
+    # Scaled by the longer, so that small times under a large exponent do not underflow.
+    return longer * float((1.0 + (shorter / longer) ** overlap) ** (1.0 / overlap))
+
+
+def _line(x: Floats, y: Floats, scale: Floats) -> tuple[float, float]:
+    """Offset and slope, neither negative, of y over x, errors being relative to ``scale``; slope 0 for one x."""
+    columns = [np.ones_like(x), x] if np.ptp(x) > 0 else [np.ones_like(x)]
+    found, _ = nnls(np.stack(columns, axis=1) / scale[:, None], y / scale)
+    return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
 
 
 def _medians(observed: Iterable[tuple[tuple[float, ...], float]]) -> tuple[list[tuple[float, ...]], list[float]]:

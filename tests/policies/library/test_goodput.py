@@ -3,18 +3,18 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Signal, Snapshot
-from elastune.plan.goodput import Noise, Performance, efficiency, throughput
-from elastune.policies.library.goodput import Goodput, Observed, Room, better, fit, gradient_noise, observe, predicted_s
+from elastune.plan.goodput import Noise, efficiency
+from elastune.plan.step_time import Observation, StepTime
+from elastune.policies.library.goodput import Goodput, Room, better, gradient_noise, learnt, observe
 from elastune.policies.run import Limits
 from elastune.testing.policy_kit import CALM, ByHand, PolicyKit
 from elastune.testing.policy_world import World
 
-TRUTH = Performance(0.01, 0.0005, 0.02, 0.004, 0.02, 0.004, 1.6)
+BASE_S, SAMPLE_S = 0.01, 0.0005
+TRUTH = StepTime.linear(BASE_S, SAMPLE_S, 0.02, 0.004, 1.6)
 BASE = 32
 
 
@@ -33,13 +33,11 @@ class TestGoodputOfFixedWorkers(PolicyKit):
 
 
 def measured(perf, workers, batch):
-    return Observed(
-        workers, batch, predicted_s(perf, workers, batch), perf.alpha_compute + perf.beta_compute * -(-batch // workers)
-    )
+    return Observation(workers, batch, perf.step_s(batch, workers), perf.gradient_s(batch, workers))
 
 
 def go(now, seen, noise, base, room, gain):
-    return better(now, seen, fit(seen), noise, base, room, gain)
+    return better(now, seen, learnt(seen), noise, base, room, gain)
 
 
 def step_time(perf):
@@ -51,47 +49,7 @@ def step_time(perf):
 
 
 def true_goodput(perf, variance, square, workers, batch):
-    return batch / predicted_s(perf, workers, batch) * efficiency(Noise(square, variance / BASE), batch, BASE)
-
-
-def test_predicts_as_the_plan_does():
-    assert predicted_s(TRUTH, 4, 256) == pytest.approx(256 / throughput(TRUTH, 1, 4, 64))
-    assert predicted_s(TRUTH, 1, 64) == pytest.approx(64 / throughput(TRUTH, 1, 1, 64))
-
-
-def test_fit_recovers_what_it_has_seen_enough_of():
-    seen = [measured(TRUTH, w, b) for w in (1, 2, 4, 8) for b in (32, 64, 256, 1024)]
-    perf = fit(seen)
-    for workers, batch in ((3, 128), (6, 512), (16, 2048)):
-        assert predicted_s(perf, workers, batch) == pytest.approx(predicted_s(TRUTH, workers, batch), rel=0.05)
-
-
-def test_fit_of_one_setting_is_optimistic():
-    perf = fit([measured(TRUTH, 1, 32)])
-    assert predicted_s(perf, 1, 32) == pytest.approx(0.026, rel=1e-3)
-    assert predicted_s(perf, 1, 64) == pytest.approx(0.026), "samples cost nothing until another batch was seen"
-    assert predicted_s(perf, 4, 128) == pytest.approx(0.026), "reductions cost nothing until one was seen"
-
-
-def test_fit_of_two_workers_takes_a_third_to_cost_nothing_more():
-    perf = fit([measured(TRUTH, 1, 32), measured(TRUTH, 2, 32), measured(TRUTH, 2, 64)])
-    assert perf.beta_local < 1e-8
-    assert predicted_s(perf, 2, 64) == pytest.approx(predicted_s(TRUTH, 2, 64), rel=0.02)
-    assert perf.alpha_compute == pytest.approx(0.01, rel=0.05)
-
-
-times = st.floats(1e-4, 100.0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 8192), times, st.floats(0.01, 1.0)), min_size=1, max_size=12)
-)
-def test_fit_survives_any_times(rows):
-    perf = fit([Observed(w, max(b, w), s, s * part) for w, b, s, part in rows])
-    assert perf.overlap >= 1
-    for workers, batch in ((1, 1), (2, 64), (64, 8192)):
-        assert 0 < predicted_s(perf, workers, batch) < math.inf
+    return batch / perf.step_s(batch, workers) * efficiency(Noise(square, variance / BASE), batch, BASE)
 
 
 def test_settings_of_a_room():
@@ -106,17 +64,17 @@ def test_only_what_gains_enough_is_worth_a_change():
     noise = Noise(gradient_sqr=1.0, variance=1e9)  # every sample counts in full
     assert go((1, 32), seen, noise, BASE, room, 0.05) == (1, 128)
     now = (1, 64)
-    gain = (128 / predicted_s(TRUTH, 1, 128)) / (64 / predicted_s(TRUTH, 1, 64)) - 1
+    gain = (128 / TRUTH.step_s(128, 1)) / (64 / TRUTH.step_s(64, 1)) - 1
     assert go(now, seen, noise, BASE, room, gain * 0.9) == (1, 128)
     assert go(now, seen, noise, BASE, room, gain * 1.1) == now
     assert go((1, 128), seen, Noise(1.0, 0.0), BASE, room, 0.05) == (1, 32), "no noise: small batches"
 
 
 def test_it_explores_by_doubling():
-    seen = [measured(replace(TRUTH, alpha_local=0, beta_local=0), 1, 32)]
+    seen = [measured(StepTime.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 32)]
     workers, batch = go((1, 32), seen, Noise(1.0, 1e9), BASE, Room(1, 16, 32, 4096), 0.05)
     assert (workers, batch) == (1, 64), "fewer workers first, where both promise the same"
-    seen.append(measured(replace(TRUTH, alpha_local=0, beta_local=0), 1, 64))
+    seen.append(measured(StepTime.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 64))
     assert go((1, 64), seen, Noise(1.0, 1e9), BASE, Room(1, 16, 32, 4096), 0.05) == (2, 128)
 
 
@@ -129,9 +87,9 @@ def test_a_setting_that_disappointed_is_left():
 WORLDS = {
     "noisy gradients": (TRUTH, 3000.0, 1.0),
     "quiet gradients": (TRUTH, 60.0, 1.0),
-    "slow network": (replace(TRUTH, alpha_local=0.3, beta_local=0.1), 1000.0, 1.0),
-    "fast network": (replace(TRUTH, alpha_local=0.001, beta_local=0.0001), 1000.0, 1.0),
-    "costly start of a step": (replace(TRUTH, alpha_compute=0.2), 500.0, 1.0),
+    "slow network": (StepTime.linear(BASE_S, SAMPLE_S, 0.3, 0.1, 1.6), 1000.0, 1.0),
+    "fast network": (StepTime.linear(BASE_S, SAMPLE_S, 0.001, 0.0001, 1.6), 1000.0, 1.0),
+    "costly start of a step": (replace(TRUTH, base_s=0.2), 500.0, 1.0),
 }
 
 
@@ -188,8 +146,10 @@ def test_what_is_not_measured_decides_nothing():
     assert observe(snapshot(step_s=0.2)) is None
     assert observe(snapshot(step_s=0.2, data_s=0.0, compute_s=0.0)) is None
     assert observe(snapshot(step_s=math.inf, data_s=0.1, compute_s=0.1)) is None
-    assert observe(snapshot(step_s=0.4, data_s=0.1, compute_s=0.2)) == Observed(2, 64, 0.4, pytest.approx(0.3))
-    assert observe(snapshot(step_s=0.2, data_s=0.1, compute_s=0.2)) == Observed(2, 64, 0.2, 0.2), "medians may differ"
+    assert observe(snapshot(step_s=0.4, data_s=0.1, compute_s=0.2)) == Observation(2, 64, 0.4, pytest.approx(0.3))
+    assert observe(snapshot(step_s=0.2, data_s=0.1, compute_s=0.2)) == Observation(2, 64, 0.2, 0.2), (
+        "medians may differ"
+    )
     assert gradient_noise(snapshot()) is None
     assert gradient_noise(snapshot(gradient_variance=64.0, gradient_square=2.0)) == Noise(2.0, 2.0)
     assert gradient_noise(snapshot(gradient_variance=64.0, gradient_square=-1.0)) == Noise(0.0, 2.0)

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.plan.goodput import Performance, throughput
-from elastune.plan.step_time import StepTime
 from elastune.study.allocation.allocate import Demand, Rules, allocate, hopeless
-from elastune.study.allocation.throughput import Fitted, Measured, samples_per_s
+from elastune.study.allocation.throughput import Measured, samples_per_s
 
 FREE = Rules(stay_s=0.0)  # moves are weighed by their pauses alone
 
@@ -36,11 +34,14 @@ def concave(gains: list[float]) -> Measured:
 
 
 SLOWING = claim(1, remaining=2000.0, pace=concave([100.0, 60.0, 40.0]))
+CURVE = tuple((n, 64 / (0.01 + 0.064 / n)) for n in range(1, 17))
 gains = st.lists(st.integers(1, 60).map(float), min_size=6, max_size=6)
 known = st.one_of(
     gains.map(concave),
     gains.map(lambda rates: Measured(tuple(enumerate(rates, 1)))),  # any shape
-    st.builds(lambda slots: Fitted(StepTime(0.01, 0.001, 0.0, 0.0, 0), 64, slots), st.integers(1, 16)),
+    st.builds(
+        lambda slots: Measured(tuple((n, 64 / (0.01 + 0.064 / n)) for n in range(1, 17)), slots), st.integers(1, 16)
+    ),
 )
 paces = st.one_of(known, st.just(Measured()))
 seconds = st.sampled_from([0.0, 1.0, 10.0, 100.0, 1000.0])
@@ -198,17 +199,17 @@ def test_table(claims: list[Demand], workers: int, expected: dict[int, int]) -> 
 @pytest.mark.parametrize(("workers", "expected"), [(4, 4), (5, 4), (7, 4), (8, 8), (12, 8)])
 def test_slots_make_blocks(workers: int, expected: int) -> None:
     """8 slots: 5 to 7 workers are as fast as 4."""
-    pace = Fitted(StepTime(0.0, 0.001, 0.0, 0.0, 0), 64, slots=8)
+    pace = Measured(((1, 1000.0), (8, 8000.0)), slots=8)
     assert allocate([claim(1, high=12, pace=pace)], workers) == {1: expected}
 
 
 def test_what_a_block_leaves_goes_to_others() -> None:
-    pace = Fitted(StepTime(0.0, 0.001, 0.0, 0.0, 0), 64, slots=8)
+    pace = Measured(((1, 1000.0), (8, 8000.0)), slots=8)
     assert allocate([claim(1, pace=pace), claim(2)], 7) == {1: 4, 2: 3}
 
 
 def test_a_block_that_no_longer_fits_is_looked_at_anew() -> None:
-    slots = Fitted(StepTime(0.0, 0.001, 0.0, 0.0, 0), 64, slots=8)
+    slots = Measured(((1, 1000.0), (8, 8000.0)), slots=8)
     fast = Measured(((1, 2000.0), (3, 6000.0)))
     claims = [claim(1, low=4, pace=slots), claim(2, high=3, pace=fast), claim(3)]
     assert allocate(claims, 11) == {1: 4, 2: 3, 3: 4}
@@ -326,22 +327,6 @@ def test_a_budget_does_not_ask_whether_a_move_pays() -> None:
     assert allocate(claims, 8, Rules(budget_s=10.0)) == {1: 1}
 
 
-@given(st.sampled_from([1.0, 1.5, 4.0]), st.integers(1, 300), st.integers(0, 10**8))
-def test_step_times_are_those_of_the_plan(overlap: float, batch: int, grad_bytes: int) -> None:
-    model = StepTime(0.01, 0.002, 0.001, 1e-9, grad_bytes, overlap)
-    found = samples_per_s(Fitted(model, batch), 40)
-    assert found[0] == 0
-    assert found[1:] == pytest.approx([batch / model.step_s(batch, n) for n in range(1, 41)])
-
-
-def test_rates_of_pollux_are_those_of_the_plan() -> None:
-    perf = Performance(0.02, 0.001, 0.03, 0.002, 0.01, 0.0005, 1.7)
-    found = samples_per_s(Fitted(perf, 240, per_node=4), 8)
-    for n in (1, 2, 3, 4, 5, 6, 8):
-        nodes = 1 if n <= 4 else 2
-        assert found[n] == pytest.approx(throughput(perf, nodes, n, 240 // n))
-
-
 def test_measured_rates_between_and_beyond() -> None:
     pace = Measured(((4, 300.0), (1, 100.0), (2, 200.0)))
     assert samples_per_s(pace, 10).tolist() == [0, 100, 200, 250, 300, 350, 400, 450, 500, 500, 500]
@@ -363,27 +348,27 @@ def test_measured_rates_between_and_beyond() -> None:
         lambda: Rules(deadline_s=-1.0),
         lambda: allocate([claim(1), claim(1)], 4),
         lambda: allocate([], -1),
-        lambda: allocate([claim(1, pace=Fitted(StepTime(0.0, 0.0, 0.0, 0.0, 0), 8))], 4),
     ],
 )
 def test_nonsense_is_refused(make) -> None:
-    with pytest.raises(ValueError, match="need|takes time"):
+    with pytest.raises(ValueError, match="need"):
         make()
 
 
-@pytest.mark.parametrize("shape", ["steps", "slots", "line", "overlap"])
+@pytest.mark.parametrize("shape", ["curve", "slots", "line"])
 def test_256_trials_on_2048_workers_take_less_than_a_tenth_of_a_second(shape: str) -> None:
     rng = random.Random(7)
     claims = []
     for trial in range(256):
-        model = StepTime(0.01, rng.uniform(1e-4, 1e-3), 1e-5, 1e-10, 10**7, 2.0 if shape == "overlap" else 1.0)
-        pace = Measured(((1, 100.0),)) if shape == "line" else Fitted(model, 4096, 64 if shape == "slots" else None)
+        sample_s = rng.uniform(1e-4, 1e-3)
+        curve = tuple((1 << k, 4096 / (0.01 + sample_s * (4096 >> k))) for k in range(12))
+        pace = Measured(((1, 100.0),)) if shape == "line" else Measured(curve, 64 if shape == "slots" else None)
         more = {"worth": rng.uniform(1, 3), "pause_s": 2.0, "pace": pace}
         claims.append(claim(trial, rng.randrange(16), 1, 2048, **more))
     took = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         given = allocate(claims, 2048)
-        took.append(time.perf_counter() - started)
+        took.append(time.process_time() - started)
     assert sum(given.values()) <= 2048
-    assert min(took) < 0.1, took  # the best of several: others may use the machine
+    assert min(took) < 0.1, took  # of CPU, the best of several: others may use the machine

@@ -18,13 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import nnls
-
 from elastune.core.errors import UserError
 from elastune.core.signals import Snapshot
-from elastune.plan.goodput import Noise, Performance, efficiency, overlapped
+from elastune.plan.goodput import Noise, efficiency
+from elastune.plan.step_time import CalibratedTimes, Observation, StepTimeModel, fit_steps
 from elastune.policies.base import Hook, Policy
 from elastune.policies.lr_rules import check_rule
 
@@ -34,22 +31,6 @@ if TYPE_CHECKING:
 MOST_OBSERVED = 64  # settings whose newest times are kept
 LEAST_EVERY = 5  # steps; the monitor needs some to tell the new setting's times
 RETRY_LOOKS = 10  # how many looks later workers are asked for again that have not come
-OVERLAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
-
-
-@dataclass(frozen=True)
-class Observed:
-    """Measured at ``workers`` and a global ``batch``: seconds of a step, ``compute_s`` of them before the reduction."""
-
-    workers: int
-    batch: int
-    step_s: float
-    compute_s: float
-
-    @property
-    def local(self) -> int:
-        """Samples of the worker with the largest share."""
-        return -(-self.batch // self.workers)
 
 
 @dataclass(frozen=True)
@@ -70,68 +51,27 @@ class Room:
             yield from ((workers, batch) for batch in sorted(batches) if batch >= workers)
 
 
-def fit(observed: Sequence[Observed]) -> Performance:
-    """Pollux's parameters from at least one observation, by least squares on relative errors of compute and step times.
-
-    Linear in all parameters but the overlap, of which the best of ``OVERLAPS`` is taken. Optimistic about what was not
-    seen: with one local batch only, further samples are taken to cost nothing; so are reductions before two workers
-    were seen, and further workers before three were.
-    """
-    workers = np.array([o.workers for o in observed], dtype=float)
-    local = np.array([o.local for o in observed], dtype=float)
-    compute_s = np.array([o.compute_s for o in observed])
-    step_s = np.array([o.step_s for o in observed])
-    base, by_sample = _line(local, compute_s, compute_s)
-    several = workers > 1
-    if not several.any():
-        return Performance(base, by_sample, 0.0, 0.0, 0.0, 0.0, 1.0)
-
-    def candidate(overlap: float) -> Performance:
-        share = np.minimum(compute_s / step_s, 1.0)[several]
-        reduce_s = step_s[several] * (1 - share**overlap) ** (1 / overlap)
-        fixed, by_worker = _line(workers[several] - 2, reduce_s, step_s[several])
-        return Performance(base, by_sample, fixed, by_worker, fixed, by_worker, overlap)
-
-    def error(perf: Performance) -> float:
-        """As AdaptDL's: of logarithms, and a little against overlap."""
-        predicted = np.array([predicted_s(perf, o.workers, o.batch) for o in observed])
-        return float(np.mean(np.log(predicted / step_s) ** 2)) + 1e-5 * (perf.overlap - 1) ** 2
-
-    return min(map(candidate, OVERLAPS), key=error)
-
-
-def _line(x: NDArray[np.float64], y: NDArray[np.float64], scale: NDArray[np.float64]) -> tuple[float, float]:
-    """Offset and slope, neither negative, of y over x, errors being relative to ``scale``; slope 0 for one x."""
-    columns = [np.ones_like(x), x] if np.ptp(x) > 0 else [np.ones_like(x)]
-    found, _ = nnls(np.stack(columns, axis=1) / scale[:, None], y / scale)
-    return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
-
-
-def predicted_s(perf: Performance, workers: int, batch: int) -> float:
-    """Seconds of a step of ``batch`` samples, of which the largest share decides."""
-    compute_s = perf.alpha_compute + perf.beta_compute * -(-batch // workers)
-    reduce_s = perf.alpha_local + perf.beta_local * (workers - 2) if workers > 1 else 0.0
-    return overlapped(compute_s, reduce_s, perf.overlap)
+def learnt(observed: Sequence[Observation]) -> CalibratedTimes:
+    """Step times: as measured, and by the model fitted to them elsewhere."""
+    return CalibratedTimes(fit_steps(observed), {(o.batch, o.workers): o.step_s for o in observed})
 
 
 def better(
     now: tuple[int, int],
-    observed: Sequence[Observed],
-    perf: Performance,
+    observed: Sequence[Observation],
+    times: StepTimeModel,
     noise: Noise,
     base_batch: int,
     room: Room,
     gain: float,
 ) -> tuple[int, int]:
     """The (workers, batch) to go to from ``now``, one of ``observed``; ``now`` itself where no goodput in ``room``
-    exceeds its own by the part ``gain``. ``perf``: their ``fit``; ``noise.variance``: at ``base_batch``.
+    exceeds its own by the part ``gain``. ``times``: learnt from them; ``noise.variance``: at ``base_batch``.
     """
-    measured_s = {(o.workers, o.batch): o.step_s for o in observed}
 
     def goodput(setting: tuple[int, int]) -> float:
         workers, batch = setting
-        step_s = measured_s.get(setting) or predicted_s(perf, workers, batch)
-        return batch / step_s * efficiency(noise, batch, base_batch)
+        return batch / times.estimate(batch, workers).step_s * efficiency(noise, batch, base_batch)
 
     if max(map(goodput, room.settings())) <= (1 + gain) * goodput(now):
         return now
@@ -158,7 +98,7 @@ class Outlook:
 
     setting: tuple[int, int] = (0, 0)
     steps: int = 0
-    observed: tuple[Observed, ...] = ()
+    observed: tuple[Observation, ...] = ()
     asked: tuple[int, int] = (0, 0)
 
 
@@ -212,13 +152,13 @@ class Goodput(Policy):
         low, high, size = run.limits.low, run.limits.high, run.size()
         room = Room(low, high, smallest, max(min(self.max_batch, longest), smallest))
         here, now = replace(room, low=size, high=size), (size, run.batch_size())
-        perf = fit(state.observed)
-        _, batch = better(now, state.observed, perf, noise, smallest, here, self.gain)
+        times = learnt(state.observed)
+        _, batch = better(now, state.observed, times, noise, smallest, here, self.gain)
         if batch != run.batch_size():
             run.set_batch_size(batch, lr=self.lr)
         if self.fixed_workers:
             return state
-        workers, _ = better(now, state.observed, perf, noise, smallest, room, self.gain)
+        workers, _ = better(now, state.observed, times, noise, smallest, room, self.gain)
         pending = workers == state.asked[0] and run.step - state.asked[1] < RETRY_LOOKS * self.every
         if workers == size or pending:
             return state
@@ -226,14 +166,14 @@ class Goodput(Policy):
         return replace(state, asked=(workers, run.step))
 
 
-def observe(now: Snapshot) -> Observed | None:
+def observe(now: Snapshot) -> Observation | None:
     """What the performance monitor says of the present setting; None where it has not told yet."""
     parts = [now.signals.get(name) for name in ("step_s", "data_s", "compute_s")]
     step_s, data_s, compute_s = (math.nan if part is None else part.value for part in parts)
     busy_s = min(data_s + compute_s, step_s)
     if not (busy_s > 0 and step_s < math.inf):
         return None
-    return Observed(now.workers, now.batch_size, step_s, busy_s)
+    return Observation(now.workers, now.batch_size, step_s, busy_s)
 
 
 def gradient_noise(now: Snapshot) -> Noise | None:

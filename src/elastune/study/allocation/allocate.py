@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from elastune.study.allocation.throughput import Fitted, Floats, Measured, samples_per_s
+from elastune.study.allocation.throughput import Floats, Measured, samples_per_s
 
 SAME = 1e-9  # relative: gains this close are equal, so that rounding moves nobody
 
@@ -44,7 +44,7 @@ class Demand:
     low: int
     high: int
     remaining: float
-    pace: Fitted | Measured
+    pace: Measured
     worth: float = 1.0
     efficiency: float = 1.0
     pause_s: float = 0.0

@@ -1,4 +1,4 @@
-"""How fast a trial goes on so many workers: by a fitted model, by what was measured, or by what others measured."""
+"""How fast a trial goes on so many workers: by what was measured, or by what others measured."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from elastune.plan.goodput import Performance
-from elastune.plan.step_time import StepTime
-
 Floats = NDArray[np.float64]
 MOST_SHAPED = 48  # trials whose gain by more workers is looked at
 FEWEST = 2  # trials must have run on so many workers, or nothing is said of them
@@ -21,25 +18,13 @@ POLISHES = 4
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """Step times of a global ``batch``: of ``StepTime``, or Pollux's with ``per_node`` replicas a node.
-
-    ``slots`` (``exact`` mode): work is dealt out in so many equal parts, and the largest number of them decides.
-    """
-
-    model: StepTime | Performance
-    batch: int
-    slots: int | None = None
-    per_node: int = 1
-
-
-@dataclass(frozen=True)
 class Measured:
     """Measured (workers, samples a second), in any order; none at all for a trial that nobody has seen run.
 
     Between points: straight lines, from 0 on. Beyond the last: on along its last line up to twice those workers, the
-    optimistic prior of Pollux (section 4.1), and nothing more. Without points: see ``allocate``. With ``slots``, as in
-    ``Fitted``, so many workers as the largest share lets count are meant: 8 slots on 5, 6 or 7 workers go as on 4.
+    optimistic prior of Pollux (section 4.1), and nothing more. Without points: see ``allocate``. With ``slots``
+    (``exact`` mode: work is dealt out in so many equal parts) the largest share decides: 8 slots on 5 to 7 workers go
+    as on 4.
     """
 
     points: tuple[tuple[int, float], ...] = ()
@@ -52,18 +37,12 @@ class Measured:
 
 
 @lru_cache(maxsize=4096)
-def samples_per_s(pace: Fitted | Measured, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
+def samples_per_s(pace: Measured, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
     """Samples a second on 0, 1 ... ``most`` workers; ``unknown``: of one worker where nothing was measured."""
     counts = np.arange(most + 1, dtype=float)
-    if isinstance(pace, Fitted):
-        step_s = _step_s(pace, counts[1:])
-        if not (step_s > 0).all():
-            raise ValueError(f"a step takes time on any number of workers, not so by {pace}")
-        found = np.concatenate([[0.0], pace.batch / step_s])
-    else:
-        if pace.slots is not None:
-            counts[1:] = pace.slots / np.ceil(pace.slots / counts[1:])
-        found = np.interp(counts, *_known(pace, low, unknown))
+    if pace.slots is not None:
+        counts[1:] = pace.slots / np.ceil(pace.slots / counts[1:])
+    found: Floats = np.interp(counts, *_known(pace, low, unknown))
     found.flags.writeable = False  # others have the same array
     return found
 
@@ -78,25 +57,6 @@ def _known(pace: Measured, low: int, unknown: float) -> tuple[list[float], list[
     (before, slow), (last, fast) = points[-2:]
     beyond = fast + max(fast - slow, 0.0) / (last - before) * last
     return [*(workers for workers, _ in points), 2 * last], [*(rate for _, rate in points), beyond]
-
-
-def _step_s(pace: Fitted, counts: Floats) -> Floats:
-    """``StepTime.step_s``, or the step of ``goodput.throughput``, for many numbers of workers at once."""
-    parts = pace.slots or pace.batch
-    share = np.ceil(np.ceil(parts / counts) * pace.batch / parts)
-    model = pace.model
-    if isinstance(model, StepTime):
-        compute_s = model.base_s + model.per_sample_s * share
-        reduce_s = 2 * (counts - 1) * (model.latency_s + model.grad_bytes * model.seconds_per_byte / counts)
-    else:
-        compute_s = model.alpha_compute + model.beta_compute * share
-        near = model.alpha_local + model.beta_local * (counts - 2)
-        far = model.alpha_nodes + model.beta_nodes * (counts - 2)
-        reduce_s = np.where(counts == 1, 0.0, np.where(counts <= pace.per_node, near, far))
-    if model.overlap == 1:
-        return np.asarray(compute_s + reduce_s)
-    longer, shorter = np.maximum(compute_s, reduce_s), np.minimum(compute_s, reduce_s)
-    return np.asarray(longer * (1 + (shorter / longer) ** model.overlap) ** (1 / model.overlap))
 
 
 class ThroughputTable:
