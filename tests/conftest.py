@@ -21,6 +21,7 @@ SLOWEST_FIRST = ("faults", "e2e", "parity", "cli", "study", "report", "search", 
 SHARE_A_FIXTURE = ("cli", "report", "cluster")  # rooms whose files share something that takes long to make
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``-n``: a file's tests run in one process, and the slowest rooms begin, so that none of them ends alone."""
     if not hasattr(config, "workerinput"):  # one process: in the order of the files

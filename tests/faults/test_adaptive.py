@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,9 +32,16 @@ def failed(ran: Ran) -> list[PolicyFailed]:
 
 
 @pytest.fixture(scope="module")
-def steered(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Ran]:
+    """The run of a policy on a number of workers that nothing happens to."""
+    runs = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)
+    return cache(lambda policy, workers: runs(workers, spec=under(policy)))
+
+
+@pytest.fixture(scope="module")
+def steered(undisturbed: Callable[[str, int], Ran]) -> Ran:
     """On one worker, undisturbed."""
-    ran = Runs(cluster, tmp_path_factory.mktemp("steered"), PROGRAM)(1, spec=under("Steered"))
+    ran = undisturbed("Steered", 1)
     assert ran.ledger.exact
     assert len(decided(ran)) > 10
     return ran
@@ -114,10 +123,10 @@ def test_collectives_while_workers_die_and_join(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_going_back_to_what_was_remembered(runs: Runs, plain: Ran, workers: int) -> None:
+def test_going_back_to_what_was_remembered(runs: Runs, plain: Ran, undisturbed, workers: int) -> None:
     ran = runs(workers, spec=under("Remembering"))
     assert [d[3] for d in decided(ran)] == [(("remember", True),), (("lr_factor", 0.5), ("restore", True))]
-    assert ran.sha256 == runs(2, spec=under("Remembering")).sha256 != plain.sha256
+    assert ran.sha256 == undisturbed("Remembering", 2).sha256 != plain.sha256
 
 
 def test_workers_that_want_different_things_change_nothing(runs: Runs, plain: Ran) -> None:
@@ -229,11 +238,11 @@ def test_served_while_another_dies_votes_count_as_they_were_cast(runs: Runs, ste
         ["kill 0 8 gather", "kill 1 12 after"],
     ],
 )
-def test_who_comes_and_goes_before_a_step_goes_back(runs: Runs, faults: list[str]) -> None:
+def test_who_comes_and_goes_before_a_step_goes_back(runs: Runs, undisturbed, faults: list[str]) -> None:
     ran = runs(3, faults=faults, pause_s=0.06, spec=under("Remembering"))
     assert any(not r.planned for r in ran.regrouped), "the fault has happened"
     assert [d[2] for d in decided(ran)] == ["applied", "applied"]
-    assert ran.sha256 == runs(2, spec=under("Remembering")).sha256
+    assert ran.sha256 == undisturbed("Remembering", 2).sha256
 
 
 def test_a_report_breaks_while_hooks_wait(runs: Runs) -> None:
@@ -280,12 +289,11 @@ def test_early_stopping_at_the_end_of_an_epoch(runs: Runs) -> None:
 
 @pytest.mark.parametrize("policy", ["Halving", "Steered"])
 @pytest.mark.parametrize("stop", [12, 20])
-def test_resumed_within_an_epoch(runs: Runs, tmp_path: Path, policy: str, stop: int) -> None:
+def test_resumed_within_an_epoch(runs: Runs, undisturbed, tmp_path: Path, policy: str, stop: int) -> None:
     """With a decision on its way, and a ramp under way."""
-    whole = runs(1, spec=under(policy))
     out = tmp_path / "out"
     runs(2, out=out, spec={**under(policy), "max_steps": stop})
-    assert runs(3, out=out, spec={**under(policy), "resume": True}).sha256 == whole.sha256
+    assert runs(3, out=out, spec={**under(policy), "resume": True}).sha256 == undisturbed(policy, 1).sha256
 
 
 def test_a_bad_policy_takes_no_other_with_it(runs: Runs) -> None:
@@ -304,9 +312,9 @@ def test_of_two_that_want_the_same_thing_one_comes_later(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("worker", [0, 2])
-def test_a_worker_dies_in_an_epochs_last_step(runs: Runs, worker: int) -> None:
+def test_a_worker_dies_in_an_epochs_last_step(runs: Runs, undisturbed, worker: int) -> None:
     """All go on from rank 0's state at the boundary that begins the next epoch; its hook is called once."""
     ran = runs(3, faults=[f"kill {worker} 15 before"], spec=under("Halving"))
     assert any(not r.planned for r in ran.regrouped), "the fault has happened"
     assert [d[1] for d in decided(ran)] == [0, 16, 32]
-    assert ran.sha256 == runs(1, spec=under("Halving")).sha256
+    assert ran.sha256 == undisturbed("Halving", 1).sha256
