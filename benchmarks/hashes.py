@@ -203,8 +203,9 @@ def finish(case: Case, out: Path, run: subprocess.Popen[str]) -> Outcome:
         os.killpg(run.pid, signal.SIGKILL)
         raise Failed(f"no end within {LIMIT_S:g} s") from None
     said = errors.strip().splitlines()
-    if run.returncode == USER_ERROR and len(said) == 1:
-        raise Refused(said[0])
+    refusals = [line for line in said if "(got " in line]  # beside notices
+    if run.returncode == USER_ERROR and len(refusals) == 1:
+        raise Refused(refusals[0])
     if run.returncode:
         raise Failed(f"exit code {run.returncode}: {(said or ['nothing said'])[-1]}")
     result = json.loads(text)

@@ -21,7 +21,7 @@ class RunFiles(Protocol):
         """The steps of its complete checkpoints, oldest first."""
         ...
 
-    def trail(self, run: Path, step: int) -> SampleSpans:
+    def spans(self, run: Path, step: int) -> SampleSpans:
         """Which samples it had used at the checkpoint of ``step``; nothing where that cannot be told."""
         ...
 
@@ -49,11 +49,11 @@ class LocalFiles:
 
         return [int(path.name.split("-")[1]) for path in complete(run / "checkpoints")]
 
-    def trail(self, run: Path, step: int) -> SampleSpans:
+    def spans(self, run: Path, step: int) -> SampleSpans:
         """See ``RunFiles``."""
-        from elastune.train.checkpoints.checkpoint import of_step, trail
+        from elastune.train.checkpoints.checkpoint import of_step, spans
 
-        return trail(of_step(run / "checkpoints", step))
+        return spans(of_step(run / "checkpoints", step))
 
     def back_to_epoch(self, run: Path) -> None:
         """See ``RunFiles``."""

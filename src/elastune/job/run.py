@@ -168,4 +168,4 @@ def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
         adapt=adapt_json(spec.adapt),
     )
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
-    return [started, *(records_of(files.trail(spec.out, saved[-1])) if saved else [])]
+    return [started, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]

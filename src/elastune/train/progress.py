@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from elastune.core.run import Position
 from elastune.train.data.sample_log import SampleSpans
@@ -12,11 +13,20 @@ from elastune.train.timing import StepTimes
 
 @dataclass
 class Progress:
-    """Changed in place as training goes on.
+    """Changed in place as training goes on; a part of a run's state.
 
-    ``batch_size`` and ``micro_batch``: what the run was changed to use, instead of what the program and the run's means
-    ask for. ``reports``: how many were made since the last step. ``spans``: which samples were used.
+    Attributes:
+        times: How long training and its steps took.
+        position: Where the run is.
+        metrics: The newest value of everything that was reported.
+        stopped: Why training ended.
+        batch_size: What the run was changed to use instead of what the program asks for.
+        micro_batch: What the run was changed to use instead of what its means ask for.
+        reports: How many were made since the last step.
+        spans: Which samples were used.
     """
+
+    name: ClassVar[str] = "progress"
 
     times: StepTimes
     position: Position = field(default_factory=Position)
@@ -27,24 +37,32 @@ class Progress:
     reports: int = 0
     spans: SampleSpans = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """What another worker needs to go on from here."""
+    def state_dict(self) -> dict[str, Any]:
         return {
             "position": asdict(self.position),
             "metrics": self.metrics,
             "batch_size": self.batch_size,
             "micro_batch": self.micro_batch,
             "reports": self.reports,
-            "trail": self.spans,
+            "spans": self.spans,
             "seconds": self.times.seconds,
         }
 
-    def take(self, other: dict[str, Any]) -> None:
-        """Go on from ``other``, the ``to_json`` of this worker earlier or of another."""
-        self.position = Position(**other["position"])
-        self.metrics = {str(name): float(value) for name, value in other["metrics"].items()}
-        self.batch_size = None if other["batch_size"] is None else int(other["batch_size"])
-        self.micro_batch = None if other["micro_batch"] is None else int(other["micro_batch"])
-        self.spans = [[int(number) for number in piece] for piece in other["trail"]]
-        self.reports = int(other["reports"])
-        self.times.go_on_from(float(other["seconds"]))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.position = position_of(state["position"])
+        self.metrics = {str(name): float(value) for name, value in state["metrics"].items()}
+        self.batch_size = None if state["batch_size"] is None else int(state["batch_size"])
+        self.micro_batch = None if state["micro_batch"] is None else int(state["micro_batch"])
+        self.reports = int(state["reports"])
+        self.spans = spans_of(state)
+        self.times.go_on_from(float(state["seconds"]))
+
+
+def position_of(state: Mapping[str, Any]) -> Position:
+    """The position that was saved by ``asdict``. Raises ``TypeError`` or ``ValueError`` for anything else."""
+    return Position(**{str(name): int(number) for name, number in state.items()})
+
+
+def spans_of(state: Mapping[str, Any]) -> SampleSpans:
+    """The samples used, from the state of a ``Progress``."""
+    return [[int(number) for number in piece] for piece in state["spans"]]

@@ -95,7 +95,7 @@ class Session:
         self._planned = spec.epochs or 0
         self._train_samples = 0
         if snapshot is not None:
-            self.state.stand_at(snapshot)
+            self.state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))
 
     # -- who and where ------------------------------------------------------------------------------------------------

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from elastune.core.errors import UserError
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.mechanisms.base import Replica
+from elastune.train.checkpoints.parts import Named, Part, States, load_states, states_of
 from elastune.train.checkpoints.tree import fingerprint
+
+
+@dataclass(frozen=True)
+class _Schedulers:
+    """The schedulers, as one part of a run's state."""
+
+    schedulers: tuple[Any, ...]
+    name: str = "schedulers"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for scheduler, saved in zip(self.schedulers, state["states"], strict=True):
+            scheduler.load_state_dict(saved)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What the program built: for a run that begins where this one is (``checkpoints.inherit``); nothing is loaded."""
+
+    kinds: list[str]
+    rates: tuple[float, ...]
+    name: str = "built"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kinds": self.kinds, "rates": self.rates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """It is the program's."""
 
 
 @dataclass(frozen=True)
@@ -22,26 +53,20 @@ class TrainingState:
     schedulers: tuple[Any, ...]
     built_rates: tuple[float, ...] = ()
 
-    def state(self) -> dict[str, Any]:
-        """All of it, as this worker has it."""
-        return {
-            "model": self.replica.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedulers": [s.state_dict() for s in self.schedulers],
-            "kinds": [type(part).__name__ for part in (self.optimizer, *self.schedulers)],
-            "built_rates": self.built_rates,
-        }
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All of it, in the order in which it is loaded."""
+        kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
+        model, optimizer = Named("model", self.replica.module), Named("optimizer", self.optimizer)
+        return model, optimizer, _Schedulers(self.schedulers), _Built(kinds, self.built_rates)
 
-    def load(self, state: dict[str, Any], source: str) -> None:
-        """Take over ``state``, which came from ``source``. Raises ``UserError`` where it does not fit."""
-        try:
-            self.replica.module.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
-                scheduler.load_state_dict(saved)
-        except (RuntimeError, ValueError, KeyError) as error:
-            fix = "resume with the program that wrote it"
-            raise UserError("a checkpoint must fit the program", f"{source}: {error}", fix) from None
+    def state(self) -> States:
+        """All of it, as this worker has it."""
+        return states_of(self.parts)
+
+    def load(self, states: Mapping[str, Any], source: str) -> None:
+        """Take over ``states``, which came from ``source``. Raises ``UserError`` where they do not fit."""
+        load_states(self.parts, states, source)
 
     def fingerprint(self, workers: WorkerGroup) -> str:
         """SHA-256 of weights, buffers and optimizer state. Raises ``RuntimeError`` where workers disagree."""

@@ -8,6 +8,8 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 
 from elastune.core.errors import UserError
 from elastune.core.run import Position
-from elastune.train.checkpoints.checkpoint import KEPT, Checkpoint, complete, load, save
+from elastune.train.checkpoints.checkpoint import KEPT, Checkpoint, complete, load, save, spans
 
 MEGABYTES = 4
 
@@ -28,19 +30,21 @@ def checkpoint(step: int, megabytes: float = 0.01) -> Checkpoint:
     return Checkpoint(
         position=Position(epoch=step // 10, offset=step % 10, step=step, samples=8 * step),
         meaning={"seed": 1, "config": {"lr": 0.1, "layers": [1, 2]}, "mode": "exact"},
-        state={"model": {"w": weights, "again": weights}, "optimizer": {"state": {0: {"step": torch.tensor(step)}}}},
-        seconds=1.5 * step,
-        metrics={"accuracy": step / 3},
+        states={
+            "model": {"w": weights, "again": weights},
+            "optimizer": {"state": {0: {"step": torch.tensor(step)}}},
+            "progress": {"seconds": 1.5 * step, "metrics": {"accuracy": step / 3}, "spans": [[0, 0, step, 9, 1, step]]},
+        },
     )
 
 
 def assert_whole(found: Checkpoint) -> None:
-    wanted = checkpoint(found.position.step, len(found.state["model"]["w"]) / 2**18)
+    wanted = checkpoint(found.position.step, len(found.states["model"]["w"]) / 2**18)
     assert found.position == wanted.position
-    assert (found.meaning, found.seconds, found.metrics) == (wanted.meaning, wanted.seconds, wanted.metrics)
-    assert torch.equal(found.state["model"]["w"], wanted.state["model"]["w"])
-    assert torch.equal(found.state["model"]["again"], wanted.state["model"]["w"])
-    assert found.state["optimizer"]["state"][0]["step"] == wanted.position.step
+    assert (found.meaning, found.states["progress"]) == (wanted.meaning, wanted.states["progress"])
+    assert torch.equal(found.states["model"]["w"], wanted.states["model"]["w"])
+    assert torch.equal(found.states["model"]["again"], wanted.states["model"]["w"])
+    assert found.states["optimizer"]["state"][0]["step"] == wanted.position.step
 
 
 def test_what_is_saved_is_loaded_and_the_newest_are_kept(tmp_path: Path) -> None:
@@ -54,7 +58,7 @@ def test_what_is_saved_is_loaded_and_the_newest_are_kept(tmp_path: Path) -> None
 def test_a_step_may_be_saved_again(tmp_path: Path) -> None:
     save(tmp_path, checkpoint(7, 0.01))
     save(tmp_path, checkpoint(7, 0.02))
-    assert len(load(complete(tmp_path)[-1]).state["model"]["w"]) == int(0.02 * 2**18)
+    assert len(load(complete(tmp_path)[-1]).states["model"]["w"]) == int(0.02 * 2**18)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000007"]
 
 
@@ -132,7 +136,11 @@ def damage(path: Path, how: str) -> None:
             tree.write_text(json.dumps(parsed))
         case "field of another type":
             parsed = json.loads(tree.read_text())
-            parsed["seconds"] = "soon"
+            parsed["position"]["step"] = "soon"
+            tree.write_text(json.dumps(parsed))
+        case "parts of another type":
+            parsed = json.loads(tree.read_text())
+            parsed["parts"] = ["model"]
             tree.write_text(json.dumps(parsed))
         case "position unknown":
             parsed = json.loads(tree.read_text())
@@ -152,6 +160,7 @@ def damage(path: Path, how: str) -> None:
         "json of something else",
         "field gone",
         "field of another type",
+        "parts of another type",
         "position unknown",
     ],
 )
@@ -162,6 +171,45 @@ def test_rot_is_told_with_the_folder(tmp_path: Path, how: str) -> None:
         load(path)
     assert str(path) in str(told.value)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("number", [1, None, 3, "2"])
+def test_another_format_is_refused_in_one_line(tmp_path: Path, number: object) -> None:
+    """None: written before formats had numbers."""
+    path = save(tmp_path, checkpoint(5))
+    parsed = json.loads((path / "state.json").read_text())
+    parsed["format"] = number
+    if number is None:
+        parsed = {"position": parsed["position"], "meaning": parsed["meaning"], "state": {}, "seconds": 3.0}
+    (path / "state.json").write_text(json.dumps(parsed))
+    for read in (load, spans):
+        with pytest.raises(UserError, match="a checkpoint must be of format 2") as told:
+            read(path)
+        assert str(path) in str(told.value)
+        assert "begin again" in told.value.fix
+        assert "\n" not in str(told.value)
+
+
+def test_a_run_does_not_resume_from_another_format(tmp_path: Path) -> None:
+    """Exit code 2, one line that says what to do, and the folder as it was."""
+    program = tmp_path / "program.py"
+    program.write_text("def train(session):\n    pass\n")
+    state = save(tmp_path / "out" / "checkpoints", checkpoint(5)) / "state.json"
+    state.write_text(state.read_text().replace('"format": 2', '"format": 1'))
+    before = state.read_bytes()
+    command = [sys.executable, "-m", "elastune", "run", program, "--out", tmp_path / "out", "--resume"]
+    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    (line,) = [line for line in ended.stderr.splitlines() if "(got " in line]
+    assert line.startswith("elastune: a checkpoint must be of format 2 (got format 1: ")
+    assert "begin again in another --out" in line
+    assert state.read_bytes() == before
+
+
+def test_the_samples_used_are_read_without_tensors(tmp_path: Path) -> None:
+    path = save(tmp_path, checkpoint(5))
+    (path / "tensors.safetensors").unlink()
+    assert spans(path) == [[0, 0, 5, 9, 1, 5]]
 
 
 def test_a_folder_without_its_tree_is_no_checkpoint(tmp_path: Path) -> None:

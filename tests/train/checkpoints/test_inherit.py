@@ -208,8 +208,8 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
 
 def test_a_scheduler_that_counts_nothing_is_refused(tmp_path: Path) -> None:
     session, _, _ = trained(tmp_path / "parent", sgd(lambda o: StepLR(o, 1)), until_epoch=1)
-    state = load(complete(tmp_path / "parent" / "checkpoints")[-1]).state
-    del state["schedulers"][0]["last_epoch"]
+    state = load(complete(tmp_path / "parent" / "checkpoints")[-1]).states
+    del state["schedulers"]["states"][0]["last_epoch"]
     assert session.trained is not None
     with pytest.raises(UserError, match="last_epoch"):
         inherit(session.trained, state, "there")

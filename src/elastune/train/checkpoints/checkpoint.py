@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from elastune.core.errors import UserError
 from elastune.core.run import Position
+from elastune.train.checkpoints.parts import States, from_trees, to_trees
 from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
 from elastune.train.data.sample_log import SampleSpans
+from elastune.train.progress import Progress, position_of, spans_of
 
+FORMAT = 2  # 1 had no number, and a field for each piece of state instead of parts
 KEPT = 2
 DRAFT = ".draft-"
 UNWRITABLE = "a checkpoint must be writable"
@@ -26,32 +29,27 @@ UNWRITABLE = "a checkpoint must be writable"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run at a step boundary. ``meaning`` is what must be equal for another run to continue from it."""
+    """A run at a step boundary.
+
+    Attributes:
+        position: Where it is.
+        meaning: What must be equal for another run to go on from it.
+        states: The state of every part, by its name.
+    """
 
     position: Position
     meaning: dict[str, Any]
-    state: dict[str, Any]
-    seconds: float
-    metrics: dict[str, float]
-    batch_size: int | None = None  # where it was changed while training ran
-    micro_batch: int | None = None
-    trail: SampleSpans = field(default_factory=list)
-    adapt: dict[str, Any] = field(default_factory=dict)  # what monitors and policies go on from
+    states: States
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write ``folder/step-N`` atomically and drop all but the newest two. Raises ``UserError`` where it cannot."""
     tensors: Tensors = {}
     tree = {
+        "format": FORMAT,
         "position": asdict(checkpoint.position),
         "meaning": to_tree(checkpoint.meaning, tensors, "meaning"),
-        "state": to_tree(checkpoint.state, tensors),
-        "seconds": checkpoint.seconds,
-        "metrics": checkpoint.metrics,
-        "batch_size": checkpoint.batch_size,
-        "micro_batch": checkpoint.micro_batch,
-        "trail": checkpoint.trail,
-        "adapt": checkpoint.adapt,
+        "parts": to_trees(checkpoint.states, tensors),
     }
     plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     final = of_step(folder, checkpoint.position.step)
@@ -121,32 +119,34 @@ def load(path: Path, fix: str = "delete this folder to continue from the one bef
     """Read what ``save`` wrote. Raises ``UserError``, with ``fix``, for anything else."""
     try:
         tensors = load_file(path / "tensors.safetensors")
-        tree = json.loads((path / "state.json").read_text())
+        tree = _tree(path)
         return Checkpoint(
-            position=Position(**tree["position"]),
+            position=position_of(tree["position"]),
             meaning=from_tree(tree["meaning"], tensors),
-            state=from_tree(tree["state"], tensors),
-            seconds=float(tree["seconds"]),
-            metrics={str(name): float(value) for name, value in tree["metrics"].items()},
-            batch_size=None if tree["batch_size"] is None else int(tree["batch_size"]),
-            micro_batch=None if tree["micro_batch"] is None else int(tree["micro_batch"]),
-            trail=_trail(tree),
-            adapt=dict(tree["adapt"]),
+            states=from_trees(tree["parts"], tensors),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, torch.OutOfMemoryError) as error:
         raise UserError("a checkpoint must be whole", f"{path}: {type(error).__name__}: {error}", fix) from None
 
 
-def trail(path: Path) -> SampleSpans:
-    """Which samples the run at ``path`` has used; nothing where that cannot be told."""
+def spans(path: Path) -> SampleSpans:
+    """Which samples the run at ``path`` has used; nothing where that cannot be told.
+
+    Raises ``UserError`` for a checkpoint of another format.
+    """
     try:
-        return _trail(json.loads((path / "state.json").read_text()))
+        return spans_of(from_tree(_tree(path)["parts"][Progress.name], {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 
-def _trail(tree: dict[str, Any]) -> SampleSpans:
-    return [[int(number) for number in piece] for piece in tree["trail"]]
+def _tree(path: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((path / "state.json").read_text())
+    found = tree.get("format", 1)
+    if found != FORMAT:
+        fix = "use the version of elastune that wrote it, or begin again in another --out"
+        raise UserError(f"a checkpoint must be of format {FORMAT}", f"format {found}: {path}", fix)
+    return tree
 
 
 def _sync(path: Path) -> None:

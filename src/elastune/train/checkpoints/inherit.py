@@ -49,14 +49,14 @@ def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> Non
         if own.get(name) != found.get(name):
             fix = "keep fixed what decides the shapes of the model"
             raise UserError(rule, f"{name}: {own.get(name)}, in {source}: {found.get(name)}", fix)
-    kind, other = type(trained.optimizer).__name__, state["kinds"][0]
+    kind, other = type(trained.optimizer).__name__, state["built"]["kinds"][0]
     if kind != other:
         raise UserError(rule, f"{kind}, in {source}: {other}", "keep the optimizer fixed")
     sizes = [len(group["params"]) for group in trained.optimizer.param_groups]
     others = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
     if sizes != others:
         raise UserError(rule, f"parameter groups of {sizes}, in {source}: {others}", "keep parameter groups fixed")
-    if len(trained.schedulers) != len(state["schedulers"]):
+    if len(trained.schedulers) != len(state["schedulers"]["states"]):
         counts = f"{len(trained.schedulers)} schedulers, in {source}: {len(state['schedulers'])}"
         raise UserError(rule, counts, "prepare as many of them, constant ones too")
 
@@ -84,7 +84,7 @@ def _move(trained: TrainingState, state: Mapping[str, Any]) -> None:
     Of several, one may step with every batch and one with every epoch: they take turns, evenly.
     """
     turns: list[tuple[float, int]] = []
-    for i, (scheduler, other) in enumerate(zip(trained.schedulers, state["schedulers"], strict=True)):
+    for i, (scheduler, other) in enumerate(zip(trained.schedulers, state["schedulers"]["states"], strict=True)):
         steps = _steps(other)
         if isinstance(scheduler, ReduceLROnPlateau):
             _wait_alike(scheduler, other, steps)
@@ -125,10 +125,10 @@ def _wait_alike(scheduler: ReduceLROnPlateau, other: Mapping[str, Any], steps: i
 
 def _reductions(state: Mapping[str, Any], i: int) -> int:
     """How often plateau scheduler ``i`` of the other run has reduced its rates: torch keeps no count."""
-    other = state["schedulers"][i]
-    if state["kinds"][1 + i] != ReduceLROnPlateau.__name__:
+    other = state["schedulers"]["states"][i]
+    if state["built"]["kinds"][1 + i] != ReduceLROnPlateau.__name__:
         return 0
-    for built, group in zip(state["built_rates"], state["optimizer"]["param_groups"], strict=True):
+    for built, group in zip(state["built"]["rates"], state["optimizer"]["param_groups"], strict=True):
         if built > 0 and group["lr"] > 0:
             return max(0, round(math.log(float(group["lr"]) / built) / math.log(other["factor"])))
     return 0

@@ -1,9 +1,10 @@
-"""Everything that a run's state goes through: checkpoints, snapshots in memory, the hand-over to another worker."""
+"""All that becomes of a run's state: checkpoints, snapshots in memory, the transfer to another worker."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ from elastune.mechanisms.base import flatten, unflatten
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.inherit import inherit
-from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
+from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
+from elastune.train.checkpoints.tree import Tensors
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
 from elastune.train.transaction import Phase, StepTransaction
 
 
 class RunState:
-    """One worker's state, for its group (``elastic.worker.state_owner.StateOwner``) and for its run's folder."""
+    """One worker's state, for its group (``elastic.worker.state_owner.StateOwner``) and for its run's folder.
+
+    What is saved, packed, handed over and loaded is ``parts``, and nothing else; ``parts`` given are added to it.
+    """
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class RunState:
         transaction: StepTransaction,
         adapter: Adapter,
         send: Callable[[Record], None],
+        parts: Sequence[Part] = (),
     ) -> None:
         self._spec = spec
         self._config = config
@@ -47,6 +53,12 @@ class RunState:
         self._send = send
         self._snapshot: Packed | None = None
         self.trained: TrainingState | None = None
+        self._before_model: tuple[Part, ...] = (progress, _Adaptation(adapter), *parts)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All that the run goes on from, in the order in which it is loaded; without a model before there is one."""
+        return (*(() if self.trained is None else self.trained.parts), *self._before_model)
 
     # -- as the group's owner ------------------------------------------------------------------------------------------
 
@@ -66,7 +78,7 @@ class RunState:
     def snapshot_step(self) -> int:
         if self._snapshot is None:
             return -1
-        return int(json.loads(self._snapshot[0])["progress"]["position"]["step"])
+        return int(json.loads(self._snapshot[0])["step"])
 
     def regroup(self, group: Group) -> None:
         self._adapter.regrouped()
@@ -88,44 +100,25 @@ class RunState:
         self._transaction.adopt_result(result)
 
     def pack(self) -> Packed:
-        assert self.trained is not None
         tensors: Tensors = {}
-        tree = to_tree(self._state(self.trained), tensors)
-        header = {"state": tree, "names": list(tensors), "progress": self._progress.to_json()}
-        header["adapt"] = self._adapter.to_json()
+        trees = to_trees(states_of(self.parts), tensors)
+        header = {"step": self._progress.position.step, "parts": trees, "names": list(tensors)}
         return json.dumps(header).encode(), [t.detach() for t in tensors.values()]
 
     def unpack(self, packed: Packed) -> None:
         """Of another worker; the tensors are this one's from now on."""
-        self._take(packed[0], packed[1])
+        self._load_packed(packed, "the state of another worker")
         self._transaction.unrepeatable = False  # what it has evaluated so far, it has evaluated alone
 
-    def stand_at(self, packed: Packed) -> None:
-        """This worker was rewound to ``packed``, though its model is still to be built."""
-        self._snapshot = packed
-        told = json.loads(packed[0])
-        self._progress.take(told["progress"])
-        self._adapter.load(told["adapt"])
-
     def rewind(self, packed: Packed) -> None:
-        """Be where a snapshot of this worker was taken; it may be needed again."""
-        self._take(packed[0], [t.clone() for t in packed[1]])
+        """Be where a snapshot of this worker was taken, as far as there are parts yet; it may be needed again."""
+        self._load_packed((packed[0], [t.clone() for t in packed[1]]), "a snapshot")
         self._snapshot = packed
 
-    def _take(self, header: bytes, tensors: list[torch.Tensor]) -> None:
-        assert self.trained is not None
-        told = json.loads(header)
-        named = dict(zip(told["names"], tensors, strict=True))
-        self._load_state(self.trained, from_tree(told["state"], named), "the state of another worker")
-        self._progress.take(told["progress"])
-        self._adapter.load(told["adapt"])
-
-    def _state(self, trained: TrainingState) -> dict[str, Any]:
-        return {**trained.state(), "remembered": self._adapter.remembered}
-
-    def _load_state(self, trained: TrainingState, state: dict[str, Any], source: str) -> None:
-        trained.load(state, source)
-        self._adapter.remembered = state.get("remembered")
+    def _load_packed(self, packed: Packed, source: str) -> None:
+        header = json.loads(packed[0])
+        named = dict(zip(header["names"], packed[1], strict=True))
+        load_states(self.parts, from_trees(header["parts"], named), source)
 
     def snapshot(self) -> Packed:
         assert self._snapshot is not None
@@ -166,28 +159,18 @@ class RunState:
         written = False
         while True:
             if self.workers.rank == 0 and not written:
-                self._write(self.trained)
+                self._write()
                 written = True
             if not self.workers.elastic or self.workers.size == 1:
                 return
             if any(told for (told,) in self.workers.gather([float(written)])):
                 return
 
-    def _write(self, trained: TrainingState) -> None:
-        progress = self._progress
-        kept = checkpoints.Checkpoint(
-            progress.position,
-            self._meaning(),
-            self._state(trained),
-            progress.times.seconds,
-            progress.metrics,
-            progress.batch_size,
-            progress.micro_batch,
-            progress.spans,
-            self._adapter.to_json(),
-        )
+    def _write(self) -> None:
+        position = self._progress.position
+        kept = checkpoints.Checkpoint(position, self._meaning(), states_of(self.parts))
         path = checkpoints.save(self._spec.out / "checkpoints", kept)
-        self._send(Checkpointed(progress.position.step, str(path)))
+        self._send(Checkpointed(position.step, str(path)))
 
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one from the parent's, or from the start."""
@@ -195,20 +178,17 @@ class RunState:
         goes_on = self._spec.resume or self.workers.restart_from_checkpoint
         found = checkpoints.complete(self._spec.out / "checkpoints") if goes_on else []
         if found:
-            self._load(found[-1], self.trained)
+            self._load(found[-1])
         elif self._spec.parent is not None:
             self._inherit(self._spec.parent / "checkpoints", self.trained)
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
 
-    def _load(self, path: Path, trained: TrainingState) -> None:
+    def _load(self, path: Path) -> None:
         kept = checkpoints.load(path)
         self._check_meaning(kept, "a run resumes with the {} it was begun with")
-        self._load_state(trained, kept.state, str(path))
-        self._stand_where(kept)
-        self._progress.batch_size, self._progress.micro_batch = kept.batch_size, kept.micro_batch
-        if kept.adapt:
-            self._adapter.load(kept.adapt, resumed=True)
+        load_states(self.parts, kept.states, str(path))
+        self._adapter.load(self._adapter.to_json(), resumed=True)
 
     def _inherit(self, folder: Path, trained: TrainingState) -> None:
         """Begin with the newest checkpoint in ``folder``, another run's. What its policies changed is not taken over.
@@ -224,14 +204,10 @@ class RunState:
         path = checkpoints.of_step(folder, step)
         kept = checkpoints.load(path, fix="keep a parent's folder as it is until its child has begun")
         self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
-        inherit(trained, kept.state, str(path))
-        self._stand_where(kept)
+        inherit(trained, kept.states, str(path))
+        own = {"batch_size": None, "micro_batch": None, "reports": 0}
+        load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **own}}, str(path))
         self.save()
-
-    def _stand_where(self, kept: checkpoints.Checkpoint) -> None:
-        self._progress.position, self._progress.metrics = kept.position, dict(kept.metrics)
-        self._progress.times.seconds_before = kept.seconds
-        self._progress.spans = kept.trail
 
     def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
         """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""
@@ -245,6 +221,21 @@ class RunState:
         spec, means = self._spec, self._spec.means
         slots = {"num_slots": means.num_slots} if means.mode == "exact" else {}
         return {"seed": spec.seed, "config": self._config, "mode": means.mode, "precision": means.precision, **slots}
+
+
+@dataclass(frozen=True)
+class _Adaptation:
+    """Monitors, policies and what they have under way."""
+
+    adapter: Adapter
+    name: str = "adaptation"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.adapter.to_json(), "remembered": self.adapter.remembered}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.adapter.remembered = state["remembered"]
+        self.adapter.load({name: value for name, value in state.items() if name != "remembered"})
 
 
 def average(buffers: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
