@@ -1,4 +1,4 @@
-"""A run in the small, for trying every order of events: the real machine and the real ``settle``, and workers, channels
+"""A run in the small, for trying every order of events: the real machine, the real ``reconcile``, and workers, channels
 and collectives reduced to what matters about them. States are tuples; ``moves`` yields all that can happen next.
 
 What the physics allows: messages of one connection keep their order, those of different ones do not. A collective can
@@ -17,7 +17,6 @@ from elastune.elastic.coordinator.machine import Membership, step
 from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Release, Start, StopRun
 from elastune.elastic.protocol.messages import (
     Broken,
-    ChangeAsked,
     Connected,
     Done,
     Event,
@@ -28,7 +27,7 @@ from elastune.elastic.protocol.messages import (
     Running,
 )
 from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, settle
+from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
 
 
 class Wrong(AssertionError):
@@ -44,9 +43,7 @@ class Worker(NamedTuple):
     heard: int = 0  # the newest it was told of
     at: int = 0  # operations of the program behind it
     completed: int = 0
-    log: tuple[Any, ...] = ()  # of each step: the version in whose group it was reduced, and its parameters
-    parameters: tuple[Any, ...] = ()
-    coming: tuple[Any, ...] = ()  # changes that take effect with the next step
+    log: tuple[Any, ...] = ()  # of each step: the view in whose group it was reduced
     part: tuple[int, int] | None = None  # of the evaluation since the last step: (of how many, which)
     snapshot: tuple[Any, ...] | None = None
     lost: bool = False
@@ -246,7 +243,7 @@ class Model:
         return self._tell(self._tell(state, (i, Connected())), (i, Ready()))
 
     def _tell(self, state: State, event: tuple[int | None, Event]) -> State:
-        key = state.machine, event if not isinstance(event[1], ChangeAsked) else repr(event)
+        key = state.machine, event
         if key not in self._told:
             after, instructions = step(self.memberships[state.machine], *event)
             self._told[key] = self._intern(after), instructions
@@ -353,8 +350,7 @@ class Model:
         w, version = state.workers[i], self.versions[name]
         if w.version and not version.planned:
             w = w._replace(lost=w.lost or not set(self.versions[w.version].members) <= set(version.members))
-        coming = dict(w.coming) | version.changes
-        w = w._replace(mode="forming", version=name, coming=tuple(sorted(coming.items())))
+        w = w._replace(mode="forming", version=name)
         arrived = dict(state.arrived)
         arrived[name] = (*arrived.get(name, ()), (i, w._replace(up=(), late=(), down=(), heard=0, mode="")))
         arrived[name] = tuple(sorted(arrived[name]))
@@ -366,7 +362,7 @@ class Model:
         joiners = self.versions[name].joiners
         key = tuple(_standing(came[m], m in joiners) for m in members)
         if key not in self._settled:
-            self._settled[key] = settle(key)
+            self._settled[key] = reconcile(key)
         return self._settled[key], list(members)
 
     def _source(self, state: State, i: int, w: Worker) -> int:
@@ -394,17 +390,17 @@ class Model:
         decided, members = self._settlement(state, w.version)
         rank, given = members.index(i), dict(dict(state.arrived)[w.version])[source]
         if decided.rewind_to is not None:
-            at, log, parameters = given.snapshot if decided.rewind_to >= 0 else (0, (), ())
+            at, log = given.snapshot if decided.rewind_to >= 0 else (0, ())
             if len(log) < len(w.log):
                 raise Wrong(f"worker {i} loses a completed step by a rewind")
-            after = w._replace(at=at, log=log, parameters=parameters, part=None, completed=0, rewinds=decided.rewinds)
+            after = w._replace(at=at, log=log, part=None, completed=0, rewinds=decided.rewinds)
             after = after._replace(snapshot=given.snapshot)
         elif rank in decided.lagging:
             after = w._replace(at=w.at + 1, completed=w.completed + 1)
             if self.program[w.at] == "s":
                 after = after._replace(log=(*w.log, given.log[-1]), part=None)
         elif rank in decided.state_source:
-            after = given._replace(heard=w.heard, coming=w.coming, up=w.up, late=w.late, down=w.down)
+            after = given._replace(heard=w.heard, up=w.up, late=w.late, down=w.down)
             after = after._replace(member=False, finished=False, cut=w.cut)
         else:
             after = w
@@ -426,11 +422,9 @@ class Model:
         kind, version = self.program[w.at], self.versions[w.version]
         if kind in "eg" and w.part is None:
             part = len(version.members), version.rank_of(i)
-            return f"{i} evaluates", put(state, i, part=part, snapshot=(w.at, w.log, w.parameters))
-        if kind == "s" and w.coming:
-            w = w._replace(parameters=tuple(sorted({**dict(w.parameters), **dict(w.coming)}.items())), coming=())
+            return f"{i} evaluates", put(state, i, part=part, snapshot=(w.at, w.log))
         op = self._op(state, w)
-        shared = kind, w.completed, w.log, w.parameters
+        shared = kind, w.completed, w.log
         if op.given and op.shared != shared:
             raise Wrong(f"worker {i} brings {shared} where others brought {op.shared}")
         if i in op.given or i not in version.members:
@@ -462,7 +456,7 @@ class Model:
         agreed = kind == "s" and op.heard >= self._voters(w)
         w = w._replace(at=w.at + 1, completed=w.completed + 1)
         if kind == "s":
-            w = w._replace(log=(*w.log, (w.version, w.parameters)), part=None)
+            w = w._replace(log=(*w.log, w.version), part=None)
         state = put_all(state, i, w)
         return self._cross(state, i) if agreed else self._settle_down(state, i)
 

@@ -62,13 +62,11 @@ def test_the_events_of_a_run_replay(coordinator: Coordinator) -> None:
         version = found[0].await_version(version.number, LIMIT_S)
         for member in found[:2]:
             member.running(version.number, 4)
-        coordinator.change({"batch_size": 64})
+        coordinator.resize(1, "as a test")
         planned = eventually(lambda: found[0].pending(version.number))
-        assert planned.changes == {"batch_size": 64}
-        eventually(lambda: found[1].pending(version.number))
-        for member in found[:2]:
-            member.running(planned.number, 5)
-            member.done()
+        assert planned.members == (0,)
+        found[0].running(planned.number, 5)
+        found[0].done()
         assert found[0].await_bye(planned.number) is None
         records = [r.event for r in coordinator.take_records() if isinstance(r, MembershipEvent)]
         replayed = machine.replay(range(3), 1, 8, 8, map(decode_event, records))
@@ -299,7 +297,7 @@ INSIDE = {
     "a field too many": b'{"kind":"ready","now":true}\n',
     "a number below zero": b'{"kind":"running","version":1,"step":-1}\n',
     "a number beyond all bounds": b'{"kind":"beat","step":' + b"9" * 100_000 + b"}\n",
-    "not a number": b'{"kind":"change_asked","changes":{"lr":NaN},"why":""}\n',
+    "not a number": b'{"kind":"noticed","seconds":NaN,"why":""}\n',
     "infinite": b'{"kind":"noticed","seconds":1e999,"why":""}\n',
     "an address of a version to come": b'{"kind":"publish","key":"99/0","value":""}\n',
     "an address of no version": b'{"kind":"publish","key":"x/0","value":""}\n',

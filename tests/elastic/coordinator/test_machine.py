@@ -13,7 +13,6 @@ from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp
 from elastune.elastic.protocol.messages import (
     Broken,
     CapacityChanged,
-    ChangeAsked,
     Connected,
     Done,
     Event,
@@ -58,14 +57,12 @@ def fresh(number: int, *members: int) -> InstallView:
     return InstallView(View(number, members, fresh=True))
 
 
-def forced(number: int, *members: int, changes: dict[str, float] | None = None) -> InstallView:
-    return InstallView(View(number, members, changes=changes or {}))
+def forced(number: int, *members: int) -> InstallView:
+    return InstallView(View(number, members))
 
 
-def planned(
-    number: int, *members: int, joiners: Sequence[int] = (), changes: dict[str, float] | None = None
-) -> InstallView:
-    return InstallView(View(number, members, planned=True, joiners=tuple(joiners), changes=changes or {}))
+def planned(number: int, *members: int, joiners: Sequence[int] = ()) -> InstallView:
+    return InstallView(View(number, members, planned=True, joiners=tuple(joiners)))
 
 
 # -- beginning --------------------------------------------------------------------------------------------------------
@@ -188,7 +185,7 @@ def test_the_last_member_leaves_when_its_replacement_holds_the_state() -> None:
 def test_a_notice_that_leaves_too_few_stops_the_run_in_good_order() -> None:
     state, instructions = told(training(2, low=2), (1, Noticed(30, "spot")))
     assert [type(instruction) for instruction in instructions] == [StopRun]
-    assert told(state, (None, ResizeAsked(4)), (None, CapacityChanged(4)), (None, ChangeAsked({"lr": 1.0})))[1] == []
+    assert told(state, (None, ResizeAsked(4)), (None, CapacityChanged(4)))[1] == []
     assert told(state, (0, Done()), (1, Done()))[1] == [Dismiss()]
 
 
@@ -321,25 +318,6 @@ def test_nobody_is_replaced_in_a_run_that_ends() -> None:
         assert instructions == []
 
 
-# -- changes ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_change_is_a_version_of_the_same_members() -> None:
-    state, instructions = told(training(2), (None, ChangeAsked({"lr": 0.5})))
-    assert instructions == [planned(2, 0, 1, changes={"lr": 0.5})]
-    state, instructions = told(state, (None, ChangeAsked({"lr": 0.25})), *run(2, 3, 0, 1))
-    assert instructions == [planned(3, 0, 1, changes={"lr": 0.25})]
-    state, instructions = told(state, *run(3, 4, 0, 1))
-    assert (instructions, state.changes) == ([], {})
-
-
-def test_a_version_that_replaces_an_unsettled_one_has_its_changes() -> None:
-    """Some members may have entered the other one, and have them."""
-    state, instructions = told(training(3), (None, ChangeAsked({"lr": 0.5})), (0, Running(2, 4)), (1, Lost()))
-    assert instructions == [End(1, "", lost=True), forced(3, 0, 2, changes={"lr": 0.5})]
-    assert told(state, *run(3, 4, 0, 2))[0].changes == {}
-
-
 # -- loss -------------------------------------------------------------------------------------------------------------
 
 
@@ -414,9 +392,7 @@ def test_a_run_that_nobody_can_begin_is_given_up() -> None:
 
 
 def test_the_run_is_over_when_all_members_are_done() -> None:
-    state, instructions = told(
-        training(2, free=2), (1, Done()), (None, ResizeAsked(4)), (None, ChangeAsked({"lr": 1.0}))
-    )
+    state, instructions = told(training(2, free=2), (1, Done()), (None, ResizeAsked(4)))
     assert instructions == []
     state, instructions = told(state, (1, Done()), (0, Done()))
     assert (instructions, state.stage) == ([Dismiss()], "over")
@@ -452,7 +428,7 @@ def test_who_is_still_on_its_way_when_the_run_ends_is_ended() -> None:
         [(0, Running(2, 0))],
         [(0, Broken(2))],
         [(1, Lost()), (0, Running(2, 3)), (0, Running(2, 3))],
-        [(None, ChangeAsked({"lr": 1.0})), (0, Running(2, 3)), (1, Running(2, 4))],
+        [(None, ResizeAsked(3)), *warm(2), (0, Running(2, 3)), (1, Running(2, 4))],
         [(None, ResizeAsked(3)), *warm(2), (2, Running(2, 1)), (2, Running(2, 1))],
         [(None, ResizeAsked(3)), *warm(2), (2, Broken(1))],
         [(None, ResizeAsked(1)), (1, Running(2, 1))],
@@ -487,7 +463,7 @@ def test_late_news_changes_nothing(late: tuple[int | None, Event]) -> None:
 
 
 def test_news_of_a_version_that_was_never_settled_changes_nothing() -> None:
-    state = told(training(3), (None, ChangeAsked({"lr": 0.5})), (1, Lost()))[0]
+    state = told(training(3, free=1), (None, ResizeAsked(4)), *warm(3), (1, Lost()))[0]
     for late in ((0, Running(2, 7)), (2, Broken(2))):
         assert step(state, *late) == (state, ())
 
@@ -508,7 +484,6 @@ def test_news_of_a_version_that_was_never_settled_changes_nothing() -> None:
             (1, Done()),
             (1, ReplaceAsked()),
             (None, ResizeAsked(2)),
-            (None, ChangeAsked({"lr": 0.1})),
             (None, CapacityChanged(3)),
         ),
     ],

@@ -15,7 +15,6 @@ from elastune.elastic.protocol.instructions import Confirm, End, Release, Start,
 from elastune.elastic.protocol.messages import (
     Broken,
     CapacityChanged,
-    ChangeAsked,
     Connected,
     Done,
     Event,
@@ -131,10 +130,6 @@ class Histories(RuleBasedStateMachine):
         if self.state.members and self.state.stage != "over":
             self.feed((data.draw(st.sampled_from([worker.number for worker in self.state.members])), ReplaceAsked()))
 
-    @rule(value=st.floats(0, 1))
-    def change(self, value: float) -> None:
-        self.feed((None, ChangeAsked({"lr": value})))
-
     @precondition(lambda self: len(self.proclaimed) > 1)
     @rule(data=st.data())
     def late(self, data: st.DataObject) -> None:
@@ -180,7 +175,6 @@ class Histories(RuleBasedStateMachine):
         if state.stage == "open" and state.failed_starts < state.most_losses:
             assert min(missing, state.free) <= 0, "there is room, and too few are started"
         if state.stage == "open" and state.proposed is None and state.current is not None:
-            assert not state.changes
             assert not waiting or len(state.current.members) >= state.target, "one waits, and nobody takes it in"
             staying = [worker for worker in state.members if not worker.noticed]
             slow = any(worker.slow for worker in staying)

@@ -300,4 +300,4 @@ def test_a_wrong_token_and_a_taken_number_are_refused(coordinator: Coordinator) 
 
 def test_what_is_not_finite_is_refused_where_it_is_said(coordinator: Coordinator) -> None:
     with members(coordinator, 0) as (first,), pytest.raises(ValueError, match="finite"):
-        first.change({"lr": float("nan")})
+        first.noticed(float("inf"), "spot")

@@ -16,6 +16,7 @@ import pytest
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.messages import Broken
 from elastune.elastic.worker.store import MemberStore
 from elastune.testing.members_kit import LIMIT_S, begun, coordinating, eventually, members
 
@@ -48,9 +49,7 @@ def work(worker):
         del group
         member.running(number, turn)
         if turn < {VERSIONS - 1}:
-            while (version := member.pending(number)) is None:
-                assert not member.superseded(number)
-                time.sleep(0.002)
+            version = member.await_version(number, 60)
     member.done()
     assert member.await_bye(number) is None
 
@@ -87,7 +86,7 @@ def test_process_groups_form_through_it_again_and_again(coordinator: Coordinator
                 return (current is not None and current.number == number) or process.poll() is not None
 
             eventually(settled)
-            coordinator.change({"batch_size": float(number)})
+            coordinator._call(lambda number=number: coordinator._feed(0, Broken(number, "again")))
         assert process.communicate(timeout=60)[0] == "[0, 0, 0]\n"
         assert len(coordinator._board.items()) <= 2 * 3
     finally:
@@ -138,9 +137,8 @@ def test_a_value_of_an_old_version_is_forgotten(coordinator: Coordinator) -> Non
         store = MemberStore(found[0])
         store.set(f"{number}/a", b"1")
         for turn in range(2):
-            coordinator.change({"lr": float(turn)})
-            planned = eventually(lambda newest=number + turn: found[0].pending(newest))
+            found[0].broken(number + turn, "again")
             for member in found:
-                eventually(lambda member=member, planned=planned: member.pending(planned.number - 1))
-                member.running(planned.number, turn + 1)
+                assert member.await_version(number + turn, LIMIT_S).number == number + turn + 1
+                member.running(number + turn + 1, turn + 1)
         assert not store.check([f"{number}/a"])

@@ -35,7 +35,6 @@ from elastune.elastic.protocol.messages import (
     Beat,
     Broken,
     CapacityChanged,
-    ChangeAsked,
     Connected,
     Event,
     Exit,
@@ -154,10 +153,6 @@ class Coordinator:
         """Somebody wants ``workers`` workers."""
         self._tell(None, ResizeAsked(workers, why))
 
-    def change(self, changes: dict[str, float]) -> None:
-        """Let ``changes`` take effect for all at one step boundary."""
-        self._tell(None, ChangeAsked(dict(changes)))
-
     def notice(self, worker: int, seconds: float, why: str) -> None:
         """``worker`` will be taken away in ``seconds``."""
         self._tell(worker, Noticed(seconds, why))
@@ -272,7 +267,7 @@ class Coordinator:
             case Broken():
                 # A death that explains it is to be heard first: its end of connection is on its way.
                 self._broken.append((now + BROKEN_GRACE_S, worker, message))
-            case ResizeAsked() | ChangeAsked():
+            case ResizeAsked():
                 self._feed(None, message)
             case _ if isinstance(message, Said):
                 self._feed(worker, message)

@@ -25,7 +25,6 @@ from elastune.elastic.protocol.instructions import (
 from elastune.elastic.protocol.messages import (
     Broken,
     CapacityChanged,
-    ChangeAsked,
     Connected,
     Done,
     Event,
@@ -166,10 +165,6 @@ def _resize(state: Membership, event: ResizeAsked) -> Facts:
     return replace(state, target=target, failed_starts=0), (), False
 
 
-def _change(state: Membership, event: ChangeAsked) -> Facts:
-    return replace(state, changes={**state.changes, **event.changes}), (), False
-
-
 def _capacity(state: Membership, event: CapacityChanged) -> Facts:
     return replace(state, free=event.free, vacated=False), (), False
 
@@ -187,7 +182,6 @@ _OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
 }
 _OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     ResizeAsked: _resize,
-    ChangeAsked: _change,
     CapacityChanged: _capacity,
 }
 
@@ -241,8 +235,7 @@ def _settle(state: Membership) -> Outcome:
     version = state.proposed
     if version is None or not state.running.issuperset(version.members):
         return state, ()
-    changes = {key: value for key, value in state.changes.items() if version.changes.get(key) != value}
-    state = replace(state, current=version, proposed=None, running=frozenset(), changes=changes)
+    state = replace(state, current=version, proposed=None, running=frozenset())
     if version.fresh:
         state = replace(state, failed_starts=0)
     return _let_go(state, {worker.number for worker in state.members} - set(version.members))
@@ -300,7 +293,7 @@ def _plan(state: Membership) -> Outcome:
     staying, joiners = _places(state, ready)
     if not staying:  # somebody has to hand the state over: they leave by the version after
         staying = state.current.members
-    if (*staying, *joiners) == state.current.members and not state.changes:
+    if (*staying, *joiners) == state.current.members:
         return state, ()
     state, proclaim = _proclaim(state, (*staying, *joiners), planned=True, joiners=joiners)
     return state, (proclaim,)
@@ -338,7 +331,7 @@ def _proclaim(
     joiners: tuple[int, ...] = (),
     fresh: bool = False,
 ) -> tuple[Membership, Instruction]:
-    version = View(state.next_version, members, planned, joiners, dict(state.changes), fresh)
+    version = View(state.next_version, members, planned, joiners, fresh)
     for worker in state.members:
         if worker.number not in members:
             state = state.put(worker.number, dropped=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from elastune.elastic.protocol.view import View
@@ -37,9 +37,8 @@ class Membership:
 
     ``workers``: all that are not gone, by number. ``current``: the newest version that was settled (all its members
     said Running), None while nobody holds state. ``proposed``: the newest version, as long as it is not settled.
-    ``changes``: asked for, and in no settled version yet; every version carries them, so that members which had entered
-    one that broke and members which had not go on with the same ones. ``free``: how many more workers could be started;
-    ``vacated``: somebody has gone since that was told, so there may be more room by now.
+    ``free``: how many more workers could be started; ``vacated``: somebody has gone since that was told, so there may
+    be more room by now.
     ``furthest``: the highest first step of any version; ``setbacks``: breaks since it rose; ``failed_starts``: workers
     lost before they became members, since the last that did.
     """
@@ -55,7 +54,6 @@ class Membership:
     proposed: View | None = None
     running: frozenset[int] = frozenset()
     first_step: int = -1
-    changes: dict[str, float] = field(default_factory=dict)
     free: int = 0
     vacated: bool = False
     furthest: int = -1

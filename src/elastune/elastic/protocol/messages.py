@@ -118,15 +118,6 @@ class ResizeAsked:
 
 
 @dataclass(frozen=True, config=_RULES)
-class ChangeAsked:
-    """``changes`` are to take effect for all at one step boundary."""
-
-    changes: dict[str, float]
-    why: str = ""
-    kind: Literal["change_asked"] = "change_asked"
-
-
-@dataclass(frozen=True, config=_RULES)
 class CapacityChanged:
     """``free`` more workers could be started now. (Told by the controller, never sent.)"""
 
@@ -134,8 +125,8 @@ class CapacityChanged:
     kind: Literal["capacity_changed"] = "capacity_changed"
 
 
-OfRun = ResizeAsked | ChangeAsked | CapacityChanged
-Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ChangeAsked
+OfRun = ResizeAsked | CapacityChanged
+Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked
 """Events that are sent."""
 Event = Connected | Lost | Said | OfRun
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
@@ -15,15 +13,13 @@ class View:
     A planned version takes effect at one step boundary, which its members agree on in the reduction of a step; until
     then the one before it goes on. Any other takes effect at once: the one before it is broken, and a step that it had
     not completed is discarded. ``joiners`` are members that hold no state yet; only planned versions have them.
-    ``changes`` (such as ``{"batch_size": 512}``) take effect with the version. ``fresh``: nobody holds state, all
-    members begin at the newest checkpoint, or at the beginning where there is none.
+    ``fresh``: nobody holds state, all members begin at the newest checkpoint, or at the beginning where there is none.
     """
 
     number: int
     members: tuple[int, ...]
     planned: bool = False
     joiners: tuple[int, ...] = ()
-    changes: dict[str, float] = field(default_factory=dict)
     fresh: bool = False
 
     def rank_of(self, worker: int) -> int:

@@ -132,10 +132,6 @@ class CoordinatorClient:
         """Ask for ``workers`` workers."""
         self._send(messages.ResizeAsked(workers, _sendable(why)))
 
-    def change(self, changes: dict[str, float], why: str = "") -> None:
-        """Ask that ``changes`` take effect for all at one step boundary. Raises ``ValueError`` for NaN and infinity."""
-        self._send(messages.ChangeAsked(changes, _sendable(why)))
-
     def left(self) -> None:
         """This worker has left at the boundary of a version that does not have it."""
         self._send(messages.Left())
