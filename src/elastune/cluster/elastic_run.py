@@ -319,7 +319,8 @@ class ElasticRun(ElasticHandle):
         if worker in self._doomed:
             how = f"{self._doomed[worker]} (exit code {end.code})"
         elif returned == 0 and self._running:  # ended well and before the others: that is how a worker leaves
-            return [Message(worker, WorkerGone(worker, "left", "it left the run", returned))]
+            why = self.coordinator.why_left(worker) or "it left the run"
+            return [Message(worker, WorkerGone(worker, "left", why, returned))]
         elif returned is not None:
             self.over = True
             return [end]

@@ -350,7 +350,7 @@ class Session:
         """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
-        self._workers.resize(workers)
+        self._workers.resize(workers, "session.resize")
 
     def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
         """Ask for another global batch size, or learning rate, on every worker.

@@ -370,8 +370,8 @@ class Model:
         rank = members.index(i)
         if rank in decided.rewind_lacking and decided.rewind_source is not None:
             return members[decided.rewind_source]
-        if rank in decided.lagging and decided.held_source is not None:
-            return members[decided.held_source]
+        if rank in decided.lagging and decided.result_source is not None:
+            return members[decided.result_source]
         return members[decided.state_source[rank]]
 
     def _pass(self, state: State, i: int, w: Worker) -> State:

@@ -166,8 +166,8 @@ def test_a_rewind_for_anyones_evaluation_would_lose_a_step(monkeypatch: pytest.M
     """Only that of the furthest counts: see ``reconcile``."""
 
     def rash(rows: Sequence[MemberStatus]) -> RecoveryPlan:
-        dirty = any(row.dirty for row in rows)
-        return reconcile([replace(row, dirty=dirty) for row in rows])
+        dirty = any(row.unrepeatable for row in rows)
+        return reconcile([replace(row, unrepeatable=dirty) for row in rows])
 
     monkeypatch.setattr(protocol_model, "reconcile", rash)
     with pytest.raises(protocol_model.Wrong, match="loses a completed step"):

@@ -44,6 +44,7 @@ from elastune.elastic.protocol.messages import (
     Lost,
     Message,
     Noticed,
+    ReplaceAsked,
     Report,
     ResizeAsked,
     Said,
@@ -101,6 +102,8 @@ class Coordinator:
         self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, silence_s))
         self._newest: View | None = None
         self._board = RendezvousStore()
+        self._reasons: dict[int, str] = {}
+        self._resized = ""
         self._ending: dict[int, tuple[float, str]] = {}  # until when last words are awaited; how the process ended
         self._over = False
         self._stopping = False
@@ -136,6 +139,10 @@ class Coordinator:
     def take_records(self) -> list[Record]:
         """What happened, in order: every event of the machine, and who kept others waiting."""
         return self._out.take_records()
+
+    def why_left(self, worker: int) -> str:
+        """Why ``worker`` was to leave, as it was asked for: what it was given notice by, or the newest resize."""
+        return self._reasons.get(worker, self._resized)
 
     def lost(self, worker: int, why: str) -> None:
         """``worker``'s process has ended or could not be started. ``Buried`` follows all that it had sent."""
@@ -216,15 +223,9 @@ class Coordinator:
     def _find_straggler(self, now: float) -> None:
         if self._state.current is None or self._over:
             return
-        found = self._peers.straggler(self._state.current.members, now, self._last_line_of)
+        found = self._peers.straggler(self._state.current.members, now, self._last_line)
         if found is not None:
             self._out.keep(Straggling(found.worker, found.line))
-
-    def _last_line_of(self, worker: int) -> str:
-        try:
-            return self._last_line(worker)
-        except OSError:
-            return ""
 
     # -- what workers and clients say ---------------------------------------------------------------------------------
 
@@ -288,9 +289,8 @@ class Coordinator:
             asked = message.workers
             self._feed(None, message)
             state, members = self._state, self.members
-            bounds = (
-                "" if asked == state.target else f" ({asked} asked for; from {state.low} to {state.high} are allowed)"
-            )
+            allowed = f" ({asked} asked for; from {state.low} to {state.high} are allowed)"
+            bounds = "" if asked == state.target else allowed
             detail = f"from {len(members)} to {state.target} workers{bounds}"
             self._say([connection], Answer(not self._over, "the run is over" if self._over else detail, members))
         self._hub.end(connection)
@@ -341,8 +341,15 @@ class Coordinator:
     def _feed(self, worker: int | None, event: Event) -> None:
         if self._over:
             return
-        if worker is not None and isinstance(event, Left):
-            self._gone.add(worker)
+        match event:
+            case Left() if worker is not None:
+                self._gone.add(worker)
+            case Noticed(why=why) if worker is not None:
+                self._reasons[worker] = why
+            case ReplaceAsked() if worker is not None:
+                self._reasons[worker] = "another was to take its place"
+            case ResizeAsked(workers=workers, why=why):
+                self._resized = why or f"a resize to {workers} workers"
         self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
         try:
             self._state, instructions = machine.step(self._state, worker, event)

@@ -185,9 +185,9 @@ class ElasticWorkerGroup(WorkerGroup):
         self._log.lost = True
         self.recover(error)
 
-    def resize(self, workers: int) -> None:
+    def resize(self, workers: int, why: str = "") -> None:
         if self.synchronised:  # all that ask: whoever dies, it is heard
-            self._client.resize(workers, "session.resize")
+            self._client.resize(workers, why)
 
     def replace(self, rank: int) -> None:
         if self.rank == rank and self.synchronised:

@@ -127,8 +127,8 @@ class WorkerGroup:
         """The group broke in what cannot be done again by itself: the survivors begin again."""
         raise error
 
-    def resize(self, workers: int) -> None:
-        """Ask for so many workers."""
+    def resize(self, workers: int, why: str = "") -> None:
+        """Ask for so many workers; the journal says ``why``."""
         rule = "workers can change only where elastune starts them"
         raise UserError(rule, "workers of another launcher", "use elastune run --workers LOW:HIGH")
 

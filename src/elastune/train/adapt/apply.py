@@ -32,15 +32,15 @@ class DecisionApplier:
         self._ramps: list[Ramp] = []
         self.remembered: dict[str, Any] | None = None
 
-    def apply(self, decision: Decision, trained: TrainingState) -> None:
-        """Do all of it. Raises ``UserError`` with nothing done where a part cannot be."""
+    def apply(self, decision: Decision, trained: TrainingState, policy: str = "") -> None:
+        """Do all of it, as ``policy`` has decided. Raises ``UserError`` with nothing done where a part cannot be."""
         progress, workers = self._progress, self._workers
         if decision.restore and self.remembered is None:
             raise UserError("a run goes back to what it remembers", "nothing yet", "let the policy remember first")
         if decision.micro_batch is not None and isinstance(trained.optimizer, torch.optim.LBFGS):
             raise UserError("LBFGS needs the whole batch in one pass", decision.micro_batch, "leave micro_batch alone")
         if decision.workers is not None:
-            workers.resize(decision.workers)
+            workers.resize(decision.workers, f"policy {policy}")
         if decision.replace_rank is not None:
             workers.replace(decision.replace_rank)
         if decision.restore:

@@ -91,7 +91,7 @@ class Decisions:
             self._disagreements.pop(each.policy, None)
             try:
                 self._check(each.decision, done)
-                self._applier.apply(each.decision, trained)
+                self._applier.apply(each.decision, trained, each.policy)
             except UserError as error:
                 self._refused(each, str(error))
                 continue
