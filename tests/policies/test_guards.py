@@ -12,7 +12,7 @@ from elastune.policies.base import Policy
 from elastune.policies.guards import (
     GUARD_OPTIONS,
     Bounds,
-    Budget,
+    ChangeBudget,
     Cooldown,
     Hysteresis,
     Patience,
@@ -122,14 +122,14 @@ def test_cooldown_counts_steps():
 
 
 def test_budget_runs_out():
-    assert passed(Budget(2), GROW, NOTHING, SHRINK, GROW) == [GROW, None, SHRINK, None]
-    assert passed(Budget(0), GROW) == [None]
+    assert passed(ChangeBudget(2), GROW, NOTHING, SHRINK, GROW) == [GROW, None, SHRINK, None]
+    assert passed(ChangeBudget(0), GROW) == [None]
 
 
 def test_workers_that_are_late_cost_once():
     four, five = Decision(workers=4), Decision(workers=5)
-    assert passed(Budget(1), four, four, five, four) == [four, four, None, four]
-    assert passed(Budget(1), GROW, GROW) == [GROW, None]
+    assert passed(ChangeBudget(1), four, four, five, four) == [four, four, None, four]
+    assert passed(ChangeBudget(1), GROW, GROW) == [GROW, None]
 
 
 # -- together ----------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_workers_that_are_late_cost_once():
 
 def test_each_sees_what_the_one_before_let_through():
     guards = guards_for({"budget": 1, "cooldown": 5, "max_batch": 64})
-    assert [type(guard) for guard in guards] == [Bounds, Cooldown, Budget]
+    assert [type(guard) for guard in guards] == [Bounds, Cooldown, ChangeBudget]
     left, states = screen(guards, "after_step", GROW, sit(), {})  # cut to nothing: no cooldown begins, nothing is spent
     assert left == NOTHING
     left, states = screen(guards, "after_step", SHRINK, sit(), states)
@@ -267,7 +267,7 @@ def test_a_resumed_run_may_have_other_guards():
     assert other.standing.guards["Cooldown"] == {"changed": 0}
     for step in (99, 100, 101):
         other.decide(step=step)
-    assert other.standing.guards["Budget"] == {"made": 1, "workers": None}
+    assert other.standing.guards["ChangeBudget"] == {"made": 1, "workers": None}
 
 
 def test_workers_agree_behind_guards_and_the_batch_grows_at_their_pace():

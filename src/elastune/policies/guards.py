@@ -145,7 +145,7 @@ class Cooldown(Guard):
 
 
 @dataclass(frozen=True)
-class Budget(Guard):
+class ChangeBudget(Guard):
     """At most ``changes`` changes. To repeat the wish for workers that was allowed last is free: they may be late."""
 
     changes: int
@@ -178,7 +178,7 @@ def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
         "hysteresis": Hysteresis,
         "patience": Patience,
         "cooldown": Cooldown,
-        "budget": Budget,
+        "budget": ChangeBudget,
     }
     return (*guards, *(guard(options[name]) for name, guard in later.items() if name in options))
 
@@ -189,7 +189,7 @@ def screen(
     """What all ``guards`` let through of the ``decision`` that ``hook`` has come to, and their states from now on.
 
     A guard after one that dropped the decision sees an empty one. Of hooks that ask for nothing only the one that asked
-    last is told to the guards: when it asks for nothing, patience starts again.
+    last is shown to the guards: when it asks for nothing, patience starts again.
     """
     if not guards or (decision.empty and hook != states.get(_ASKING, "")):
         return decision, states

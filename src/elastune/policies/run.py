@@ -11,7 +11,7 @@ from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
 from elastune.policies.arguments import number_of, numbers_of, whole
 from elastune.policies.lr_rules import LrChange, lr_change
-from elastune.policies.runtime.collectives import Collectives, Handle
+from elastune.policies.runtime.collectives import Collectives, Future
 from elastune.policies.runtime.exchange import Op
 
 REDUCTIONS: tuple[Op, ...] = ("avg", "sum", "min", "max")
@@ -176,21 +176,21 @@ class Run:
         """Every worker's ``x``, by rank; lists may differ in length."""
         return self.allgather_async(x, name).result()
 
-    def allreduce_async(self, x: float | Sequence[float], op: str = "avg", name: str | None = None) -> Handle[Any]:
+    def allreduce_async(self, x: float | Sequence[float], op: str = "avg", name: str | None = None) -> Future[Any]:
         """Begin an ``allreduce``; any number may be under way. The hook ends when all its collectives have."""
         if op not in REDUCTIONS:
             raise UserError("unknown reduction", op, f"use one of {', '.join(REDUCTIONS)}")
         return self._submit(op, x, 0, name)
 
-    def broadcast_async(self, x: float | Sequence[float], root: int = 0, name: str | None = None) -> Handle[Any]:
+    def broadcast_async(self, x: float | Sequence[float], root: int = 0, name: str | None = None) -> Future[Any]:
         """Begin a ``broadcast``."""
         return self._submit("broadcast", x, self._existing_rank(root), name)
 
-    def allgather_async(self, x: float | Sequence[float], name: str | None = None) -> Handle[Any]:
+    def allgather_async(self, x: float | Sequence[float], name: str | None = None) -> Future[Any]:
         """Begin an ``allgather``."""
         return self._submit("allgather", x, 0, name)
 
-    def _submit(self, op: Op, x: object, root: int, name: str | None) -> Handle[Any]:
+    def _submit(self, op: Op, x: object, root: int, name: str | None) -> Future[Any]:
         collectives = self._check_open()
         if name is not None and not (isinstance(name, str) and name):
             raise UserError("a collective's name must be a text", repr(name), "name it, or leave the name out")

@@ -20,8 +20,8 @@ import pytest
 from elastune.core.signals import Decision, Signal, Snapshot
 from elastune.policies.base import Hook, Policy, hooks_of
 from elastune.policies.run import Limits, Run
-from elastune.policies.runtime.collectives import Handle
-from elastune.policies.runtime.exchange import Op, Submission, Value, hashed, pack, resolve
+from elastune.policies.runtime.collectives import Future
+from elastune.policies.runtime.exchange import Op, Submission, Value, pack, resolve
 from elastune.policies.runtime.host import Failure, PolicyHost, Proposal
 from elastune.policies.runtime.standing import Named, begin, from_json, to_json
 from elastune.policies.runtime.standing import decide as decide_standing
@@ -54,9 +54,9 @@ class Echo:
     def __init__(self, workers: int) -> None:
         self.workers = workers
 
-    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Handle[Any]:
-        given = Submission(0, hashed(name or ""), op, value, root)
-        return Handle(resolve([pack([given])] * self.workers).done[given.name])
+    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Future[Any]:
+        given = Submission("", name or "", op, value, root)
+        return Future(resolve([pack([given])] * self.workers).done[given.name])
 
 
 def fake_run(
@@ -115,7 +115,7 @@ def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Voted:
     """What became of what the workers asked for, at the boundary after ``step`` steps."""
 
     step: int
@@ -142,7 +142,7 @@ class Crowd:
         self.limits = limits
         self.snapshot = replace(snapshot or sit(step=0, epoch=0, samples=0, seconds=0.0), workers=workers)
         self.hosts = [PolicyHost(make(rank)) for rank in range(workers)]
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[Voted] = []
         self.exchanges = 0
 
     @property
@@ -169,7 +169,7 @@ class Crowd:
             self.exchanges += 1
             rows = [host.offer() for host in self.hosts]
             for rank, host in enumerate(self.hosts):
-                host.deliver([list(row) for row in rows], rank)
+                host.deliver(rows, rank)
 
     def step(self, signals: Mapping[str, Measured] | None = None) -> None:
         """A training step, which measures ``signals``, with the hooks around it."""
@@ -201,7 +201,7 @@ class Crowd:
         if not any(votes):
             return
         agreed = all(vote == votes[0] for vote in votes)
-        self.verdicts.append(Verdict(self.snapshot.step, tuple(votes[0]), "applied" if agreed else "disagreed"))
+        self.verdicts.append(Voted(self.snapshot.step, tuple(votes[0]), "applied" if agreed else "disagreed"))
         for proposal in votes[0] if agreed else ():
             self.snapshot = moved(self.snapshot, proposal.decision)
         self._become(self.snapshot.workers)

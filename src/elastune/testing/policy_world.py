@@ -17,7 +17,7 @@ StepTime = Callable[[int, int], tuple[float, float]]
 
 
 @dataclass
-class World:
+class PolicyWorld:
     """A run of one policy. What it decides counts after the next step; its state goes through JSON again and again.
 
     ``variance`` and ``square``: tr(Sigma) of one sample's gradient and |G|^2. ``jitter``: relative standard deviation
@@ -50,11 +50,11 @@ class World:
         self._times: tuple[int, WorkerTimes] = (0, WorkerTimes())  # of the last step, and how many workers made it
 
     def lose(self, count: int = 1) -> None:
-        """So many workers die; others are started for them, as far as there are any."""
+        """``count`` workers die; others are started for them, as far as there are any."""
         self.workers -= count
 
     def train(self, policy: ByHand, steps: int) -> None:
-        """Take so many steps, or fewer if the policy stops."""
+        """Take ``steps`` steps, or fewer if the policy stops."""
         for _ in range(steps):
             if self.stopped:
                 return

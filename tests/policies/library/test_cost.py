@@ -10,7 +10,7 @@ from elastune.policies.library.cost import Caps, CostCap, Meter, judge
 from elastune.policies.run import Limits
 from elastune.policies.runtime.standing import Standing
 from elastune.testing.policy_kit import ByHand, PolicyKit
-from elastune.testing.policy_world import World
+from elastune.testing.policy_world import PolicyWorld
 
 HOUR = 3600.0
 
@@ -72,7 +72,7 @@ def perfect(workers, batch):
 
 def test_it_shrinks_then_stops_before_the_cap():
     cap, price = 2.0, 36.0  # 200 worker-seconds
-    world = World(perfect, Limits(1, 8), workers=4, batch=64)
+    world = PolicyWorld(perfect, Limits(1, 8), workers=4, batch=64)
     policy = ByHand(CostCap(cap=cap, price_per_worker_hour=price))
     world.train(policy, 5000)
     assert world.stopped
@@ -83,7 +83,7 @@ def test_it_shrinks_then_stops_before_the_cap():
 
 
 def test_no_shrinking_at_one():
-    world = World(perfect, Limits(1, 8), workers=4, batch=64)
+    world = PolicyWorld(perfect, Limits(1, 8), workers=4, batch=64)
     world.train(ByHand(CostCap(worker_hours=0.05, shrink_at=1.0)), 5000)
     assert world.stopped
     assert not [d for _, d in world.decisions if d.workers]

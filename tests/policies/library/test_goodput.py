@@ -11,7 +11,7 @@ from elastune.plan.step_time import Observation, StepTime
 from elastune.policies.library.goodput import Goodput, Room, better, gradient_noise, learnt, observe
 from elastune.policies.run import Limits
 from elastune.testing.policy_kit import CALM, ByHand, PolicyKit
-from elastune.testing.policy_world import World
+from elastune.testing.policy_world import PolicyWorld
 
 BASE_S, SAMPLE_S = 0.01, 0.0005
 TRUTH = StepTime.linear(BASE_S, SAMPLE_S, 0.02, 0.004, 1.6)
@@ -98,7 +98,9 @@ WORLDS = {
 @pytest.mark.parametrize("seed", range(2))
 def test_it_ends_near_the_best_and_stays(name, jitter, seed):
     perf, variance, square = WORLDS[name]
-    world = World(step_time(perf), Limits(1, 8), 1, BASE, variance=variance, square=square, jitter=jitter, seed=seed)
+    world = PolicyWorld(
+        step_time(perf), Limits(1, 8), 1, BASE, variance=variance, square=square, jitter=jitter, seed=seed
+    )
     policy = ByHand(Goodput(every=30, lr="adascale"))
     world.train(policy, 1500)
     best = max(true_goodput(perf, variance, square, *at) for at in Room(1, 8, BASE, 4096).settings())
@@ -110,7 +112,7 @@ def test_it_ends_near_the_best_and_stays(name, jitter, seed):
 
 
 def test_the_batch_follows_the_noise_while_it_grows():
-    world = World(step_time(TRUTH), Limits(4, 4), 4, BASE, variance=100.0)
+    world = PolicyWorld(step_time(TRUTH), Limits(4, 4), 4, BASE, variance=100.0)
     policy = ByHand(Goodput(every=20))
     world.train(policy, 600)
     before = world.batch
@@ -121,7 +123,7 @@ def test_the_batch_follows_the_noise_while_it_grows():
 
 
 def test_workers_that_never_come_leave_the_best_batch_for_those_there():
-    world = World(step_time(TRUTH), Limits(1, 8), 1, BASE, variance=1000.0, free=1)
+    world = PolicyWorld(step_time(TRUTH), Limits(1, 8), 1, BASE, variance=1000.0, free=1)
     world.train(ByHand(Goodput(every=20)), 1000)
     best = max(true_goodput(TRUTH, 1000.0, 1.0, *at) for at in Room(1, 1, BASE, 4096).settings())
     assert true_goodput(TRUTH, 1000.0, 1.0, 1, world.batch) >= 0.95 * best
@@ -130,7 +132,7 @@ def test_workers_that_never_come_leave_the_best_batch_for_those_there():
 
 
 def test_fixed_workers_and_bounds():
-    world = World(step_time(TRUTH), Limits(1, 8, longest_batch=100), 2, BASE, variance=1e5)
+    world = PolicyWorld(step_time(TRUTH), Limits(1, 8, longest_batch=100), 2, BASE, variance=1e5)
     world.train(ByHand(Goodput(every=20, fixed_workers=True)), 800)
     assert world.workers == 2
     assert world.batch == 100
@@ -153,7 +155,7 @@ def test_what_is_not_measured_decides_nothing():
     assert gradient_noise(snapshot()) is None
     assert gradient_noise(snapshot(gradient_variance=64.0, gradient_square=2.0)) == Noise(2.0, 2.0)
     assert gradient_noise(snapshot(gradient_variance=64.0, gradient_square=-1.0)) == Noise(0.0, 2.0)
-    world = World(step_time(TRUTH), Limits(1, 8), 1, BASE, variance=math.nan)
+    world = PolicyWorld(step_time(TRUTH), Limits(1, 8), 1, BASE, variance=math.nan)
     world.train(ByHand(Goodput(every=20)), 200)
     assert world.decisions == []
 

@@ -8,7 +8,7 @@ from elastune.policies.library.provisioning import Climb, Provisioning, Rate, ad
 from elastune.policies.run import Limits
 from elastune.policies.runtime.standing import Standing
 from elastune.testing.policy_kit import ByHand, PolicyKit
-from elastune.testing.policy_world import World
+from elastune.testing.policy_world import PolicyWorld
 
 RULES = Provisioning(threshold=0.5, add=1, settle=5, retry=100, wait_s=10)
 
@@ -59,7 +59,7 @@ def test_error_of_the_worth():
 def test_it_ends_at_the_knee_and_stays(compute_s, reduce_s, seed, jitter):
     step_time = curve(compute_s, reduce_s)
     best = chosen(step_time, 1, 16)
-    world = World(step_time, Limits(1, 16), workers=1, batch=256, jitter=jitter, seed=seed)
+    world = PolicyWorld(step_time, Limits(1, 16), workers=1, batch=256, jitter=jitter, seed=seed)
     policy = ByHand(Provisioning(retry=0))
     world.train(policy, 1600)
     assert step_time(world.workers, 256)[0] <= 1.05 * step_time(best, 256)[0]
@@ -71,7 +71,7 @@ def test_it_ends_at_the_knee_and_stays(compute_s, reduce_s, seed, jitter):
 
 def test_it_tries_again_after_a_while():
     slow = [0.2]
-    world = World(lambda w, b: (0.1 / w + slow[0] * (w - 1), 0.1 / w), Limits(1, 4), workers=1, batch=64)
+    world = PolicyWorld(lambda w, b: (0.1 / w + slow[0] * (w - 1), 0.1 / w), Limits(1, 4), workers=1, batch=64)
     policy = ByHand(Provisioning(retry=300))
     world.train(policy, 250)
     assert world.workers == 1
@@ -82,7 +82,7 @@ def test_it_tries_again_after_a_while():
 
 
 def test_workers_that_never_come():
-    world = World(curve(0.4, 0.0), Limits(1, 8), workers=2, batch=64, free=3)
+    world = PolicyWorld(curve(0.4, 0.0), Limits(1, 8), workers=2, batch=64, free=3)
     policy = ByHand(Provisioning(retry=0, wait_s=5))
     world.train(policy, 1500)
     assert world.workers == 3
@@ -94,7 +94,7 @@ def test_workers_that_never_come():
 
 
 def test_late_workers_that_bring_nothing_are_given_back():
-    world = World(curve(0.1, 0.2), Limits(1, 8), workers=1, batch=64, free=1)
+    world = PolicyWorld(curve(0.1, 0.2), Limits(1, 8), workers=1, batch=64, free=1)
     policy = ByHand(Provisioning(retry=0, wait_s=1))
     world.train(policy, 500)
     assert policy.state.phase == "settled"
@@ -105,7 +105,7 @@ def test_late_workers_that_bring_nothing_are_given_back():
 
 
 def test_a_lost_worker_changes_nothing():
-    world = World(curve(0.4, 0.02), Limits(1, 8), workers=1, batch=64)
+    world = PolicyWorld(curve(0.4, 0.02), Limits(1, 8), workers=1, batch=64)
     policy = ByHand(Provisioning(retry=0))
     world.train(policy, 1500)
     workers, decided = world.workers, len(world.decisions)
@@ -118,7 +118,7 @@ def test_a_lost_worker_changes_nothing():
 @pytest.mark.parametrize("at", [15, 60, 75, 110])
 def test_workers_lost_while_it_climbs(at):
     step_time = curve(0.4, 0.01)
-    world = World(step_time, Limits(1, 16), workers=3, batch=64)
+    world = PolicyWorld(step_time, Limits(1, 16), workers=3, batch=64)
     policy = ByHand(Provisioning(retry=0, wait_s=60))
     world.train(policy, at)
     world.lose(2)
@@ -127,7 +127,7 @@ def test_workers_lost_while_it_climbs(at):
 
 
 def test_another_batch_is_measured_anew():
-    world = World(lambda w, b: (b * 0.001 / w + 0.03 * (w - 1), b * 0.001 / w), Limits(1, 8), workers=1, batch=64)
+    world = PolicyWorld(lambda w, b: (b * 0.001 / w + 0.03 * (w - 1), b * 0.001 / w), Limits(1, 8), workers=1, batch=64)
     policy = ByHand(Provisioning(retry=0))
     world.train(policy, 800)
     few = world.workers
@@ -143,7 +143,7 @@ def test_strides_pass_where_slots_divide_unevenly():
         compute_s = 0.1 * -(-slots // workers)
         return compute_s + 0.001, compute_s
 
-    worlds = {add: World(step_time, Limits(1, 8), workers=4, batch=64) for add in (1, 4)}
+    worlds = {add: PolicyWorld(step_time, Limits(1, 8), workers=4, batch=64) for add in (1, 4)}
     for add, world in worlds.items():
         world.train(ByHand(Provisioning(add=add, retry=0)), 1000)
     assert {add: world.workers for add, world in worlds.items()} == {1: 4, 4: 8}
@@ -151,7 +151,7 @@ def test_strides_pass_where_slots_divide_unevenly():
 
 def test_no_more_workers_than_samples_or_limits():
     for limits, batch, end in ((Limits(2, 2), 64, 2), (Limits(1, 8), 3, 3)):
-        world = World(curve(0.1, 0.0), limits, workers=2, batch=batch)
+        world = PolicyWorld(curve(0.1, 0.0), limits, workers=2, batch=batch)
         world.train(ByHand(Provisioning()), 900)
         assert world.workers == end
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.core.options import options_of
 from elastune.policies.base import Policy
-from elastune.policies.guards import Bounds, Budget, Cooldown, Patience
+from elastune.policies.guards import Bounds, ChangeBudget, Cooldown, Patience
 from elastune.policies.library import registry
 from elastune.policies.library.gns import GrowWithNoise
 from elastune.policies.library.registry import POLICIES, build, build_all, monitors_for, split_policy
@@ -140,7 +140,7 @@ def test_every_policy_can_be_made_and_guarded(name):
     assert issubclass(POLICIES[name], Policy)
     assert isinstance(build(text).policy, POLICIES[name])
     guarded = build(f"{text}{',' if name in NEEDED else ':'}cooldown=7,budget=2")
-    assert {type(guard) for guard in guarded.guards} >= {Cooldown, Budget}
+    assert {type(guard) for guard in guarded.guards} >= {Cooldown, ChangeBudget}
 
 
 def test_guards_only_where_they_are_asked_for():

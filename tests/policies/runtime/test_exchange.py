@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import struct
@@ -10,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.policies.runtime.exchange import Name, Op, Result, Submission, Value, hashed, pack, resolve, unpack
+from elastune.policies.runtime.exchange import Name, Op, Result, Submission, Value, pack, resolve, unpack
 
 numbers = st.floats(allow_nan=True, allow_infinity=True, width=64)
 values = st.one_of(numbers, st.lists(numbers, max_size=4).map(tuple))
 ops = st.sampled_from(["avg", "sum", "min", "max", "broadcast", "allgather"])
-whole = st.integers(0, 2**48 - 1)
-submissions = st.builds(Submission, whole, whole, ops, values, st.integers(0, 9))
+submissions = st.builds(Submission, st.text(), st.text(), ops, values, st.integers(0, 9))
 
 
 def bits(value: object) -> object:
@@ -28,8 +28,8 @@ def bits(value: object) -> object:
     return value
 
 
-def of(op: Op, value: Value, key: int = 1, **rest: int) -> Submission:
-    return Submission(7, key, op, value, **rest)
+def of(op: Op, value: Value, key: int | str = 1, **rest: int) -> Submission:
+    return Submission("hook", str(key), op, value, **rest)
 
 
 def one(*given: Submission) -> Result:
@@ -44,14 +44,6 @@ def test_rows_bring_back_what_was_packed(given: list[Submission]) -> None:
     back = list(unpack(pack(given)).values())
     assert [(s.name, s.op, s.root) for s in back] == [(s.name, s.op, s.root) for s in given]
     assert [bits(s.value) for s in back] == [bits(s.value) for s in given]
-
-
-def test_names_are_whole_numbers_that_a_double_holds() -> None:
-    found = [hashed("a", i) for i in range(1000)]
-    assert len(set(found)) == 1000
-    assert all(int(float(number)) == number < 2**48 for number in found)
-    assert hashed("a", "b") != hashed("ab")
-    assert hashed("gns", 3) == 50638929700608, "the same in every process and version"
 
 
 @pytest.mark.parametrize(
@@ -85,15 +77,15 @@ def test_results(given: list[Submission], result: Result) -> None:
 )
 def test_what_differs_fails_on_all_at_once(given: list[Submission], why: str) -> None:
     found = resolve([pack([submission]) for submission in given])
-    assert found.failed == {(7, 1): why}
+    assert found.failed == {("hook", "1"): why}
     assert found.done == {}
 
 
 def test_what_is_missing_fails_with_the_ranks_when_nothing_else_moves() -> None:
-    found = resolve([pack([of("avg", 1.0)]), [], []])
+    found = resolve([pack([of("avg", 1.0)]), b"", b""])
     assert found.done == {}
     assert found.failed == {
-        (7, 1): "not called on rank 1, 2, or only behind another one: begin both, then take results"
+        ("hook", "1"): "not called on rank 1, 2, or only after another one: begin both, then take results"
     }
 
 
@@ -102,14 +94,14 @@ def test_a_hook_that_goes_on_elsewhere_is_waited_for() -> None:
     early = [of("sum", float(key), key) for key in range(5)]
     for key in range(5):
         found = resolve([pack(early), pack([of("sum", 1.0, key)])])
-        assert found.done == {(7, key): key + 1.0}
+        assert found.done == {("hook", str(key)): key + 1.0}
         assert found.failed == {}
         early = [submission for submission in early if submission.name not in found.done]
     assert early == []
 
 
 def test_another_hook_that_goes_on_is_no_reason_to_wait() -> None:
-    stuck, busy = of("avg", 1.0), Submission(8, 1, "avg", 1.0)
+    stuck, busy = of("avg", 1.0), Submission("other", "1", "avg", 1.0)
     found = resolve([pack([stuck, busy]), pack([busy])])
     assert found.done == {busy.name: 1.0}
     assert set(found.failed) == {stuck.name}
@@ -130,7 +122,7 @@ def test_any_order_gives_the_same_on_every_worker(
     to_come = [rng.sample(sorted(usual), len(usual)) for _ in range(workers)]
     if lacks:
         to_come[-1].pop()
-    waits: list[int | None] = [None] * workers
+    waits: list[str | None] = [None] * workers
     pending: list[dict[Name, Submission]] = [{} for _ in range(workers)]
     results: dict[Name, object] = {}
     rounds = 0
@@ -143,7 +135,7 @@ def test_any_order_gives_the_same_on_every_worker(
                     if to_come[worker]:
                         key = to_come[worker].pop(0)
                         op, value = usual[key]
-                        pending[worker][7, key] = of(op, value, key)
+                        pending[worker]["hook", str(key)] = of(op, value, key)
                 waits[worker] = rng.choice([key for _, key in pending[worker]] or [None])
         rows = [pack(rng.sample(list(mine.values()), len(mine))) for mine in pending]
         found = resolve(rows)
@@ -170,41 +162,37 @@ def test_what_all_have_begun_is_there_at_once(calls: list[tuple[Op, Value]], wor
     assert [bits(mixed.done[name]) for name in usual.done] == [bits(value) for value in usual.done.values()]
 
 
+GOOD = {"scope": "hook", "key": "1", "op": "avg", "value": 1.0, "root": 0}
+
+
 @pytest.mark.parametrize(
     "row",
     [
-        [1.0],
-        [1.0, 2.0, 0.0, 0.0],
-        [1.0, 2.0, 0.0, 0.0, -1.0],
-        [1.0, 2.0, 0.0, 0.0, 3.0, 1.0, 2.0],
-        [1.0, 2.0, 0.0, 0.0, 1e300],
-        [1.0, 2.0, 6.0, 0.0, -1.0, 1.0],
-        [1.0, 2.0, -1.0, 0.0, -1.0, 1.0],
-        [1.0, 2.0, 0.0, -1.0, -1.0, 1.0],
-        [1.0, 2.0, 0.0, 0.0, -2.0, 1.0, 1.0],
-        [1.5, 2.0, 0.0, 0.0, -1.0, 1.0],
-        [math.nan, 2.0, 0.0, 0.0, -1.0, 1.0],
-        [math.inf, 2.0, 0.0, 0.0, -1.0, 1.0],
-        [-1.0, 2.0, 0.0, 0.0, -1.0, 1.0],
-        [1.0, 2.0**48, 0.0, 0.0, -1.0, 1.0],
-        [1.0, 2.0, 0.0, 0.0, -1.0, 1.0] * 2,
-        ["1", 2.0, 0.0, 0.0, -1.0, 1.0],
+        b"[",
+        b"\xff",
+        b"1",
+        b"[1]",
+        json.dumps([GOOD, GOOD]).encode(),
+        *(
+            json.dumps([{**GOOD, **wrong}]).encode()
+            for wrong in (
+                {"scope": 1},
+                {"key": None},
+                {"op": "mean"},
+                {"value": "many"},
+                {"value": [[1.0]]},
+                {"value": None},
+                {"root": -1},
+                {"root": 0.5},
+            )
+        ),
     ],
 )
-def test_rubbish_is_refused(row: list[float]) -> None:
-    with pytest.raises(ValueError, match="a row of collectives"):
+def test_rubbish_is_refused(row: bytes) -> None:
+    with pytest.raises(ValueError, match=r"collectives|validation error|JSON|decode|Expecting"):
         unpack(row)
 
 
 def test_a_root_that_is_nobody_is_refused() -> None:
     with pytest.raises(ValueError, match="root 2 of 2"):
         resolve([pack([of("broadcast", 1.0, root=2)])] * 2)
-
-
-@given(st.lists(st.one_of(numbers, st.integers(-2, 9).map(float)), max_size=30))
-def test_any_row_is_taken_or_refused(row: list[float]) -> None:
-    try:
-        found = unpack(row)
-    except ValueError:
-        return
-    assert bits(pack(found.values())) == bits(row)

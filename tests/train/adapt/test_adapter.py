@@ -26,7 +26,7 @@ Y = (X.sum(1) > 0).long()
 
 
 class Once(Policy):
-    """One decision behind step 3."""
+    """One decision after step 3."""
 
     monitors = ("loss",)
 
@@ -89,7 +89,7 @@ def train(
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_batch_and_rate_change_behind_the_step_that_carried_the_decision(tmp_path: Path, mode: Any) -> None:
+def test_batch_and_rate_change_after_the_step_that_carried_the_decision(tmp_path: Path, mode: Any) -> None:
     session, told = begin(tmp_path, "Once:batch=50", means=Means(mode=mode))
     steps = train(session)
     assert steps[:6] == [(20, 0.1)] * 4 + [(50, 0.25)] * 2

@@ -18,7 +18,7 @@ from elastune.policies.base import Hook, Policy
 if TYPE_CHECKING:
     from elastune.policies.run import Run
 
-STEPS_TO_STOP = 2  # what is decided after a step counts after the next; decided then, only after the one behind it
+STEPS_TO_STOP = 2  # what is decided after a step counts after the next; decided then, only after the one that follows
 ASK_AGAIN_STEPS = 100
 
 
@@ -48,7 +48,7 @@ class Meter:
     asked: int = -1
 
     def after(self, workers: int, seconds: float) -> Meter:
-        """After a step of ``workers`` that ended at training time ``seconds`` (which a resumed run may count anew)."""
+        """After a step of ``workers`` that ended at training time ``seconds``; a resumed run may count it from 0."""
         newest = workers * (seconds - self.at_s if seconds >= self.at_s else seconds)
         return replace(self, worker_seconds=self.worker_seconds + newest, newest=newest, at_s=seconds)
 

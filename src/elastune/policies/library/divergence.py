@@ -1,7 +1,7 @@
 """Divergence guard: back to the last good state with a smaller learning rate, instead of training on in ruins.
 
 Practice rather than theory: Chowdhery et al., "PaLM", 2022, section 5.1, went back to a checkpoint before a loss spike
-and skipped the data behind it; Zhang et al., "OPT", 2022, section 2.5, lowered the learning rate as well. Here the copy
+and skipped the data after it; Zhang et al., "OPT", 2022, section 2.5, lowered the learning rate as well. Here the copy
 is in memory, the data go on from where they are (so they are skipped too), and the learning rate is multiplied.
 
 What it cannot do: tell a spike that would have healed from one that would not (``patience`` waits for it); save a run

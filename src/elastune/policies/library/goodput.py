@@ -167,7 +167,7 @@ class Goodput(Policy):
 
 
 def observe(now: Snapshot) -> Observation | None:
-    """What the performance monitor says of the present setting; None where it has not told yet."""
+    """What the performance monitor says of the present setting; None before it has any."""
     parts = [now.signals.get(name) for name in ("step_s", "data_s", "compute_s")]
     step_s, data_s, compute_s = (math.nan if part is None else part.value for part in parts)
     busy_s = min(data_s + compute_s, step_s)

@@ -1,7 +1,7 @@
 """The collectives that a policy's hook asks for: it runs, stops where a result is missing, and is run again with it.
 
 Nothing is suspended. An attempt at a hook asks for collectives by name; what earlier exchanges have brought is answered
-at once, the rest is collected for the next exchange. ``Handle.result`` of what is not there raises ``Missing``, which
+at once, the rest is collected for the next exchange. ``Future.result`` of what is not there raises ``Missing``, which
 ends the attempt; its policy's state is as it was, and after the exchange another attempt begins at the hook's start.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from elastune.core.errors import UserError
 from elastune.policies.json_values import copied
-from elastune.policies.runtime.exchange import Name, Op, Result, Round, Submission, Value, hashed
+from elastune.policies.runtime.exchange import Name, Op, Result, Round, Submission, Value
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Missing(BaseException):
     """A result has not come yet: this attempt at the hook ends here. No ``Exception``, so that a hook lets it pass."""
 
 
-class Handle(Generic[T]):
+class Future(Generic[T]):
     """A collective under way."""
 
     def __init__(self, found: Result | CollectiveFailed | None) -> None:
@@ -56,7 +56,7 @@ class Handle(Generic[T]):
 class Collectives(Protocol):
     """Carries a hook's collectives to the other workers."""
 
-    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Handle[Any]:
+    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Future[Any]:
         """Give ``value`` to the collective ``name`` (None: the hook's next of this ``op``)."""
 
 
@@ -64,13 +64,13 @@ class Collectives(Protocol):
 class _Asked:
     given: Submission
     text: str
-    handle: Handle[Any]
+    future: Future[Any]
 
 
 class Attempts:
-    """The attempts at one call of a hook. ``scope`` names the call, equally on every worker: see ``scope_of``."""
+    """The attempts at one call of a hook. ``scope`` names the call, equally on every worker."""
 
-    def __init__(self, policy: str, scope: int) -> None:
+    def __init__(self, policy: str, scope: str) -> None:
         self._policy, self._scope = policy, scope
         self._found: dict[Name, Result | CollectiveFailed] = {}
         self._asked: dict[Name, _Asked] = {}
@@ -80,37 +80,37 @@ class Attempts:
         """The hook runs from its start."""
         self._asked, self._counts = {}, Counter()
 
-    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Handle[Any]:
+    def submit(self, op: Op, value: Value, root: int, name: str | None) -> Future[Any]:
         """See ``Collectives``."""
         text = name or f"{self._policy}/{op}"
         count, self._counts[text] = self._counts[text], self._counts[text] + 1
         if name is None:
             text = f"{text}/{count}"
-        elif count and not self._asked[self._name(text, count - 1)].handle.done:
+        elif count and not self._asked[self._name(text, count - 1)].future.done:
             raise UserError("a collective of this name is under way", name, "take its result first, or another name")
         given = Submission(*self._name(text, count), op, value, root)
-        handle: Handle[Any] = Handle(self._found.get(given.name))
-        self._asked[given.name] = _Asked(given, text, handle)
-        return handle
+        future: Future[Any] = Future(self._found.get(given.name))
+        self._asked[given.name] = _Asked(given, text, future)
+        return future
 
     def _name(self, text: str, count: int) -> Name:
-        return self._scope, hashed(text, count)
+        return self._scope, f"{text} {count}"
 
     @property
     def pending(self) -> list[Submission]:
         """What the next exchange is to bring."""
-        return [asked.given for asked in self._asked.values() if not asked.handle.done]
+        return [asked.given for asked in self._asked.values() if not asked.future.done]
 
     def check_ended(self) -> None:
         """A hook ends when all its collectives have: raises ``CollectiveFailed`` for one whose result nobody wanted."""
         for asked in self._asked.values():
-            if not asked.handle.asked:
-                asked.handle.result()
+            if not asked.future.asked:
+                asked.future.result()
 
     @property
     def missed(self) -> bool:
         """Whether this attempt has wanted a result that is not there, even if the hook has not let ``Missing`` pass."""
-        return any(asked.handle.asked and not asked.handle.done for asked in self._asked.values())
+        return any(asked.future.asked and not asked.future.done for asked in self._asked.values())
 
     def check_same(self) -> None:
         """What was answered must be asked for again, or there would be no end: raises ``UserError``."""
@@ -131,8 +131,3 @@ class Attempts:
                 continue
             news = True
         return news
-
-
-def scope_of(place: int, policy: str, hook: str, step: int) -> int:
-    """Stands for one call of a policy's hook, the same on every worker; ``place``: the policy's among the run's."""
-    return hashed(place, policy, hook, step)

@@ -17,7 +17,7 @@ from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Snapshot
 from elastune.policies.base import HOOKS, Hook, hooks_of
 from elastune.policies.run import Limits, Run
-from elastune.policies.runtime.collectives import Attempts, Missing, scope_of
+from elastune.policies.runtime.collectives import Attempts, Missing
 from elastune.policies.runtime.exchange import pack, resolve
 from elastune.policies.runtime.standing import Named, Standing, begin, decide, from_json, to_json
 
@@ -65,8 +65,8 @@ class _Call:
 
 
 @dataclass
-class _Seat:
-    """One policy of this worker."""
+class _PolicySlot:
+    """A policy of this worker; ``place``: among the run's, the same on every worker."""
 
     place: int
     named: Named
@@ -86,8 +86,8 @@ class PolicyHost:
 
     def __init__(self, policies: Sequence[Named], known: Collection[str] | None = None) -> None:
         self._known = known
-        self._seats = [_Seat(place, named, begin(named)) for place, named in enumerate(policies)]
-        self._by_hook = {hook: [seat for seat in self._seats if hook in hooks_of(seat.named.policy)] for hook in HOOKS}
+        self._slots = [_PolicySlot(place, named, begin(named)) for place, named in enumerate(policies)]
+        self._by_hook = {hook: [slot for slot in self._slots if hook in hooks_of(slot.named.policy)] for hook in HOOKS}
         self._proposals: list[Proposal] = []
         self._failures: list[Failure] = []
 
@@ -97,31 +97,31 @@ class PolicyHost:
         """Run ``hook`` of every policy until it ends or waits. What is no ``Exception`` passes through."""
         if hook == "after_train":
             limits = replace(limits, ended=True)
-        for seat in self._by_hook[hook]:
-            if not seat.standing.off and seat.call is None:
-                attempts = Attempts(seat.name, scope_of(seat.place, seat.name, hook, snapshot.step))
-                self._attempt(seat, _Call(hook, snapshot, limits, rank, attempts))
+        for slot in self._by_hook[hook]:
+            if not slot.standing.off and slot.call is None:
+                attempts = Attempts(slot.name, f"{slot.place} {slot.name} {hook} {snapshot.step}")
+                self._attempt(slot, _Call(hook, snapshot, limits, rank, attempts))
 
-    def _attempt(self, seat: _Seat, call: _Call) -> None:
+    def _attempt(self, slot: _PolicySlot, call: _Call) -> None:
         """Run a hook from its start, with all that exchanges have brought for it so far."""
-        seat.call = None
+        slot.call = None
         call.attempts.begin()
         run = Run(call.snapshot, call.limits, call.rank, call.attempts, self._known)
         try:
-            after, decision = self._decided(seat, call, run)
+            after, decision = self._decided(slot, call, run)
         except Missing:
-            seat.call = call
+            slot.call = call
         except Exception as error:  # noqa: BLE001  a user's hook may raise anything
-            self._fail(seat, call, error)
+            self._fail(slot, call, error)
         else:
-            self._finish(seat, call, after, decision, run.note)
+            self._finish(slot, call, after, decision, run.note)
         finally:
             run.close()
 
-    def _decided(self, seat: _Seat, call: _Call, run: Run) -> tuple[Standing, Decision]:
+    def _decided(self, slot: _PolicySlot, call: _Call, run: Run) -> tuple[Standing, Decision]:
         """What the hook comes to. Raises ``Missing`` where it waits, whatever it has made of that."""
         try:
-            found = decide(seat.named, seat.standing, call.hook, run)
+            found = decide(slot.named, slot.standing, call.hook, run)
             call.attempts.check_ended()
         except Exception:
             if not call.attempts.missed:
@@ -133,62 +133,62 @@ class PolicyHost:
         call.attempts.check_same()
         raise Missing
 
-    def _finish(self, seat: _Seat, call: _Call, after: Standing, decision: Decision, note: str) -> None:
-        before = seat.standing
-        seat.standing = replace(after, failures={h: count for h, count in before.failures.items() if h != call.hook})
+    def _finish(self, slot: _PolicySlot, call: _Call, after: Standing, decision: Decision, note: str) -> None:
+        before = slot.standing
+        slot.standing = replace(after, failures={h: count for h, count in before.failures.items() if h != call.hook})
         if not decision.empty:
             step = call.snapshot.step
-            self._proposals.append(Proposal(seat.name, step, decision, call.snapshot, to_json(before), note))
+            self._proposals.append(Proposal(slot.name, step, decision, call.snapshot, to_json(before), note))
 
-    def _fail(self, seat: _Seat, call: _Call, error: Exception) -> None:
-        standing = seat.standing
+    def _fail(self, slot: _PolicySlot, call: _Call, error: Exception) -> None:
+        standing = slot.standing
         count = standing.failures.get(call.hook, 0) + 1
         off = count >= MOST_FAILURES
-        seat.standing = replace(standing, failures={**standing.failures, call.hook: count}, off=off)
-        self._failures.append(Failure(seat.name, call.hook, call.snapshot.step, _described(error), off))
+        slot.standing = replace(standing, failures={**standing.failures, call.hook: count}, off=off)
+        self._failures.append(Failure(slot.name, call.hook, call.snapshot.step, _described(error), off))
 
     def put_back(self, name: str, before: Mapping[str, Any]) -> None:
         """Nothing came of what policy ``name`` proposed last: it is as before, and may ask again."""
-        seat = self._seat(name)
-        seat.call = None
-        then = from_json(seat.named, before)
-        seat.standing = replace(seat.standing, state=then.state, guards=then.guards)
+        slot = self._seat(name)
+        slot.call = None
+        then = from_json(slot.named, before)
+        slot.standing = replace(slot.standing, state=then.state, guards=then.guards)
 
     def switch_off(self, name: str) -> None:
         """Policy ``name`` is not called any more."""
-        seat = self._seat(name)
-        seat.standing = replace(seat.standing, off=True)
+        slot = self._seat(name)
+        slot.standing = replace(slot.standing, off=True)
 
-    def _seat(self, name: str) -> _Seat:
-        return next(seat for seat in self._seats if seat.name == name)
+    def _seat(self, name: str) -> _PolicySlot:
+        return next(slot for slot in self._slots if slot.name == name)
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> bool:
         """Whether a hook waits for an exchange, which all workers must then make, at the next boundary."""
-        return any(seat.call is not None for seat in self._seats)
+        return any(slot.call is not None for slot in self._slots)
 
-    def offer(self) -> list[float]:
+    def offer(self) -> bytes:
         """This worker's row of the exchange; empty where no hook waits."""
-        return pack(given for seat in self._seats if seat.call for given in seat.call.attempts.pending)
+        return pack(given for slot in self._slots if slot.call for given in slot.call.attempts.pending)
 
-    def deliver(self, rows: Sequence[Sequence[float]], rank: int) -> None:
+    def deliver(self, rows: Sequence[bytes], rank: int) -> None:
         """All workers' rows, by rank: hooks that got something run again. Raises ``ValueError`` for rubbish."""
         if not 0 <= rank < len(rows):
             raise ValueError(f"there is no row of rank {rank} among {len(rows)}")
-        calls = [(seat, seat.call) for seat in self._seats if seat.call is not None]
+        calls = [(slot, slot.call) for slot in self._slots if slot.call is not None]
         if sizes := {call.snapshot.workers for _, call in calls} - {len(rows)}:
             raise ValueError(f"{len(rows)} rows for hooks among {sizes.pop()} workers: cancel them when workers change")
         found = resolve(rows)
-        for seat, call in calls:
+        for slot, call in calls:
             if call.attempts.hear(found):
-                self._attempt(seat, call)
+                self._attempt(slot, call)
 
     def cancel(self) -> None:
         """The workers have changed: hooks that wait end here, as if they had never begun."""
-        for seat in self._seats:
-            seat.call = None
+        for slot in self._slots:
+            slot.call = None
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class PolicyHost:
 
     def to_json(self) -> list[dict[str, Any]]:
         """What changes of all policies; of one whose hook waits, that from before the hook."""
-        return [{"name": seat.name, **to_json(seat.standing)} for seat in self._seats]
+        return [{"name": slot.name, **to_json(slot.standing)} for slot in self._slots]
 
     def load(self, told: Any, pardon: bool = False) -> None:
         """Go on from ``to_json``: policies take over what stands under their name, in order; others stay as they are.
@@ -214,17 +214,17 @@ class PolicyHost:
         """
         self.cancel()
         found = _checked(told)
-        for seat in self._seats:
-            at = next((i for i, entry in enumerate(found) if entry["name"] == seat.name), None)
+        for slot in self._slots:
+            at = next((i for i, entry in enumerate(found) if entry["name"] == slot.name), None)
             if at is None:
                 continue
             entry = found.pop(at)
             try:
-                standing = from_json(seat.named, entry)
+                standing = from_json(slot.named, entry)
             except ValueError as error:
                 fix = "start without the old state, or as the policy that it is of"
-                raise UserError(f"policy {seat.name} cannot take over its state", _described(error), fix) from error
-            seat.standing = replace(standing, failures={}, off=False) if pardon else standing
+                raise UserError(f"policy {slot.name} cannot take over its state", _described(error), fix) from error
+            slot.standing = replace(standing, failures={}, off=False) if pardon else standing
 
 
 def _checked(told: Any) -> list[dict[str, Any]]:

@@ -165,8 +165,8 @@ class Adapter:
         if not self._at.exchange_due:
             return
         self._at.exchange_due = False
-        rows = self._workers.gather(self._host.offer())
-        if self._regrouped:  # some may have been told of the others before, some not
+        rows = self._workers.gather_bytes(self._host.offer())
+        if self._regrouped:  # some may have heard of the others before, some not
             self._host.cancel()
         elif self._host.waiting:
             self._host.deliver(rows, self._workers.rank)

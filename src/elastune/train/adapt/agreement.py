@@ -1,4 +1,4 @@
-"""What this worker's program and policies propose, from the wish to the vote on it; each has a vote of its own."""
+"""What this worker's program and policies propose, until it is voted on; each has a vote of its own."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _SCHEDULER_RATES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
 
 @dataclass(frozen=True)
 class Ramp:
-    """A factor on learning rates that comes about in ``steps`` equal parts, of which ``done`` have been made."""
+    """A learning-rate factor applied linearly over ``steps`` steps, of which ``done`` are over."""
 
     factor: float
     steps: int
