@@ -2,79 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.frontier.rows import Times
-from elastune.frontier.trainings import Training, Trainings
-from elastune.job.signals import Interrupted
-from elastune.journal.records import TimesFitted
+from elastune.frontier.rows import Times, batch_of
+from elastune.journal.records import LinkMeasured, TimesFitted
+from elastune.journal.trials import TrialLife, TrialTable
 from elastune.plan.step_time import Fit, Observation, fit
+from elastune.search.stopping.schedule import FixedTrial, Next
+from elastune.study.loop.fixed_trials import FixedTrials
 from elastune.study.request import FrontierRequest
-from elastune.train.machine import cores
 
 STEPS = 25
 
 
 class Calibration:
-    """The measured steps of one program, and the model fitted to them."""
+    """The steps of one program as this controller measured them, and the model fitted to them.
 
-    def __init__(
-        self,
-        request: FrontierRequest,
-        trainings: Trainings,
-        keep: Callable[[TimesFitted], None],
-        interrupted: Callable[[], bool],
-    ) -> None:
+    ``before``: the trials of earlier controllers, whose machine may have been another one.
+    """
+
+    def __init__(self, request: FrontierRequest, table: TrialTable) -> None:
+        self.links: list[LinkMeasured] = []
         self._request = request
-        self._trainings = trainings
-        self._keep = keep
-        self._interrupted = interrupted
-        self.steps: dict[tuple[int, int], float] = {}
-        self._samples: dict[tuple[int, int], int] = {}
-        self.grad_bytes = 0
+        self._table = table
+        self._before = set(table.trials)
+        self._asked: set[tuple[int, int]] = set()
+        self._grad_bytes = 0
 
-    def measurable(self, workers: int) -> bool:
-        """Whether this machine can show how fast that many workers are: each needs a core to itself."""
-        return workers <= cores()
+    def schedule(self, config: Config, wanted: Iterable[tuple[int, int]]) -> FixedTrials:
+        """Time a few steps of each wanted (batch, workers), alone on the machine, once only.
 
-    def measure(self, config: Config, batch: int, workers: int) -> None:
-        """Time a few steps of ``batch`` on ``workers``, alone on the machine. Once only.
-
-        Where training diverges at this batch size, or the program takes too few steps to time, nothing is learned.
+        Where training diverges at a batch size, or the program takes too few steps to time, nothing is learned.
         """
-        if (batch, workers) in self.steps:
-            return
-        means = replace(self._request.means, workers=workers, num_slots=max(self._request.means.num_slots, workers))
-        started = self._trainings.begin({**config, "batch_size": batch}, self._request.seed, "calibrate", {})
-        started = replace(started, means={**started.means, "workers": workers})
-        self._trainings.start(started, means, max_steps=STEPS, measure_link=workers > 1)
-        ended: list[Training] = []
-        while not ended:
-            ended = self._trainings.pump()
-            if self._interrupted():
-                self._trainings.abandon()
-                raise Interrupted
-        run = ended[0].run
-        if run is None and not ended[0].result.reason.startswith("diverged"):
-            fix = "fix the program's own settings before scaling them"
-            raise UserError("the program must train with its own settings", ended[0].result.reason, fix)
-        if run is not None and run.step_s is not None:
-            self.steps[batch, workers] = run.step_s
-            self._samples[batch, workers] = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
-            self.grad_bytes = run.grad_bytes
+        new = [pair for pair in dict.fromkeys(wanted) if pair not in self._asked]
+        self._asked |= set(new)
+        return _OneByOne([self._trial(config, batch, workers) for batch, workers in new], self._refuse_failures)
 
-    def fit(self) -> Times:
+    def fit(self) -> tuple[Times, TimesFitted]:
         """The model from what was measured so far; steps on several workers check it."""
-        timed = [(self._samples[key], key[1], seconds) for key, seconds in self.steps.items()]
-        gradients = [(samples, seconds) for samples, workers, seconds in timed if workers == 1]
-        checked = [Observation(workers, samples, s) for samples, workers, s in timed if workers > 1]
-        links = [link for found in self._trainings.links.values() for link in found]
-        found: Fit = fit(gradients, self.grad_bytes, links=links, held_out=checked)
-        self._keep(found.to_record())
-        return Times(found.model, self.steps)
+        timed = self._timed()
+        gradients = [(step.batch, step.step_s) for step in timed.values() if step.workers == 1]
+        checked = [step for step in timed.values() if step.workers > 1]
+        found: Fit = fit(gradients, self._grad_bytes, links=self.links, held_out=checked)
+        return Times(found.model, {key: step.step_s for key, step in timed.items()}), found.to_record()
+
+    def _timed(self) -> dict[tuple[int, int], Observation]:
+        """(batch, workers) -> the step that was measured."""
+        found: dict[tuple[int, int], Observation] = {}
+        for life in self._ended():
+            run = life.finished.run if life.finished is not None else None
+            if run is not None and run.step_s is not None:
+                batch = batch_of(life.started.config)
+                mean = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
+                found[batch, life.first_workers] = Observation(life.first_workers, mean, run.step_s)
+                self._grad_bytes = run.grad_bytes
+        return found
+
+    def _ended(self) -> list[TrialLife]:
+        ended = (self._table.trials[number] for number in self._table.ended if number not in self._before)
+        return [life for life in ended if life.started.phase == "calibrate"]
+
+    def _refuse_failures(self) -> None:
+        """Raise ``UserError`` where a program fails by itself: no scaling would help it."""
+        for life in self._ended():
+            assert life.finished is not None
+            if life.finished.run is None and not life.finished.reason.startswith("diverged"):
+                fix = "fix the program's own settings before scaling them"
+                raise UserError("the program must train with its own settings", life.finished.reason, fix)
+
+    def _trial(self, config: Config, batch: int, workers: int) -> FixedTrial:
+        means = replace(self._request.means, workers=workers, num_slots=max(self._request.means.num_slots, workers))
+        return FixedTrial({**config, "batch_size": batch}, self._request.seed, means, "calibrate", STEPS)
+
+
+class _OneByOne(FixedTrials):
+    """Each when the one before has ended, ``check``ed by then."""
+
+    def __init__(self, trials: Sequence[FixedTrial], check: Callable[[], None]) -> None:
+        super().__init__("calibrate", trials, at_once=1)
+        self._check = check
+
+    def next(self, fresh: bool) -> Next:
+        self._check()
+        return super().next(fresh)
 
 
 def batches_to_measure(base: int, counts: Sequence[int]) -> list[int]:

@@ -39,14 +39,18 @@ class Times:
         batch = min(batch, -(-run.samples // run.steps))  # an epoch's last batch is smaller
         if same or run.step_s is None:
             return self.model.estimate(batch, workers)
-        scale = run.step_s / self.model.step_s(batch, 1)
+        scale = run.step_s / self.model.step_s(batch, run.workers)
         own = replace(
             self.model,
             base_s=self.model.base_s * scale,
             per_sample_s=self.model.per_sample_s * scale,
             grad_bytes=run.grad_bytes,
         )
-        return replace(own.estimate(batch, workers), measured=workers == 1)
+        return replace(own.estimate(batch, workers), measured=workers == run.workers)
+
+    def expected_s(self, batch: int, workers: int) -> float:
+        """Seconds of a step of a training that has not ended."""
+        return CalibratedTimes(self.model, self.measured).estimate(batch, workers).step_s
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,12 @@ class FrontierCriteria:
 
     def seconds(self, training: Training, workers: int) -> tuple[float, bool]:
         """Time of the whole training on ``workers``, and whether its step time was measured."""
-        run = training.run
-        assert run is not None
-        found = self.times.estimate(batch_of(training.config), workers, run)
+        assert training.run is not None
+        return self.run_seconds(training.config, training.run, workers)
+
+    def run_seconds(self, config: Config, run: RunFinished, workers: int) -> tuple[float, bool]:
+        """The same of the ``run`` of ``config``."""
+        found = self.times.estimate(batch_of(config), workers, run)
         return run.steps * found.step_s, found.measured
 
 

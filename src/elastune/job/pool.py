@@ -14,30 +14,28 @@ PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, fr
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A job that is over, and how. ``worker_seconds``: the time of all its workers together."""
+class JobEvent:
+    """Something that a job said, or (``outcome``) how it ended.
 
-    key: int
+    ``worker_seconds``: the time of all its workers together in the ``seconds`` that it ran until then.
+    """
+
+    job: int
     spec: RunSpec
-    outcome: RunFinished | RunFailed
+    record: Record
     seconds: float
     worker_seconds: float
 
     @property
+    def outcome(self) -> RunFinished | RunFailed | None:
+        """How the job ended; None while it runs."""
+        return self.record if isinstance(self.record, RunFinished | RunFailed) else None
+
+    @property
     def paused_by(self) -> str | None:
-        """What it ended by with a checkpoint to go on from; None where it is over."""
-        stopped = self.outcome.stopped if isinstance(self.outcome, RunFinished) else None
+        """What it ended by with a checkpoint to go on from; None where it runs or is over."""
+        stopped = self.record.stopped if isinstance(self.record, RunFinished) else None
         return stopped if stopped in PAUSED else None
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What a job said, and the time of all its workers together in the ``seconds`` that it ran until then."""
-
-    key: int
-    record: Record
-    seconds: float
-    worker_seconds: float
 
 
 class Job:
@@ -127,24 +125,23 @@ class Pool:
             job.pausing = True
             job.watch.stop()
 
-    def pump(self, wait_s: float) -> tuple[list[Heard], list[Ended]]:
-        """Wait for news, at most ``wait_s`` and the cluster's patience: what the jobs said, and those that ended."""
+    def pump(self, wait_s: float) -> list[JobEvent]:
+        """Wait for news, at most ``wait_s`` and the cluster's patience: what the jobs said, then the ends."""
         if self.jobs:
             late_s = self._late_s()
             self._cluster.wait(min(wait_s, self._cluster.patience_s, late_s if late_s > 0 else wait_s))
-        heard: list[Heard] = []
-        ended: list[Ended] = []
+        said: list[JobEvent] = []
+        ends: list[JobEvent] = []
         for key in self._told():
             job, now_s = self.jobs[key], self._clock.now()
             ran_s, worker_s = now_s - job.started_s, job.worker_seconds(now_s)
-            heard.extend(Heard(key, record, ran_s, worker_s) for record in job.watch.pump())
+            said.extend(JobEvent(key, job.spec, record, ran_s, worker_s) for record in job.watch.pump())
             self._held += job.hold()
             if job.watch.outcome is not None:
-                over = Ended(key, job.spec, job.watch.outcome, ran_s, worker_s)
-                ended.append(over)
+                ends.append(JobEvent(key, job.spec, job.watch.outcome, ran_s, worker_s))
                 self._held -= job.held
                 del self.jobs[key], self._keys[job.watch.handle]
-        return heard, ended
+        return [*said, *ends]
 
     def _told(self) -> list[int]:
         """The jobs that may have something to say. Who may be late is always asked."""

@@ -31,9 +31,12 @@ from elastune.journal.run_records import (
     WorkerGone,
 )
 from elastune.journal.study_records import (
+    ArtifactKept,
+    ArtifactRemoved,
     EarlierTrial,
     FrontierFound,
     FrontierRow,
+    Phase,
     StudyFinished,
     StudyStarted,
     TimesFitted,
@@ -48,6 +51,8 @@ from elastune.journal.study_records import (
 )
 
 __all__ = [
+    "ArtifactKept",
+    "ArtifactRemoved",
     "Checkpointed",
     "Decided",
     "EarlierTrial",
@@ -57,6 +62,7 @@ __all__ = [
     "LinkMeasured",
     "Measured",
     "MembershipEvent",
+    "Phase",
     "PolicyFailed",
     "Reason",
     "Record",
@@ -111,6 +117,8 @@ Record = Annotated[
     | TrialReallocated
     | TrialResumed
     | TrialPaused
+    | ArtifactKept
+    | ArtifactRemoved
     | TimesFitted
     | FrontierFound
     | StudyFinished,

@@ -11,6 +11,8 @@ from pydantic.dataclasses import dataclass
 from elastune.journal.run_records import Regrouped, Reported, RunFinished
 
 _RULES = ConfigDict(extra="forbid")
+Phase = Literal["search", "calibrate", "naive", "confirm"]
+"""What a trial is run for."""
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -61,7 +63,7 @@ class TrialStarted:
     config: dict[str, Any]
     means: dict[str, Any]
     seed: int
-    phase: Literal["search", "calibrate", "naive", "confirm"] = "search"
+    phase: Phase = "search"
     params: dict[str, Any] = field(default_factory=dict)
     distributions: dict[str, str] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
@@ -150,6 +152,29 @@ class TrialFinished:
     run: RunFinished | None = None
     worker_seconds: float | None = None
     kind: Literal["trial_finished"] = "trial_finished"
+
+
+@dataclass(frozen=True, config=_RULES)
+class ArtifactKept:
+    """What stays of a trial that is over: its checkpoint after ``step`` steps, at ``path`` in the study's folder.
+
+    ``sha256`` of its weights. ``artifact``: "state", all that a run goes on with.
+    """
+
+    trial: int
+    step: int
+    path: str
+    sha256: str
+    artifact: Literal["state"] = "state"
+    kind: Literal["artifact_kept"] = "artifact_kept"
+
+
+@dataclass(frozen=True, config=_RULES)
+class ArtifactRemoved:
+    """What was kept of a trial has gone: others have overtaken it."""
+
+    trial: int
+    kind: Literal["artifact_removed"] = "artifact_removed"
 
 
 @dataclass(frozen=True, config=_RULES)

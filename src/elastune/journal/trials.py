@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
+    ArtifactKept,
+    ArtifactRemoved,
     Reported,
     StudyFinished,
     StudyStarted,
@@ -122,14 +124,15 @@ class TrialTable:
     """The trials of a study by number, in the order they were first started; ``hear`` adds one entry after another.
 
     ``ended``: the numbers of those that are over, in the order they ended. ``cut_off``: of those that wait since they
-    were paused by no decision of the search, the longest waiting first. ``seconds``: how long controllers have worked
-    on the study: time between two controllers does not count.
+    were paused by no decision of the search, the longest waiting first. ``artifacts``: what was kept of trials that are
+    over. ``seconds``: how long controllers have worked on the study: time between two controllers does not count.
     """
 
     def __init__(self) -> None:
         self.trials: dict[int, TrialLife] = {}
         self.ended: dict[int, None] = {}
         self.cut_off: dict[int, None] = {}
+        self.artifacts: dict[int, ArtifactKept] = {}
         self.seconds = 0.0
         self._begin_at: float | None = None
         self._last_at = 0.0
@@ -141,6 +144,10 @@ class TrialTable:
         if isinstance(record, StudyStarted | StudyFinished):
             self._spans.end_all("lost", self.seconds)
         self._keep_time(entry)
+        if isinstance(record, ArtifactKept):
+            self.artifacts[record.trial] = record
+        elif isinstance(record, ArtifactRemoved):
+            self.artifacts.pop(record.trial, None)
         if not isinstance(record, TrialRecord):
             return
         number = record.trial

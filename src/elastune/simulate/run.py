@@ -23,7 +23,7 @@ from elastune.simulate.trial_model import TrialModel
 from elastune.simulate.world import Losses
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
-from elastune.study.run import tune
+from elastune.study.run import Environment, tune
 from elastune.train.program.load import Surrogate
 
 SAMPLES = 10_000  # of an epoch of a surrogate, which tells of none
@@ -127,9 +127,10 @@ def simulate(
     request = replace(request, simulated=True)
     clock = VirtualClock(before[-1].at if before else 0.0)
     begun = time.monotonic()
+    around = Environment(clock, background=False, durable=False)
     cluster = SimulatedCluster(request.workers, model, clock, losses)
     with cluster:
-        study = tune(request, space=space, cluster=cluster, clock=clock, observe=observe)
+        study = tune(request, space=space, cluster=cluster, environment=around, observe=observe)
         offered_s = request.workers * clock.now()
         return Simulation(
             study=study,

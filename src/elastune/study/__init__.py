@@ -1,1 +1,1 @@
-"""The study loop."""
+"""Studies: what ``elastune tune`` is asked, the loop that searches, and what was found."""

@@ -67,6 +67,8 @@ class FrontierRequest:
     config: Config = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     sampler: str = "auto"
+    stopping: str = "none"
+    trial_workers: tuple[int, int] | None = None
     epochs: int | None = None
     seed: int = 0
     price_per_worker_hour: float = 1.0

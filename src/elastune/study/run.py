@@ -1,27 +1,50 @@
-"""Tune a program: check the request, run the driver on a cluster, hand out what was found."""
+"""Tune a program: check the request, run the study loop on a cluster, hand out what was found."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.job.output_dir import open_out
+from elastune.job.pool import Pool
 from elastune.job.run import Observe
 from elastune.job.signals import Interrupts
 from elastune.journal.reader import read
 from elastune.journal.records import Record, StudyFinished, TrialFinished, TrialPaused
 from elastune.journal.writer import JournalWriter
+from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.space import Space
-from elastune.study.loop import Driver
+from elastune.search.stopping.registry import make_schedule
+from elastune.study.allocation.rebalancer import sharing
+from elastune.study.loop.async_suggester import Proposals
+from elastune.study.loop.budget import Bounds
+from elastune.study.loop.retention import Keeper, KeepNothing, KeepState, Retention
+from elastune.study.loop.study_loop import StudyLoop
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
-from elastune.study.validate import check, check_same_study
+from elastune.study.tuning import Tuning
+from elastune.study.validate import Plan, check, check_same_study
 from elastune.study.warm_start import earlier_studies, take_over
 
 LASTING = (TrialFinished, TrialPaused, StudyFinished)  # what must be on the disk before anything rests on it
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a simulation swaps: the clock, and what only real time asks for.
+
+    ``background``: proposals are made in a thread of their own, so that trials are heard meanwhile. ``durable``:
+    results are on the disk before anything rests on them.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    background: bool = True
+    durable: bool = True
 
 
 def tune(
@@ -30,12 +53,24 @@ def tune(
     space: Space | None = None,
     cluster: Cluster | None = None,
     observe: Observe | None = None,
-    clock: Clock | None = None,
+    environment: Environment | None = None,
+    retention: Retention | None = None,
 ) -> Study:
     """Search until the budget is spent, the space is exhausted or Ctrl-C; returns what was found.
 
     Killed at any time, a study resumes with ``request.resume``: finished trials count, unfinished ones go on from their
-    last checkpoints, or else from their beginnings. ``clock``: another one than the system's, for a simulated cluster.
+    last checkpoints, or else from their beginnings.
+
+    Args:
+        request: what is searched, and for how long.
+        space: the search space; by default the program's own.
+        cluster: where trials run; by default on this machine, ``request.workers`` at a time.
+        observe: called with every record of the journal.
+        environment: what a simulated study swaps.
+        retention: what stays of trials that are over; by default nothing, or what later trials begin with.
+
+    Raises:
+        UserError: for a request that is wrong, a program that cannot be trained, a folder of something else.
     """
     plan = check(request, space)
     path = open_out(request.out, request.resume)
@@ -45,19 +80,53 @@ def tune(
     if cluster is not None and cluster.capacity < request.workers:
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
-    time = clock or SystemClock()
-    with JournalWriter(path, wall=time.wall) as journal, Interrupts() as interrupts, ExitStack() as stack:
+    around = environment or Environment()
+    with JournalWriter(path, wall=around.clock.wall) as journal, Interrupts() as interrupts, ExitStack() as stack:
         place = cluster or stack.enter_context(LocalCluster(capacity=request.workers))
 
         def keep(record: Record) -> None:
-            journal.write(record, durable=clock is None and isinstance(record, LASTING))
+            journal.write(record, durable=around.durable and isinstance(record, LASTING))
             if observe is not None:
                 observe(record)
 
-        driver = Driver(plan, place, keep, time, journal.settle)
-        stack.callback(driver.abandon)  # whatever happens: a cluster that is not ours lives on, its trials must not
-        driver.replay(before)
-        for taken in take_over(plan, earlier, place, time, lambda: interrupts.count):
-            driver.learn(taken)
-        driver.run(lambda: interrupts.count)
+        loop = _loop(plan, place, around, keep, journal.settle, retention)
+        stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
+        loop.replay(before, plan.settings)
+        for taken in take_over(plan, earlier, place, around.clock, lambda: interrupts.count):
+            loop.learn(taken)
+        bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
+        loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+def _loop(
+    plan: Plan,
+    cluster: Cluster,
+    around: Environment,
+    keep: Callable[[Record], None],
+    flush: Callable[[], None],
+    retention: Retention | None,
+) -> StudyLoop:
+    request, pricing = plan.request, plan.pricing
+    schedule = make_schedule(
+        request.stopping, pricing.objectives, request.seed, space=plan.space, constraints=pricing.constraints
+    )
+    suggester = Suggester(
+        plan.space,
+        pricing.objectives,
+        pricing.constraints,
+        sampler=request.sampler,
+        seed=request.seed,
+    )
+    default = KeepState() if schedule.parents else KeepNothing()
+    return StudyLoop(
+        Tuning(plan, cluster.files, pauses=schedule.pauses),
+        schedule,
+        Proposals(suggester, inline=not around.background),
+        Pool(cluster, capacity=request.workers, timeout_s=request.trial_timeout_s, clock=around.clock),
+        around.clock,
+        keep,
+        Keeper(retention or default, cluster.files, request.out),
+        flush=flush,
+        share=sharing(request.trial_workers, request.means),
+    )

@@ -10,9 +10,10 @@ from typing import Any
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, Means
-from elastune.job.pool import Ended
+from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import NO_POLICY, policies_of
-from elastune.journal.records import Reported, RunFailed, TrialFinished, TrialStarted
+from elastune.journal.records import RunFailed, TrialFinished, TrialStarted
+from elastune.journal.trials import TrialLife
 from elastune.search.space.constraint import Constraint, violations
 from elastune.search.space.objective import Objective
 from elastune.search.stopping.schedule import IntermediateResult
@@ -64,37 +65,41 @@ def measured(
     return {**metrics, "seconds": seconds, "cost": Cost(workers * seconds, price_per_worker_hour).total}
 
 
-def glimpse(
-    trial: int, report: Reported, workers: float, known: Mapping[str, Any], pricing: Pricing
-) -> IntermediateResult | None:
-    """What early stopping may see of a report; None where it lacks an objective, or does not tell how far it is."""
-    metrics = _visible(measured(report.metrics, report.seconds, workers, pricing.price_per_worker_hour))
+def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult | None:
+    """What early stopping may see of a trial's newest report.
+
+    None where it lacks an objective, or does not tell how far it is.
+    """
+    report, _ = life.reports[-1]
+    workers = life.average or float(life.first_workers)
+    metrics = _visible(measured(life.metrics, report.seconds, workers, pricing.price_per_worker_hour))
     if not report.epochs or any(o.name not in metrics for o in pricing.objectives):
         return None
-    told = [c for c in pricing.constraints if c.decidable({*known, *metrics})]
-    worst = max(violations(told, {**known, **metrics}).values(), default=0.0)
+    names = {**known(life.started), **metrics}
+    decided = [c for c in pricing.constraints if c.decidable(names)]
+    worst = max(violations(decided, names).values(), default=0.0)
     values = tuple(metrics[o.name] for o in pricing.objectives)
-    return IntermediateResult(trial, report.epoch, report.epochs, values, worst)
+    return IntermediateResult(life.number, report.epoch, report.epochs, values, worst)
 
 
-def judge(trial: int, ended: Ended, known: Mapping[str, Any], pricing: Pricing) -> TrialFinished:
+def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
     """The trial's result: complete with a value for every objective, or infeasible with its reason.
 
-    ``known``: configuration and means, by name, for constraints that speak of both settings and metrics. Raises
-    ``UserError`` where the program does not report what is to be optimised or constrained: no trial could succeed.
+    Constraints may speak of settings and of metrics. Raises ``UserError`` where the program does not report what is to
+    be optimised or constrained: no trial could succeed.
     """
-    outcome = ended.outcome
+    outcome, seconds = ended.outcome, life.seconds + ended.seconds
+    worker_seconds = life.worker_seconds + ended.worker_seconds
+    assert outcome is not None
     if isinstance(outcome, RunFailed):
         reason = f"{outcome.reason}: {outcome.detail}"
-        return TrialFinished(
-            trial, "infeasible", seconds=ended.seconds, reason=reason, worker_seconds=ended.worker_seconds
-        )
-    workers = ended.worker_seconds / ended.seconds if ended.seconds > 0 else outcome.workers
+        return TrialFinished(life.number, "infeasible", seconds=seconds, reason=reason, worker_seconds=worker_seconds)
+    workers = worker_seconds / seconds if seconds > 0 else outcome.workers
     metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour)
     visible = _visible(metrics)
     _refuse_unknown(pricing.objectives, visible)
     values = {o.name: visible[o.name] for o in pricing.objectives}
-    everything = {**known, **visible}
+    everything = {**known(life.started), **visible}
     for constraint in pricing.constraints:
         if missing := sorted(constraint.names - set(everything)):
             known_names = ", ".join(sorted(everything))
@@ -103,15 +108,15 @@ def judge(trial: int, ended: Ended, known: Mapping[str, Any], pricing: Pricing) 
     broken = [f"breaks {text} (by {by:g})" for text, by in found.items() if by > 0]
     broken += [f"has {name} {value}" for name, value in values.items() if not math.isfinite(value)]
     return TrialFinished(
-        trial,
+        life.number,
         "infeasible" if broken else "complete",
         values=values,
         metrics=metrics,
         violations=found,
-        seconds=ended.seconds,
+        seconds=seconds,
         reason=" and ".join(broken),
         run=outcome,
-        worker_seconds=ended.worker_seconds,
+        worker_seconds=worker_seconds,
     )
 
 

@@ -11,16 +11,17 @@ from typing import Any
 from elastune.cluster.base import Cluster
 from elastune.core.clock import Clock
 from elastune.core.errors import UserError
-from elastune.core.run import RunSpec
 from elastune.job.output_dir import JOURNAL
-from elastune.job.pool import Pool
+from elastune.job.pool import JobEvent, Pool
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
     EarlierTrial,
+    Record,
     RunContext,
     RunFinished,
     StudyStarted,
+    TrialFinished,
     WarmStarted,
 )
 from elastune.journal.trials import TrialLife, fold
@@ -37,8 +38,15 @@ from elastune.search.analysis.warm_start import (
     spread_of,
 )
 from elastune.search.space.space import Sample
+from elastune.search.stopping.schedule import FixedTrial
+from elastune.study.loop.async_suggester import NoProposals
+from elastune.study.loop.budget import Bounds
+from elastune.study.loop.fixed_trials import FixedTrials
+from elastune.study.loop.retention import Keeper, KeepNothing
+from elastune.study.loop.study_loop import StudyLoop
 from elastune.study.request import StudyRequest
 from elastune.study.trial_results import settings
+from elastune.study.tuning import Tuning
 from elastune.study.validate import Plan
 
 _MEANS = ("workers", "mode", "mechanism", "micro_batch", "threads")  # they decide how long a training takes
@@ -201,30 +209,36 @@ def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed
     return all(same)
 
 
+class _TryOut(Tuning):
+    """Trials of a step, of which nothing but the context counts."""
+
+    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+        run = ended.outcome if isinstance(ended.outcome, RunFinished) else None
+        return TrialFinished(life.number, "infeasible" if run is None else "complete", run=run)
+
+
 def _try_out(
     plan: Plan, sample: Sample, cluster: Cluster, clock: Clock, interrupts: Callable[[], int]
 ) -> RunFinished | None:
     """One step of a configuration on one worker; None where it does not come to that."""
     request = plan.request
     config, means, _ = settings(sample.values, plan.config, request.means, request.workers)
-    spec = RunSpec(
-        program=request.program,
-        out=request.out / "warm",
-        config=config,
-        seed=request.seed,
-        means=replace(means, workers=1),
-        epochs=request.epochs,
-        max_steps=1,
-        checkpoint_every_steps=0,
-    )
     limits = [limit for limit in (request.trial_timeout_s, request.budget_s) if limit is not None]
-    pool = Pool(cluster, capacity=1, timeout_s=min(limits, default=None), clock=clock)
-    pool.start(0, spec)
-    while pool.running:
-        _, ended = pool.pump(cluster.patience_s)
-        if interrupts():
-            pool.abandon()
-        for job in ended:
-            cluster.files.remove(spec.out)
-            return job.outcome if isinstance(job.outcome, RunFinished) else None
-    return None
+    one = FixedTrial(config, request.seed, replace(means, workers=1), "calibrate", max_steps=1)
+    folder = request.out / "warm"
+    told: list[Record] = []  # for no journal: it is no trial of this study
+    loop = StudyLoop(
+        _TryOut(replace(plan, request=replace(request, out=folder)), cluster.files, pauses=False),
+        FixedTrials("calibrate", [one]),
+        NoProposals(),
+        Pool(cluster, capacity=1, timeout_s=min(limits, default=None), clock=clock),
+        clock,
+        told.append,
+        Keeper(KeepNothing(), cluster.files, folder),
+    )
+    try:
+        loop.run(Bounds(), interrupts)
+    finally:
+        loop.close()
+        cluster.files.remove(folder)
+    return next((record.run for record in told if isinstance(record, TrialFinished)), None)

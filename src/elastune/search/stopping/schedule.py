@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastune.core.run import Config, Means
+from elastune.journal.records import Phase
+
 
 @dataclass(frozen=True)
 class IntermediateResult:
@@ -54,15 +57,35 @@ class NewTrial:
     epoch: int | None = None
 
 
+@dataclass(frozen=True)
+class FixedTrial:
+    """Start a trial whose settings are given: no sampler proposes it, and no search learns from it.
+
+    ``phase``: what it is for. ``max_steps``: it ends after so many; None: it is trained to its end.
+    """
+
+    config: Config
+    seed: int
+    means: Means
+    phase: Phase
+    max_steps: int | None = None
+
+
+Next = Resume | ForkTrial | NewTrial | FixedTrial | None
+
+
 class Schedule(ABC):
     """Told of everything that happens to a study's trials; asked for verdicts.
 
     ``pauses``: whether trials may pause, so that they keep checkpoints. ``parents``: whether trials begin with those of
-    others, which must then outlive their ends.
+    others, which must then outlive their ends. ``phase``: what its trials are for. ``proposes``: whether its new trials
+    are proposed by a sampler; others are ``FixedTrial``s.
     """
 
     pauses = True
     parents = False
+    phase: Phase = "search"
+    proposes = True
 
     @abstractmethod
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
@@ -85,7 +108,7 @@ class Schedule(ABC):
         """A trial is over, with its values or (None) without valid ones."""
 
     @abstractmethod
-    def next(self, fresh: bool) -> Resume | ForkTrial | NewTrial | None:
+    def next(self, fresh: bool) -> Next:
         """What to do with free workers; None: nothing, until something else happens.
 
         ``fresh``: whether new trials may begin. Without it, what was promised is brought to an end: paused trials that

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastune.cluster.base import ElasticHandle
 from elastune.core.clock import Clock
+from elastune.core.run import Means
 from elastune.job.pool import Pool
 from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
 from elastune.study.allocation.allocate import Rules
@@ -16,6 +17,11 @@ from elastune.study.allocation.priority import standing
 
 FEW = 100  # trials: so many are decided about in milliseconds
 PER_TRIAL_S = 1e-3  # at least so long, for every trial that runs, between decisions: thousands take a second to make
+
+
+STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
+LEAST_GAIN = 0.5  # of a first worker's: what a further one must bring, or a study would waste them
+PATIENCE_S = 300.0  # a trial that waited longer is let in before those that run
 
 
 @dataclass(frozen=True)
@@ -119,3 +125,22 @@ class Sharing:
         if begins and self._waiting is not None and self._waiting.fresh:
             more = max(min(self._broker.room, self._pool.free - begins), 0) // begins
         return Settled(tuple(moved), begins, more)
+
+
+MakeSharing = Callable[[Pool, Clock, float, float], Sharing]
+"""The pool, the clock, and the seconds and worker-seconds that are left -> what shares out the pool's workers."""
+
+
+def sharing(bounds: tuple[int, int] | None, means: Means) -> MakeSharing | None:
+    """How trials of ``means`` share workers, each within ``bounds``; None where they do not."""
+    if bounds is None:
+        return None
+    slots = max(means.num_slots, bounds[1]) if means.mode == "exact" else None
+
+    def make(pool: Pool, clock: Clock, left_s: float, left_worker_s: float) -> Sharing:
+        rules = Rules(
+            stay_s=STAY_S, patience_s=PATIENCE_S, least_gain=LEAST_GAIN, deadline_s=left_s, budget_s=left_worker_s
+        )
+        return Sharing(pool, clock, bounds, slots, rules)
+
+    return make

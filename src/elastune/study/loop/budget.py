@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 from elastune.core.clock import Clock
 from elastune.job.pool import Pool
 from elastune.journal.trials import TrialLife, TrialTable
-from elastune.study.request import StudyRequest
 
 TICK_S = 0.01
 
 
-class Budget:
-    """The bounds of ``request``, against what trials on ``pool``, and those of ``table`` before, have used."""
+@dataclass(frozen=True)
+class Bounds:
+    """What a study may use: trials, seconds, worker-hours; None: as much as it takes.
 
-    def __init__(self, request: StudyRequest, table: TrialTable, pool: Pool, clock: Clock) -> None:
-        self._request = request
+    ``reserve_s``: new trials begin while more seconds than these are left; None: as many as the complete trials took in
+    the median.
+    """
+
+    trials: int | None = None
+    budget_s: float | None = None
+    worker_hours: float | None = None
+    reserve_s: float | None = None
+
+
+class Budget:
+    """``bounds``, against what trials on ``pool``, and those of ``table`` before, have used."""
+
+    def __init__(self, table: TrialTable, pool: Pool, clock: Clock) -> None:
+        self.bounds = Bounds()
         self._table = table
         self._pool = pool
         self._clock = clock
@@ -35,12 +49,12 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        budget_s = self._request.budget_s
+        budget_s = self.bounds.budget_s
         return float("inf") if budget_s is None else budget_s - self.elapsed_s
 
     @property
     def left_worker_s(self) -> float:
-        hours, now_s = self._request.worker_hours, self._clock.now()
+        hours, now_s = self.bounds.worker_hours, self._clock.now()
         if hours is None:
             return float("inf")
         running = sum(job.worker_seconds(now_s) for job in self._pool.jobs.values())
@@ -55,18 +69,20 @@ class Budget:
     def over(self) -> str:
         """The budget that ends what runs; empty while there is some left."""
         if self.left_s <= 0:
-            return f"a budget of {self._request.budget_s:g} s"
+            return f"a budget of {self.bounds.budget_s:g} s"
         if self.left_worker_s <= 0:
-            return f"a budget of {self._request.worker_hours:g} worker-hours"
+            return f"a budget of {self.bounds.worker_hours:g} worker-hours"
         return ""
 
     def spent(self) -> str:
         """The budget that has no room for one more new trial; empty while it has."""
-        if self._request.trials is not None and len(self._table.trials) >= self._request.trials:
-            return f"{self._request.trials} trials"
-        budget_s, hours = self._request.budget_s, self._request.worker_hours
-        if budget_s is not None and self.left_s <= self._usual(lambda life: life.seconds):
-            return f"a budget of {budget_s:g} s"
+        if self.bounds.trials is not None and len(self._table.trials) >= self.bounds.trials:
+            return f"{self.bounds.trials} trials"
+        budget_s, hours = self.bounds.budget_s, self.bounds.worker_hours
+        if budget_s is not None:
+            reserve_s = self.bounds.reserve_s
+            if self.left_s <= (self._usual(lambda life: life.seconds) if reserve_s is None else reserve_s):
+                return f"a budget of {budget_s:g} s"
         if hours is not None and self.left_worker_s <= self._usual(lambda life: life.worker_seconds):
             return f"a budget of {hours:g} worker-hours"
         return ""

@@ -16,7 +16,7 @@ from elastune.journal.reader import read
 from elastune.journal.records import TrialFinished, TrialReported, TrialStarted
 from elastune.search.samplers.suggest import Suggester, Suggestion
 from elastune.search.space.objective import Objective
-from elastune.study.async_suggester import Proposals
+from elastune.study.loop.async_suggester import Proposals
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 

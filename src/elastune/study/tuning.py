@@ -1,48 +1,38 @@
-"""What a trial needs to start, or to go on: its settings with those of the study, and the record that tells of it."""
+"""The experiment of ``elastune tune``: trials with the settings that a search proposes, judged by their objectives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from elastune.cluster.run_files import RunFiles
 from elastune.core.run import Elastic, RunSpec
+from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import check_adapt
-from elastune.journal.records import TrialResumed, TrialStarted
+from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
 from elastune.journal.trials import TrialLife
 from elastune.search.samplers.suggest import Suggestion
-from elastune.study.trial_results import known, settings
+from elastune.search.space.objective import Objective
+from elastune.search.stopping.schedule import FixedTrial, IntermediateResult
+from elastune.study.loop.experiment import PreparedTrial
+from elastune.study.trial_results import intermediate_result, judge, known, settings
 from elastune.study.validate import Plan
 
 
-@dataclass(frozen=True)
-class PreparedTrial:
-    """A trial that is to start, or to go on, as soon as there is room for it."""
-
-    number: int
-    spec: RunSpec
-    record: TrialStarted | TrialResumed
-
-    def on(self, workers: int) -> PreparedTrial:
-        """The same on so many workers."""
-        spec = replace(self.spec, means=replace(self.spec.means, workers=workers))
-        if isinstance(self.record, TrialResumed):
-            return PreparedTrial(self.number, spec, replace(self.record, workers=workers))
-        means = {**self.record.means, "workers": workers}
-        return PreparedTrial(self.number, spec, replace(self.record, means=means))
-
-
-class TrialLaunches:
-    """Prepares the trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
+class Tuning:
+    """The trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
 
     def __init__(self, plan: Plan, files: RunFiles, *, pauses: bool) -> None:
         self._plan = plan
         self._files = files
         self._pauses = pauses
 
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        return self._plan.pricing.objectives
+
     def new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> PreparedTrial:
-        """A trial that never ran; it begins with the newest checkpoint of ``parent``, if it has one."""
         spec = self._spec(suggestion.number, suggestion.values)
         chosen = {**asdict(spec.means), "policy": suggestion.values["policy"]}
         record = TrialStarted(
@@ -58,15 +48,39 @@ class TrialLaunches:
         folder = None if parent is None else self._folder(parent)
         return PreparedTrial(suggestion.number, replace(spec, until_epoch=until_epoch, parent=folder), record)
 
+    def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        spec = RunSpec(
+            self._plan.request.program,
+            self._folder(number),
+            trial.config,
+            trial.seed,
+            trial.means,
+            epochs=self._plan.request.epochs,
+            max_steps=trial.max_steps,
+            checkpoint_every_steps=0,
+        )
+        record = TrialStarted(number, trial.config, asdict(trial.means), trial.seed, trial.phase)
+        return PreparedTrial(number, spec, record)
+
     def again(
-        self, number: int, life: TrialLife, reason: str, until_epoch: int | None, cut_off: bool = False
+        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
-        """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
-        self._files.drop_damaged(self._folder(number))
-        spec = replace(self._spec(number, known(life.started)), resume=True, until_epoch=until_epoch)
+        self._files.drop_damaged(self._folder(life.number))
+        spec = replace(self._spec(life.number, known(life.started)), resume=True, until_epoch=until_epoch)
         parent = life.started.parent
         spec = replace(spec, parent=None if parent is None else self._folder(parent))
-        return PreparedTrial(number, spec, TrialResumed(number, spec.means.workers, reason, until_epoch, cut_off))
+        record = TrialResumed(life.number, spec.means.workers, reason, until_epoch, cut_off)
+        return PreparedTrial(life.number, spec, record)
+
+    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+        return intermediate_result(life, self._plan.pricing)
+
+    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+        return judge(life, ended, self._plan.pricing)
+
+    def for_search(self, life: TrialLife) -> TrialFinished:
+        assert life.finished is not None
+        return life.finished
 
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers

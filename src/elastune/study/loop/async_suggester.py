@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from itertools import count
 
-from elastune.journal.records import TrialFinished
+from elastune.journal.entry import Entry
+from elastune.journal.records import TrialFinished, WarmStarted
 from elastune.search.samplers.suggest import Suggester, Suggestion
 
 WAIT_S = 0.01  # most proposals are there by then; the loop looks again this often while one is not
@@ -52,9 +54,21 @@ class Proposals:
 
     def adopt(self, params: Mapping[str, object]) -> Suggestion:
         """As ``Suggester.adopt``."""
-        if self._asked is not None and (found := self._collect()) is not None:
-            self._found.append(found)
+        self._wait()
         return self._suggester.adopt(params)
+
+    def reserve(self) -> int:
+        """As ``Suggester.reserve``."""
+        self._wait()
+        return self._suggester.reserve()
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """As ``Suggester.replay``, before the first proposal; trials that never finished stay open."""
+        self._suggester.replay(entries, unfinished="open")
+
+    def learn(self, earlier: WarmStarted) -> None:
+        """As ``Suggester.learn``, before the first proposal."""
+        self._suggester.learn(earlier)
 
     def tell(self, number: int, finished: TrialFinished) -> None:
         """As ``Suggester.tell``."""
@@ -69,6 +83,11 @@ class Proposals:
             self._asked = None
             self._catch_up()
 
+    def _wait(self) -> None:
+        """Keep the proposal that is on its way for later: nobody else may use the suggester."""
+        if self._asked is not None and (found := self._collect()) is not None:
+            self._found.append(found)
+
     def _collect(self) -> Suggestion | None:
         assert self._asked is not None
         asked, error = self._asked, self._asked.exception()
@@ -81,3 +100,26 @@ class Proposals:
     def _catch_up(self) -> None:
         while self._untold:
             self._suggester.tell(*self._untold.pop(0))
+
+
+class NoProposals(Proposals):
+    """For loops whose trials are all given: numbers, and nothing to propose."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    @property
+    def asking(self) -> bool:
+        return False
+
+    def ready(self) -> bool:
+        return False
+
+    def reserve(self) -> int:
+        return next(self._numbers)
+
+    def tell(self, number: int, finished: TrialFinished) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -54,7 +54,7 @@ def results(out: Path) -> Results:
 def to_the_end(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Of trials that nothing stopped."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    tiny = Program(Path(__file__).parents[1] / "programs" / "tiny.py")
+    tiny = Program(Path(__file__).parents[2] / "programs" / "tiny.py")
     tune(request(tiny, out), space=space, cluster=cluster)
     found = results(out)
     assert len(found) == 8

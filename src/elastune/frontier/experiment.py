@@ -1,0 +1,127 @@
+"""The experiment of a frontier: each configuration is trained once, and its time calculated for every worker count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from elastune.cluster.run_files import RunFiles
+from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec
+from elastune.frontier.plan import FrontierPlan
+from elastune.frontier.rows import FrontierCriteria, batch_of
+from elastune.frontier.trainings import NOISE_SCALE, Trainings, key, training_of
+from elastune.job.pool import JobEvent
+from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
+from elastune.journal.trials import TrialLife
+from elastune.search.samplers.suggest import Suggestion
+from elastune.search.space.objective import Objective
+from elastune.search.stopping.schedule import FixedTrial, IntermediateResult
+from elastune.study.loop.experiment import PreparedTrial
+from elastune.study.trial_results import Pricing, intermediate_result, judge
+
+
+class FrontierExperiment:
+    """Trainings of ``plan``. The search sees quality, and the time at the largest worker count.
+
+    Any other worker count's time follows from the same steps. ``by``: how rows are judged, once step times are known.
+    ``rules``: by which rule a configuration's learning rate follows its batch, by ``key(config, 0)``.
+    """
+
+    def __init__(self, plan: FrontierPlan, files: RunFiles) -> None:
+        self._files = files
+        self.by: FrontierCriteria | None = None
+        self.rules: dict[str, str] = {}
+        self._plan = plan
+        self._request = plan.request
+        self._pricing = Pricing((plan.quality,), plan.constraints, plan.request.price_per_worker_hour)
+        self._trainings: Trainings | None = None
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        return self._plan.searched
+
+    def look_at(self, trainings: Trainings) -> None:
+        """What was trained already is not trained again."""
+        self._trainings = trainings
+
+    def new(
+        self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None
+    ) -> PreparedTrial | TrialFinished:
+        config, rule = self._plan.resolve(suggestion.values)
+        self.rules[key(config, 0)] = rule
+        twin = None if self._trainings is None else self._trainings.done.get(key(config, self._request.seed))
+        if twin is not None:  # another parametrisation of what was trained already
+            return self._seen_by_search(twin.config, replace(twin.result, trial=suggestion.number))
+        means = self._means(self._request.means)
+        started = TrialStarted(
+            suggestion.number,
+            config,
+            asdict(means),
+            self._request.seed,
+            "search",
+            suggestion.params,
+            suggestion.distributions,
+            {"lr_rule": rule},
+            until_epoch=until_epoch,
+        )
+        return PreparedTrial(suggestion.number, replace(self._spec(started, means), until_epoch=until_epoch), started)
+
+    def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        started = TrialStarted(number, trial.config, asdict(trial.means), trial.seed, trial.phase)
+        spec = self._spec(started, trial.means)
+        if trial.max_steps is not None:
+            spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1)
+        return PreparedTrial(number, spec, started)
+
+    def again(
+        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
+    ) -> PreparedTrial:
+        means = Means(**life.started.means)
+        spec = replace(self._spec(life.started, means), resume=True, until_epoch=until_epoch)
+        self._files.drop_damaged(spec.out)
+        return PreparedTrial(life.number, spec, TrialResumed(life.number, means.workers, reason, until_epoch, cut_off))
+
+    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+        shown = intermediate_result(life, self._pricing)
+        if shown is None or self.by is None:
+            return None
+        step_s = self.by.times.expected_s(batch_of(life.started.config), max(self._request.workers))
+        return replace(shown, values=(*shown.values, life.reports[-1][0].step * step_s))
+
+    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+        calibrates = life.started.phase == "calibrate"
+        return judge(life, ended, replace(self._pricing, constraints=()) if calibrates else self._pricing)
+
+    def for_search(self, life: TrialLife) -> TrialFinished:
+        assert life.finished is not None
+        if life.started.phase == "calibrate":
+            return life.finished
+        return self._seen_by_search(life.started.config, training_of(life).result)
+
+    def _seen_by_search(self, config: Config, result: TrialFinished) -> TrialFinished:
+        if result.run is None or self.by is None:
+            return result
+        seconds, _ = self.by.run_seconds(config, result.run, max(self._request.workers))
+        name = self._plan.quality.name
+        return replace(result, values={name: result.metrics[name], "seconds": seconds})
+
+    def _means(self, means: Means) -> Means:
+        bounds = self._request.trial_workers
+        if bounds is None:
+            return means
+        return replace(means, workers=bounds[0], num_slots=max(means.num_slots, bounds[1]))
+
+    def _spec(self, started: TrialStarted, means: Means) -> RunSpec:
+        """A training that can go on after its controller ended; one that only measures times cannot."""
+        calibrates, bounds = started.phase == "calibrate", self._request.trial_workers
+        return RunSpec(
+            self._request.program,
+            self._request.out / "trials" / f"{started.trial:05d}",
+            started.config,
+            started.seed,
+            means,
+            epochs=self._request.epochs,
+            checkpoint_every_steps=0 if calibrates else None,
+            elastic=Elastic() if bounds is None or started.phase != "search" else Elastic(*bounds),
+            adapt=Adapt() if calibrates else Adapt(monitors=(NOISE_SCALE,)),
+        )

@@ -1,0 +1,266 @@
+"""The loop of a study: start what deserves workers, hear, judge, tell; until a phase is over.
+
+Searches, frontiers, warm starts and simulations run on it. What is swapped are its arguments: what is tried
+(``Experiment``), which trials come next (``Schedule``, ``Proposals``), the pool of workers, and the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from elastune.core.clock import Clock
+from elastune.job.machine import machine_context
+from elastune.job.pool import JobEvent, Pool
+from elastune.journal.entry import Entry
+from elastune.journal.records import (
+    LinkMeasured,
+    Record,
+    Regrouped,
+    Reported,
+    RunFinished,
+    StudyFinished,
+    StudyStarted,
+    TrialFinished,
+    TrialPaused,
+    TrialRegrouped,
+    TrialReported,
+    WarmStarted,
+)
+from elastune.journal.trials import TrialLife, TrialTable
+from elastune.search.stopping.schedule import Schedule
+from elastune.study.allocation.priority import rungs_passed
+from elastune.study.allocation.rebalancer import MakeSharing, Sharing
+from elastune.study.loop.async_suggester import WAIT_S, Proposals
+from elastune.study.loop.budget import Bounds, Budget
+from elastune.study.loop.decisions import Decisions
+from elastune.study.loop.experiment import Experiment, PreparedTrial
+from elastune.study.loop.next_trial import NextTrial
+from elastune.study.loop.retention import Keeper
+from elastune.study.loop.troubles import Hope, interrupted, refuse_full_disk
+
+GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
+
+
+class StudyLoop:
+    """What a study knows while it runs.
+
+    ``keep`` writes into its journal, ``flush`` is called every now and then. ``schedule``: that of the search; ``run``
+    may be given others. ``keeper``: decides what stays of a trial that is over. ``share``: moves workers among the
+    trials of a search while they run.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        schedule: Schedule,
+        proposals: Proposals,
+        pool: Pool,
+        clock: Clock,
+        keep: Callable[[Record], None],
+        keeper: Keeper,
+        *,
+        flush: Callable[[], None] = lambda: None,
+        share: MakeSharing | None = None,
+    ) -> None:
+        self.table = TrialTable()
+        self._experiment = experiment
+        self._decisions = Decisions(experiment, schedule)
+        self._proposals = proposals
+        self._pool = pool
+        self._clock = clock
+        self._keep = keep
+        self._flush = flush
+        self._make_sharing = share
+        self._sharing: Sharing | None = None
+        self._keeper = keeper
+        self._budget = Budget(self.table, pool, clock)
+        self._ready: PreparedTrial | None = None
+        self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget)
+        self._hope = Hope()
+
+    # -- a study from its beginning to its end ------------------------------------------------------------------------
+
+    def replay(self, entries: Sequence[Entry], settings: dict[str, Any]) -> None:
+        """Take over what an earlier controller has done. What ran when it ended goes on from its last checkpoint."""
+        learned = []
+        for entry in entries:
+            self._hear(entry)
+            record = entry.record
+            if isinstance(record, TrialFinished) and record.trial in self.table.trials:
+                entry = Entry(entry.at, self._experiment.for_search(self.table.trials[record.trial]))
+            learned.append(entry)
+        self._proposals.replay(learned)
+        self._budget.resume()
+        self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries)))
+        for paused in interrupted(self.table, entries):
+            self.tell(paused)
+
+    def learn(self, earlier: WarmStarted) -> None:
+        """Take over what an earlier study found, before anything new is tried."""
+        self.tell(earlier)
+        self._proposals.learn(earlier)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that controllers have worked on the study."""
+        return self._budget.elapsed_s
+
+    def run(self, bounds: Bounds, interrupts: Callable[[], int], schedule: Schedule | None = None) -> str:
+        """Until there is nothing more to start and nothing runs, or somebody ends it. Returns why it ended."""
+        self._enter(bounds, schedule)
+        while not (reason := "interrupted" if interrupts() else self._budget.over()):
+            self._fill()
+            if self._pool.running == 0 and self._ready is not None:  # nobody knows yet what it takes: let it begin
+                self._begin(self._ready, self._ready.spec.means.workers)
+            if self._pool.running == 0 and not self._next.awaits:
+                reason = self._budget.spent() or "the space is exhausted"
+                break
+            self._listen(self._pool.pump(self._patience_s()))
+            self._flush()
+        self._wind_down(reason, interrupts)
+        return reason
+
+    def finish(self, reason: str) -> None:
+        """The study has ended."""
+        self.tell(StudyFinished(reason, self.elapsed_s))
+
+    def close(self) -> None:
+        """End what runs and let go of the search's files. Idempotent."""
+        self._pool.abandon()
+        self._proposals.close()
+
+    def tell(self, record: Record) -> None:
+        """Something has happened: first of all into the journal."""
+        self._keep(record)
+        self._hear(Entry(self._clock.wall(), record))
+
+    def _enter(self, bounds: Bounds, schedule: Schedule | None) -> None:
+        self._budget.bounds = bounds
+        self._ready, self._next.exhausted, self._sharing = None, False, None
+        if schedule is not None:
+            self._decisions.switch(schedule)
+        if self._make_sharing is not None and self._decisions.schedule.proposes:
+            left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
+            self._sharing = self._make_sharing(self._pool, self._clock, left_s, left_worker_s)
+
+    def _patience_s(self) -> float:
+        """How long nothing need be done if nothing is heard."""
+        due_s = self._sharing.due_s if self._sharing is not None else 0.0  # 0: it waits for workers that are leaving
+        proposal_s = WAIT_S if self._next.awaits else float("inf")
+        return min(self._budget.soonest_s, proposal_s, due_s or float("inf"))
+
+    def _wind_down(self, reason: str, interrupts: Callable[[], int]) -> None:
+        """Have what still runs write a checkpoint and end: a study that is resumed goes on with it."""
+        before, deadline = interrupts(), self._clock.now() + GRACE_S
+        for number in list(self._pool.jobs):
+            self._pool.pause(number)
+        while self._pool.running and interrupts() == before and self._clock.now() < deadline:
+            self._listen(self._pool.pump(deadline - self._clock.now()), why=reason)
+        self._pool.abandon()
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Start trials while there is room and something to start."""
+        if self._sharing is not None:
+            self._share(self._sharing)
+            return
+        while self._pool.free > 0:
+            self._ready = self._ready or self._next.choose()
+            if self._ready is None or self._ready.spec.means.workers > self._pool.free:
+                return  # what is wide comes first once workers are free: no trial is passed over for being wide
+            self._begin(self._ready, self._ready.spec.means.workers)
+
+    def _begin(self, ready: PreparedTrial, workers: int) -> None:
+        """Start a trial, or let it go on."""
+        self._ready, ready = None, ready.on(workers)
+        self.tell(ready.record)
+        self._pool.start(ready.number, ready.spec)
+        if self._sharing is not None:
+            self._sharing.begun(ready.number, workers)
+
+    def _share(self, sharing: Sharing) -> None:
+        """Let the allocation say which trial begins, which goes on with fewer workers, and which with more."""
+        while True:
+            if self._ready is None and (ready := self._next.choose()) is not None:
+                self._ready = ready
+                sharing.asks(ready.number, ready.is_new)
+            if sharing.due_s > 0:
+                return
+            known = {number: self.table.trials[number] for number in self._pool.jobs}
+            rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in known.items()}
+            supply = not self._next.exhausted and not self._budget.spent()
+            settled = sharing.settle(self._decisions.promises(), rungs, supply)
+            for record in settled.moved:
+                self.tell(record)
+            if self._ready is None or not settled.begins:
+                return
+            self._begin(self._ready, settled.begins)
+            for _ in range(settled.more):
+                if (ready := self._next.choose()) is None:
+                    break
+                if not ready.is_new:
+                    self._ready = ready
+                    sharing.asks(ready.number, fresh=False)
+                    break
+                self._begin(ready, settled.begins)
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def _listen(self, events: Sequence[JobEvent], why: str = "") -> None:
+        for event in events:
+            if event.outcome is not None:
+                self._ended(event, why)
+                continue
+            if isinstance(event.record, Reported):
+                workers = self._average(self.table.trials[event.job], event)
+                self.tell(TrialReported(event.job, event.record, workers))
+                if event.job in self._decisions.verdicts and event.job in self._pool.jobs:
+                    self._pool.pause(event.job)
+            elif isinstance(event.record, Regrouped):
+                self.tell(TrialRegrouped(event.job, event.record))
+            elif isinstance(event.record, LinkMeasured):
+                self.tell(event.record)
+            if self._sharing is not None:
+                self._sharing.heard(event.job, event.record)
+
+    def _average(self, life: TrialLife, event: JobEvent) -> float:
+        """The workers that a trial has had on average, in all the times that it ran."""
+        whole_s = life.seconds + event.seconds
+        worker_seconds = life.worker_seconds + event.worker_seconds
+        return worker_seconds / whole_s if whole_s > 0 else float(life.first_workers)
+
+    def _ended(self, event: JobEvent, why: str) -> None:
+        life, number = self.table.trials[event.job], event.job
+        if self._sharing is not None:
+            self._sharing.gone(number, event.paused_by is not None)
+        if event.paused_by is not None:
+            self._paused(life, event, why)
+            return
+        refuse_full_disk(event)
+        self.tell(self._experiment.result(life, event))
+        self._decisions.verdicts.pop(number, None)
+        if isinstance(event.outcome, RunFinished):
+            for record in self._keeper.ended(number, event.spec.out, self.table, self._decisions.standing()):
+                self.tell(record)
+        if life.started.phase == "search":
+            self._proposals.tell(number, self._experiment.for_search(self.table.trials[number]))
+        self._hope.ended(event, self.table)
+
+    def _paused(self, life: TrialLife, event: JobEvent, why: str) -> None:
+        """A trial has ended with a checkpoint to go on from."""
+        verdicts = self._decisions.verdicts
+        wanted = event.paused_by == "until_epoch" or life.number in verdicts
+        reason = verdicts.pop(life.number, "") or why or f"was to run until epoch {life.until_epoch}"
+        if wanted:  # what a program adds up over an epoch must not begin in its middle
+            self._pool.files.back_to_epoch(event.spec.out)
+        epoch = max(life.epoch, event.outcome.epoch if isinstance(event.outcome, RunFinished) else 0)
+        self.tell(TrialPaused(life.number, epoch, event.seconds, event.worker_seconds, reason, not wanted))
+
+    def _hear(self, entry: Entry) -> None:
+        """Take in what happened, now or before."""
+        self.table.hear(entry)
+        number = getattr(entry.record, "trial", None)
+        if number in self.table.trials:
+            self._decisions.hear(entry.record, self.table.trials[number])

@@ -1,0 +1,56 @@
+"""What may go wrong in a study besides a single trial: a program without hope, a full disk, a controller that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastune.core.errors import UserError
+from elastune.job.pool import JobEvent
+from elastune.journal.entry import Entry
+from elastune.journal.records import RunFailed, TrialPaused
+from elastune.journal.trials import TrialTable
+from elastune.train.checkpoints.checkpoint import UNWRITABLE
+
+HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
+
+
+class Hope:
+    """Gives up on a program whose first trials all raise."""
+
+    def __init__(self) -> None:
+        self._crashed_in_a_row = 0
+
+    def ended(self, event: JobEvent, table: TrialTable) -> None:
+        """A trial is over. Raises ``UserError`` where no trial is likely to succeed."""
+        outcome = event.outcome
+        crashed = isinstance(outcome, RunFailed) and outcome.reason in ("exception", "user_error")
+        self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
+        if self._crashed_in_a_row >= HOPELESS_TRIALS and isinstance(outcome, RunFailed) and not _works(table):
+            rule = f"of the first {HOPELESS_TRIALS} trials one must not raise"
+            raise UserError(rule, outcome.detail, f"fix the program; a log is {event.spec.out / 'logs'}")
+
+
+def _works(table: TrialTable) -> bool:
+    """Whether some trial has shown that the program can be trained."""
+    lives = table.trials.values()
+    return any(life.state == "paused" or (life.finished and life.finished.state == "complete") for life in lives)
+
+
+def refuse_full_disk(event: JobEvent) -> None:
+    """Raise ``UserError`` where a trial failed because its machine's disk is full: no fault of its own."""
+    outcome = event.outcome
+    if isinstance(outcome, RunFailed) and UNWRITABLE in outcome.detail:
+        got = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # by its worker's own error
+        raise UserError(UNWRITABLE, f"trial {event.job}: {got or outcome.detail}", "free space, then --resume")
+
+
+def interrupted(table: TrialTable, entries: Sequence[Entry]) -> list[TrialPaused]:
+    """The ends, that nobody recorded, of the trials that ran when the last controller of ``entries`` ended."""
+    found = []
+    for number in table.of("running"):
+        life = table.trials[number]
+        seconds = max(entries[-1].at - life.begun_at, 0.0)
+        whole = (life.average or life.first_workers) * (life.seconds + seconds)
+        worker_seconds = max(whole - life.worker_seconds, 0.0)
+        found.append(TrialPaused(number, life.epoch, seconds, worker_seconds, "its controller ended", cut_off=True))
+    return found
