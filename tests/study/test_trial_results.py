@@ -7,8 +7,9 @@ from typing import Any, cast
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.job.pool import Ended
-from elastune.journal.records import RunFinished, TrialFinished
+from elastune.job.pool import JobEvent
+from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
+from elastune.journal.trials import TrialLife
 from elastune.search.space.objective import parse_objectives
 from elastune.study.trial_results import Pricing, judge
 
@@ -18,8 +19,9 @@ HOUR = 3600.0
 def judged(objective: str, metrics: dict[str, float]) -> TrialFinished:
     """Of two workers who trained for an hour, at 3.0 an hour each."""
     outcome = RunFinished("sha", 2, 10, 320, HOUR, metrics)
-    ended = Ended(0, cast(Any, None), outcome, HOUR, 2 * HOUR)
-    return judge(0, ended, {}, Pricing(parse_objectives({objective: "min"}), price_per_worker_hour=3.0))
+    ended = JobEvent(0, cast(Any, None), outcome, HOUR, 2 * HOUR)
+    life = TrialLife(TrialStarted(0, {}, {}, seed=0), 0.0, 0.0, 0.0, 0.0, workers=2)
+    return judge(life, ended, Pricing(parse_objectives({objective: "min"}), price_per_worker_hour=3.0))
 
 
 @pytest.mark.parametrize(
