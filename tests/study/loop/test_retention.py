@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elastune.cluster.run_files import LocalFiles
 from elastune.journal.entry import Entry
 from elastune.journal.records import ArtifactKept, ArtifactRemoved, RunFinished, TrialFinished, TrialStarted
 from elastune.journal.trials import TrialTable
@@ -25,7 +26,7 @@ def ended(table: TrialTable, number: int, out: Path) -> Path:
 
 def after(policy: Retention, out: Path, standings: list[dict[int, tuple[float, ...]]]) -> tuple[TrialTable, list[str]]:
     """Trials 0, 1, ... end one after another, at these standings: the table, and the folders that are left."""
-    table, keeper = TrialTable(), Keeper(policy, out)
+    table, keeper = TrialTable(), Keeper(policy, LocalFiles(), out)
     for number, standing in enumerate(standings):
         for record in keeper.ended(number, ended(table, number, out), table, standing):
             table.hear(Entry(0.0, record))
@@ -61,7 +62,7 @@ def test_what_broke_a_constraint_is_not_on_the_front(tmp_path: Path) -> None:
 
 
 def test_removals_are_told(tmp_path: Path) -> None:
-    table, keeper = TrialTable(), Keeper(KeepFront(), tmp_path)
+    table, keeper = TrialTable(), Keeper(KeepFront(), LocalFiles(), tmp_path)
     for record in keeper.ended(0, ended(table, 0, tmp_path), table, {0: (2.0,)}):
         table.hear(Entry(0.0, record))
     told = keeper.ended(1, ended(table, 1, tmp_path), table, {0: (2.0,), 1: (1.0,)})
