@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from adaptive_trial import MICRO_BATCH, MOMENTUM, cnn
 from torch.utils.data import TensorDataset
 
-from elastune.comm.group import join
+from elastune.comm.join import join
 from elastune.comm.link import measure_link
 from elastune.core.run import Means, Place
 from elastune.job.machine import machine_context

@@ -31,7 +31,8 @@ from overhead import MODELS, SAMPLES
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.comm.group import Group, join
+from elastune.comm.group import Group
+from elastune.comm.join import join
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.job.machine import machine_context

@@ -27,7 +27,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from elastune.comm.group import Group, join
+from elastune.comm.group import Group
+from elastune.comm.join import join
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.job.machine import machine_context

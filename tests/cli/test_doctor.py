@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.cli.commands.doctor import memory_gib
+from elastune.cli.commands.doctor import _reductions, memory_gib
 
 Command = Callable[..., Any]
 
@@ -23,11 +23,25 @@ def test_doctor_tells_what_is_here(elastune: Command) -> None:
     assert (found["devices"] == ["cpu"]) == (not torch.cuda.is_available())
     assert findings["torch"]["found"] == torch.__version__
     assert findings["gloo"]["found"]
+    assert ("nccl" in findings["reductions"]["found"]) == (torch.cuda.device_count() > 1)
     assert findings["Slurm"]["found"] == shutil.which("srun")
     assert Path(findings["digits"]["found"]).is_file()
     assert findings["MNIST"]["found"] is None, "the fixture hides every data set"
     for finding in found["findings"]:
         assert finding["found"] or finding["install"], "what is missing comes with a way to get it"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nccl", "said"),
+    [
+        ((), False, "gloo: workers run on CPU"),
+        (("cuda:0",), True, "gloo, over CPU memory, for several workers on the one GPU"),
+        (("cuda:0", "cuda:1"), False, "gloo, over CPU memory: this torch has no NCCL"),
+        (("cuda:0", "cuda:1"), True, "nccl for at most 2 workers, one a GPU; gloo, over CPU memory, for more"),
+    ],
+)
+def test_doctor_says_over_what_workers_would_reduce(gpus: tuple[str, ...], nccl: bool, said: str) -> None:
+    assert _reductions(gpus, nccl=nccl) == said
 
 
 def test_doctor_looks_into_the_data_folder(here: Path, elastune: Command, monkeypatch: pytest.MonkeyPatch) -> None:

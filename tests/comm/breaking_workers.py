@@ -9,11 +9,11 @@ import time
 
 import torch
 import torch.distributed as dist
-from forked import Worker, until
 
-from elastune.comm.gloo import form
+from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken, drop
 from elastune.comm.link import measure_link
+from elastune.testing.worker_processes import Worker, until
 
 NUMBERS = 12 * 170_000
 
@@ -66,7 +66,7 @@ def interrupted(worker: Worker, kind: str, others: list[int]) -> None:
         worker.hear()  # the frozen one has woken up
         assert [float(b.sum()) for b in buffers] == sums
         drop(group)
-        group = form(worker.store, "next", others.index(worker.rank), len(others), interface="lo", timeout_s=60)
+        group = GlooFactory("lo", 60).form(worker.store, "next", others.index(worker.rank), len(others))
         data = torch.full((5,), float(worker.rank))
         group.all_reduce(data).wait()
         worker.say("sum", float(data[0]))

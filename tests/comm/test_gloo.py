@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elastune.comm.gloo import form
+from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken
 from elastune.comm.sockets import Found, connections, listeners, sever
 
@@ -25,9 +25,10 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["all_reduce", "all_to_all"])
 def test_survivors_of_a_death_go_on(kind: str) -> None:
     import breaking_workers
-    from forked import crew
 
-    with crew(4, breaking_workers.interrupted, kind, [0, 2, 3]) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(4, breaking_workers.interrupted, kind, [0, 2, 3]) as them:
         for rank in range(4):
             assert them.hear(rank) == ("busy",)
         them.signal(1, signal.SIGKILL)
@@ -48,9 +49,10 @@ def test_survivors_of_a_death_go_on(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["all_reduce", "all_to_all"])
 def test_a_frozen_worker_holds_nobody_and_changes_nothing_when_it_wakes(kind: str) -> None:
     import breaking_workers
-    from forked import crew
 
-    with crew(3, breaking_workers.interrupted, kind, [0, 2]) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(3, breaking_workers.interrupted, kind, [0, 2]) as them:
         for rank in range(3):
             assert them.hear(rank) == ("busy",)
         them.signal(1, signal.SIGSTOP)
@@ -74,9 +76,10 @@ def test_a_frozen_worker_holds_nobody_and_changes_nothing_when_it_wakes(kind: st
 
 def test_groups_leave_nothing_behind() -> None:
     import breaking_workers
-    from forked import crew
 
-    with crew(2, breaking_workers.cycles, 100) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(2, breaking_workers.cycles, 100) as them:
         for rank in range(2):
             _, early, late = them.hear(rank)
             assert late[0] <= early[0] + 1, "file descriptors"
@@ -87,9 +90,10 @@ def test_groups_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("partly", [False, True])
 def test_a_group_that_cannot_form_is_given_up_when_superseded(partly: bool) -> None:
     import breaking_workers
-    from forked import crew
 
-    with crew(3, breaking_workers.superseded, partly) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(3, breaking_workers.superseded, partly) as them:
         assert them.hear(2) == ("ready",)
         if partly:
             them.signal(2, signal.SIGSTOP)
@@ -105,9 +109,10 @@ def test_a_group_that_cannot_form_is_given_up_when_superseded(partly: bool) -> N
 
 def test_tensors_from_one_to_another_come_in_order_and_not_at_all_when_abandoned() -> None:
     import breaking_workers
-    from forked import crew
 
-    with crew(2, breaking_workers.talk) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(2, breaking_workers.talk) as them:
         assert [them.hear(rank) for rank in range(2)] == [("right", True)] * 2
         them.tell(1, "abandon")
         assert them.hear(1) == ("broken",)
@@ -115,9 +120,10 @@ def test_tensors_from_one_to_another_come_in_order_and_not_at_all_when_abandoned
 
 def test_letting_go_beside_a_frozen_worker_stops_nobody() -> None:
     import breaking_workers
-    from forked import crew
 
-    with crew(2, breaking_workers.drop_beside_a_frozen_one) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(2, breaking_workers.drop_beside_a_frozen_one) as them:
         for rank in range(2):
             assert them.hear(rank) == ("ready",)
         them.signal(1, signal.SIGSTOP)
@@ -134,17 +140,17 @@ def test_a_store_that_fails_breaks_the_group() -> None:
             raise RuntimeError("no coordinator\nand more lines")
 
     with pytest.raises(GroupBroken, match="no coordinator"):
-        form(Failing(), "any", 0, 2, interface="lo", timeout_s=30)
+        GlooFactory("lo", 30).form(Failing(), "any", 0, 2)
 
 
 def test_the_others_must_come_in_time() -> None:
     with pytest.raises(GroupBroken):
-        form(dist.HashStore(), "any", 0, 2, interface="lo", timeout_s=0.3)
+        GlooFactory("lo", 0.3).form(dist.HashStore(), "any", 0, 2)
 
 
 def test_an_unknown_interface_breaks_the_group() -> None:
     with pytest.raises(GroupBroken):
-        form(dist.HashStore(), "any", 0, 2, interface="no-such", timeout_s=30)
+        GlooFactory("no-such", 30).form(dist.HashStore(), "any", 0, 2)
 
 
 def test_a_wait_that_nobody_waits_for_ends() -> None:
@@ -152,14 +158,14 @@ def test_a_wait_that_nobody_waits_for_ends() -> None:
     given_up = threading.Event()
     threading.Timer(0.2, given_up.set).start()
     with pytest.raises(GroupBroken, match="superseded"):
-        form(dist.HashStore(), "any", 0, 2, interface="lo", timeout_s=3600, superseded=given_up.is_set)
+        GlooFactory("lo", 3600).form(dist.HashStore(), "any", 0, 2, superseded=given_up.is_set)
     for thread in [t for t in threading.enumerate() if t.name in ("form any", "give up forming")]:
         thread.join(20)
         assert not thread.is_alive()
 
 
 def test_a_lone_worker_needs_nobody() -> None:
-    group = form(dist.HashStore(), "any", 0, 1, interface="lo", timeout_s=1)
+    group = GlooFactory("lo", 1).form(dist.HashStore(), "any", 0, 1)
     data = torch.ones(3)
     group.all_reduce(data).wait()
     group.broadcast(data)
@@ -196,7 +202,7 @@ def test_a_number_that_another_socket_has_by_now_is_left_alone() -> None:
 
 
 def test_waiting_in_the_store_keeps_its_own_time() -> None:
-    from elastune.comm.gloo import _Patient
+    from elastune.comm.forming import _Patient
 
     store = _Patient(dist.HashStore(), threading.Event())
     with pytest.raises(RuntimeError):

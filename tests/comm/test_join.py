@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.comm.group import join
+from elastune.comm.join import join
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 

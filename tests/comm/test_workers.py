@@ -20,9 +20,10 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sums_are_those_of_the_canonical_tree_bit_for_bit(workers: int) -> None:
     """Several buckets, four types, odd sizes, slots without samples, absent members, any order of arrival."""
     import reducing_workers
-    from forked import crew
 
-    with crew(workers, reducing_workers.reduce) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(workers, reducing_workers.reduce) as them:
         assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
 
 
@@ -35,9 +36,10 @@ def test_a_lone_worker_sums_alike() -> None:
 @pytest.mark.parametrize("workers", [2, 3])
 def test_numbers_are_gathered_whatever_they_are(tmp_path: Path, workers: int) -> None:
     import reducing_workers
-    from forked import crew
 
-    with crew(workers, reducing_workers.gather, f"file://{tmp_path}/meet") as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(workers, reducing_workers.gather, f"file://{tmp_path}/meet") as them:
         assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
 
 

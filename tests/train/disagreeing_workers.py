@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from forked import Worker
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.run import Means
 from elastune.testing.sessions import lone_session
+from elastune.testing.worker_processes import Worker
 
 
 def train(worker: Worker, out: str, mode: str, seeds: list[int], counts: list[int]) -> None:

@@ -18,9 +18,10 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def ends(out: Path, mode: str, seeds: list[int], counts: list[int]) -> list[tuple[Any, ...]]:
     """How each of two workers ended: its error, and its steps."""
     from disagreeing_workers import train
-    from forked import crew
 
-    with crew(2, train, str(out), mode, seeds, counts) as workers:
+    from elastune.testing.worker_processes import processes
+
+    with processes(2, train, str(out), mode, seeds, counts) as workers:
         return [workers.hear(rank) for rank in range(2)]
 
 

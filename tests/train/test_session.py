@@ -195,14 +195,14 @@ def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
     session = lone_session(tmp_path, send=sent.append, means=Means(mode="fast"))
     model = network()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    replica = session.trained.replica if session.trained is not None else None
-    assert replica is not None
+    sync = session.trained.sync if session.trained is not None else None
+    assert sync is not None
     ended = []
     for _ in session.epochs(1):
         for i, (x, y) in enumerate(session.batches(samples(), batch_size=16)):
             with monkeypatch.context() as patch:
                 if i == 1:
-                    patch.setattr(replica, "backward", broken)
+                    patch.setattr(sync, "backward", broken)
                 session.backward(F.mse_loss(model(x.double()), y.double()))
             optimizer.step()
             optimizer.zero_grad()

@@ -38,7 +38,7 @@ LOSS = torch.ones(())
 NO_WAY = "no way"
 
 
-class FakeReplica:
+class FakeSync:
     """Sums what one worker has; ``breaks``: the reduction fails."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class FakeReplica:
             raise GroupBroken("a worker is lost")
         self.totals = self.control
 
-    def take_held(self, results: Any) -> None:
+    def adopt_result(self, results: Any) -> None:
         self.heard.append("adopt")
         self.totals = self.control
 
@@ -86,7 +86,7 @@ class World:
     """A transaction with all that it touches."""
 
     def __init__(self) -> None:
-        self.replica, self.workers = FakeReplica(), FakeWorkers()
+        self.sync, self.workers = FakeSync(), FakeWorkers()
         self.sent: list[Any] = []
         self.log = SampleLog(0, self.sent.append)
         self.progress = Progress(StepTimes(SystemClock()), position=Position(epoch=1, offset=16, step=5, samples=56))
@@ -95,7 +95,7 @@ class World:
     def to(self, phase: Phase) -> World:
         step = self.step
         if phase is not Phase.BETWEEN:
-            step.begin(PLAN, self.replica, CONTROL)
+            step.begin(PLAN, self.sync, CONTROL)
             step.begin_slice(FIRST)
         match phase:
             case Phase.REDUCED:
@@ -107,12 +107,12 @@ class World:
             case Phase.LEFT:
                 step.leave()
         assert step.phase is phase
-        self.replica.heard.clear()
+        self.sync.heard.clear()
         return self
 
 
 EVENTS: dict[str, Callable[[World], Any]] = {
-    "begin": lambda w: w.step.begin(PLAN, w.replica, CONTROL),
+    "begin": lambda w: w.step.begin(PLAN, w.sync, CONTROL),
     "begin_slice": lambda w: w.step.begin_slice(LAST),
     "reduce": lambda w: w.step.reduce(LOSS, 0),
     "adopt_result": lambda w: w.step.adopt_result([]),
@@ -164,9 +164,9 @@ def test_what_each_phase_says(phase: Phase) -> None:
 
 def test_a_step_from_its_beginning_to_its_commit() -> None:
     world = World()
-    step, heard = world.step, world.replica.heard
+    step, heard = world.step, world.sync.heard
     step.arrive()
-    step.begin(PLAN, world.replica, CONTROL)
+    step.begin(PLAN, world.sync, CONTROL)
     step.begin_slice(FIRST)
     assert step.more_to_come
     assert step.reduce(LOSS, 0) is None
@@ -184,11 +184,11 @@ def test_a_step_from_its_beginning_to_its_commit() -> None:
 
 
 def break_the_reduction(world: World) -> ControlVector | None:
-    world.step.begin(PLAN, world.replica, CONTROL)
+    world.step.begin(PLAN, world.sync, CONTROL)
     world.step.begin_slice(FIRST)
     world.step.reduce(LOSS, 0)
     world.step.begin_slice(LAST)
-    world.replica.breaks = True
+    world.sync.breaks = True
     return world.step.reduce(LOSS, 0)
 
 
@@ -196,7 +196,7 @@ def test_a_broken_step_that_nobody_completed_is_lost_without_a_trace() -> None:
     world = World()
     assert break_the_reduction(world) is None
     assert world.step.phase is Phase.LOST
-    assert world.replica.heard[-1] == "abandon"
+    assert world.sync.heard[-1] == "abandon"
     assert not world.workers.synchronised, "what the user's lines gather now is this worker's alone"
     assert world.workers.ended == []
     assert world.progress.position.step == 5
@@ -214,7 +214,7 @@ def test_a_broken_step_that_a_survivor_completed_counts() -> None:
     world.workers.serves = serve
     assert break_the_reduction(world) is not None
     assert world.step.phase is Phase.REDUCED
-    assert "abandon" not in world.replica.heard
+    assert "abandon" not in world.sync.heard
     assert world.workers.synchronised
     assert world.workers.ended == [True]
     world.step.commit()
@@ -261,7 +261,7 @@ def test_the_gate_lets_the_samples_of_all_workers_through() -> None:
 
 def test_a_wrong_sum_completes_no_step() -> None:
     world = World()
-    world.step.begin(PLAN, world.replica, replace(CONTROL, checksum=13.0))
+    world.step.begin(PLAN, world.sync, replace(CONTROL, checksum=13.0))
     world.step.begin_slice(FIRST)
     world.step.reduce(LOSS, 0)
     world.step.begin_slice(LAST)

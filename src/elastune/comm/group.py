@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-
-from elastune.comm.sockets import Connections
-from elastune.core.errors import UserError
-from elastune.core.run import Place
 
 DRAIN_S = 10.0
 STUCK_S = 0.02  # after its connections are closed, what does not end within this never will
 LOOK = timedelta(milliseconds=20)
 POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
+
+
+class Lifeline(Protocol):
+    """What a group's traffic goes through, and how it is ended: sockets (gloo), or a communicator (NCCL)."""
+
+    def sever(self) -> None:
+        """End it; from any thread, at any time, as often as one likes."""
+        ...
+
+    def all_closed(self) -> bool:
+        """Whether the library has let go of it: it will neither read nor write any more."""
+        ...
 
 
 class GroupBroken(Exception):
@@ -108,7 +114,7 @@ class Group:
         pg: Any = None,
         backend: str = "",
         device: torch.device | None = None,
-        connections: Connections | None = None,
+        connections: Lifeline | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -168,20 +174,19 @@ class Group:
         """Every worker's ``values`` (their numbers may differ), in rank order, on every worker; blocks."""
         return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64))]
 
-    def same_everywhere(self, digest: bytes) -> bool:
-        """Whether every worker holds the same ``digest`` (of equal length everywhere); blocks."""
-        rows = self.gather_floats([float(byte) for byte in digest])
-        return all(row == rows[0] for row in rows)
-
     # -- from one worker to another -----------------------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Send ``tensor`` (contiguous, on ``wire``) to rank ``to``; blocks. Pairs with that rank's next ``receive``."""
-        self._start(lambda pg: _Transfer(pg.send([tensor], to, POINT_TO_POINT_TAG))).wait()
+        """Send ``tensor`` to rank ``to``; blocks. Pairs with that rank's next ``receive``."""
+        data = tensor.to(self.wire).contiguous()
+        self._start(lambda pg: _Transfer(pg.send([data], to, POINT_TO_POINT_TAG))).wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Overwrite ``tensor`` (contiguous, on ``wire``) with what rank ``source`` sends next; blocks."""
-        self._start(lambda pg: _Transfer(pg.recv([tensor], source, POINT_TO_POINT_TAG))).wait()
+        """Overwrite ``tensor`` (contiguous) with what rank ``source`` sends next; blocks."""
+        data = tensor.to(self.wire)
+        self._start(lambda pg: _Transfer(pg.recv([data], source, POINT_TO_POINT_TAG))).wait()
+        if data is not tensor:
+            tensor.copy_(data)
 
     # -- the end of a group -------------------------------------------------------------------------------------------
 
@@ -258,35 +263,3 @@ def drop(group: Group) -> None:
     group.abandon()
     held = group._release()  # no name here may outlive the thread: who lets go last, waits
     threading.Thread(target=held.clear, name="drop group", daemon=True).start()
-
-
-def join(place: Place, timeout_s: float = 1800.0) -> Group:
-    """Meet the other workers of a static run at ``place.rendezvous``.
-
-    The process must end by ``os._exit``: a process group that is destroyed while Python holds its lock may wait for a
-    thread that waits for the lock (seen with gloo: its finished collectives free tensors on a thread of their own).
-    """
-    if place.world == 1:
-        return Group()
-    device = torch.device(place.device)
-    _refuse_unknown_host(place.rendezvous)
-    backend = "nccl" if device.type == "cuda" and place.own_device and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(
-        backend,
-        init_method=place.rendezvous,
-        rank=place.rank,
-        world_size=place.world,
-        timeout=timedelta(seconds=timeout_s),
-    )
-    return Group(place.rank, place.world, dist.group.WORLD, backend, device)
-
-
-def _refuse_unknown_host(rendezvous: str) -> None:
-    """Torch would go on trying for half an hour."""
-    host = urlsplit(rendezvous).hostname if rendezvous.startswith("tcp://") else None
-    if host is not None:
-        try:
-            socket.getaddrinfo(host, None)
-        except OSError as error:
-            fix = "set MASTER_ADDR to an address of rank 0's machine"
-            raise UserError("workers must be able to look up where they meet", f"{host}: {error}", fix) from None

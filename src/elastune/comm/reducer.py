@@ -30,7 +30,7 @@ class Bucket(ABC):
     def __init__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> None:
         self.members = members
         self.launched = False
-        self.norms: Norms | None = None  # of this bucket's gradients, while they are measured
+        self.norms: BucketNorms | None = None  # of this bucket's gradients, while they are measured
         self._group = group
         self._shapes = [like[i].shape for i in members]
         self._sizes = [like[i].numel() for i in members]
@@ -103,11 +103,11 @@ class Bucket(ABC):
         """What this turn's set holds is the newest result: the next step goes to the other."""
         self._turn = (self._turn + 1) % len(self._sets)
 
-    def held(self) -> torch.Tensor:
+    def last_result(self) -> torch.Tensor:
         """The newest result."""
         return self._sets[self._turn - 1][: self._numel]
 
-    def take(self, result: torch.Tensor) -> None:
+    def adopt(self, result: torch.Tensor) -> None:
         """``result`` is what this step's reduction would have given."""
         self._sets[self._turn][: self._numel].copy_(result)
 
@@ -129,7 +129,7 @@ def _total(pairs: list[Pair]) -> Pair:
     return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
 
 
-class Norms:
+class BucketNorms:
     """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
 
     ``weights``: factors on the gradients; the second of each pair of norms is then that of their products. Of many
@@ -189,7 +189,7 @@ class Reducer(Generic[B]):
     The first ``gradients`` of them are gradients, whose norms can be had beside.
 
     A step: ``begin``; for each slot of this worker ``begin_slot`` and ``put`` every tensor once; at last ``finish``.
-    A step whose ``put`` or ``finish`` raised ``GroupBroken`` is completed by ``take``, or begun again by ``begin``.
+    A step whose ``put`` or ``finish`` raised ``GroupBroken`` is completed by ``adopt``, or begun again by ``begin``.
     """
 
     def __init__(self, buckets: list[B], group: Group, gradients: int = 0) -> None:
@@ -219,7 +219,7 @@ class Reducer(Generic[B]):
                 bucket.norms.end_slot()
 
     def measure(self, on: bool, weights: Sequence[torch.Tensor] | None = None, turn: int = 0) -> None:
-        """Whether norms are taken in the next step; ``weights``, one for each gradient, and ``turn``: see ``Norms``."""
+        """Whether norms are taken in the next step; ``weights`` and ``turn``: see ``BucketNorms``."""
         weighs = weights is not None
         if (on, weighs) == self._measures and not weighs:
             for bucket in self._buckets:
@@ -230,7 +230,7 @@ class Reducer(Generic[B]):
         for bucket in self._buckets:
             own = [i for i in bucket.members if i < self._gradients]
             flat = None if weights is None or not own else torch.cat([weights[i].reshape(-1) for i in own])
-            bucket.norms = Norms(bucket.numel_of(len(own)), flat, turn) if on and own else None
+            bucket.norms = BucketNorms(bucket.numel_of(len(own)), flat, turn) if on and own else None
 
     def slot_norms(self) -> Pair:
         """The squared norms of the gradients that were ``put`` for the current slot, and of these times weights."""
@@ -274,24 +274,24 @@ class Reducer(Generic[B]):
         self.wait_s = time.perf_counter() - started
         return self._completed(sums)
 
-    def held(self) -> list[torch.Tensor]:
+    def last_result(self) -> list[torch.Tensor]:
         """The sums of the newest completed step, flat and on the wire's device, whatever the number of workers.
 
         They live until the next step completes, in a reducer that holds and has reduced among several workers.
         """
         if self.group.size == 1:
-            raise RuntimeError("a lone worker holds nothing for others")
-        return [bucket.held() for bucket in self._buckets]
+            raise RuntimeError("a lone worker has no result for others")
+        return [bucket.last_result() for bucket in self._buckets]
 
-    def held_like(self) -> list[torch.Tensor]:
-        """Room for what another worker holds."""
-        return [torch.empty_like(bucket.held()) for bucket in self._buckets]
+    def result_room(self) -> list[torch.Tensor]:
+        """Room for another worker's ``last_result``."""
+        return [torch.empty_like(bucket.last_result()) for bucket in self._buckets]
 
-    def take(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Finish the step with what another worker holds of it, as if its reduction had succeeded here."""
+    def adopt(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Finish the step with another worker's ``last_result``, as if its reduction had succeeded here."""
         self.drain()
         for bucket, result in zip(self._buckets, results, strict=True):
-            bucket.take(result)
+            bucket.adopt(result)
         return self._completed({i: view for bucket in self._buckets for i, view in bucket.give().items()})
 
     def _completed(self, sums: dict[int, torch.Tensor]) -> list[torch.Tensor]:

@@ -1,1 +1,1 @@
-"""How one replica lies on devices and how its gradients are summed."""
+"""How one replica of a model lies on workers."""

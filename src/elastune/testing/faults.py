@@ -80,14 +80,14 @@ def inject(session: Session) -> Callable[[str], None]:
     _wrap_library(injector)
     trained = session.trained
     assert trained is not None
-    backward = trained.replica.backward
+    backward = trained.sync.backward
 
     def reduced(loss: Any, share: Any) -> None:
         backward(loss, share)
         if share.ends_step:
             injector.reach("reduced")
 
-    trained.replica.backward = reduced  # type: ignore[method-assign]
+    trained.sync.backward = reduced  # type: ignore[method-assign]
     return injector.reach
 
 
@@ -108,7 +108,7 @@ def _wrap_library(injector: Injector) -> None:
 
     before(Group, "all_to_all", "scatter")
     before(Group, "all_gather", "gather")
-    before(elastic_group, "form", "forming", lambda store, name, *_: int(name))
+    before(elastic_group, "form_comms", "forming", lambda factory, store, name, *_: int(name))
     before(state_transfer, "send_packed", "giving")
     before(state_transfer, "receive_packed", "taking")
     before(checkpoint, "save", "saving")

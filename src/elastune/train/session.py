@@ -22,9 +22,9 @@ from elastune.core.signals import Decision, Signal
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported, RunContext
-from elastune.mechanisms.registry import prepare as prepare_replica
 from elastune.policies.arguments import MOST
 from elastune.policies.base import Policy
+from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
@@ -184,9 +184,9 @@ class Session:
         model.to(self.device)
         self._spread([*model.parameters(), *model.buffers()])
         control = len(self._stepper.control().to_list())
-        replica = prepare_replica(model, means, workers.group, control=control, elastic=workers.elastic)
-        replica.listened_to = bool(self._adapter.monitoring)
-        self.state.trained = TrainingState(replica, optimizer, schedulers, tuple(learning_rates(optimizer)))
+        sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
+        sync.wants_statistics = bool(self._adapter.monitoring)
+        self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
             autocast_forward(model, self.device)
         if self._snapshot is not None:
@@ -195,7 +195,7 @@ class Session:
             self.state.begin()
         for scheduler in schedulers:
             gate(scheduler, lambda: self.ends_step, self.mean)
-        return (replica.model, optimizer, *schedulers)
+        return (sync.replica.model, sync.replica.optimizer, *schedulers)
 
     def _spread(self, tensors: Iterable[torch.Tensor]) -> None:
         """Rank 0's values to all members."""

@@ -170,15 +170,15 @@ class Stepper:
             self._check_body(None if part.ends_step else rates, trained)
         if transaction.phase is Phase.LOST:
             return False
-        wait_s = trained.replica.wait_s
+        wait_s = trained.sync.wait_s
         step_s = times.end_step(wait_s)
         self._times = WorkerTimes(data_s, max(0.0, step_s - data_s - wait_s), wait_s)
         return True
 
     def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
-        self._adapter.monitoring.prepare(trained.replica, trained.optimizer, self._progress.position.step + 1)
+        self._adapter.monitoring.prepare(trained.sync, self._progress.position.step + 1)
         if self._transaction.evaluates_again:
-            trained.replica.measure(False)
+            trained.sync.measure(False)
         own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight]
         control = self.control(
             stop=float(self._stop_requested()),
@@ -186,20 +186,20 @@ class Stepper:
             samples=sum(len(places) for places in own),
             checksum=sum(source.checksum(places) for places in own) % PRIME,
         )
-        self._transaction.begin(plan, trained.replica, control)
+        self._transaction.begin(plan, trained.sync, control)
 
     def backward(self, loss: torch.Tensor) -> None:
         """See ``Session.backward``."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         if transaction.phase is Phase.LOST:
             return
-        part, replica = transaction.due(), self._trained().replica
+        part, sync = transaction.due(), self._trained().sync
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
         looks = self._device.type == "cpu" or step % CHECK_LOSS_EVERY == 0
         if looks and not self._adapter.survives_divergence and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
-        self._adapter.monitoring.bend(replica, loss, part, step + 1)
+        self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step:
             workers.say("reducing", step, self._trained().gradient_bytes)
         found = transaction.reduce(loss, self._adapter.votes)
@@ -207,7 +207,7 @@ class Stepper:
             return
         workers.say("computing", step + 1)
         self._stop_votes = found.stop
-        self._adapter.step_reduced(found, transaction.plan, replica.found)
+        self._adapter.step_reduced(found, transaction.plan, sync.statistics)
         self._tell_of_regrouping(self._progress.times.now)
 
     def _check_body(self, rates: list[float] | None, trained: TrainingState) -> None:
@@ -267,7 +267,7 @@ class Stepper:
         for part in plan.slices[:WARM_UP_SLICES]:
             batch = to_device(next(data), self._device)
             alone = replace(part, ends_step=False, weight=max(part.weight, 1e-9))
-            self._transaction.begin(replace(plan, slices=[alone]), trained.replica, self.control())
+            self._transaction.begin(replace(plan, slices=[alone]), trained.sync, self.control())
             self._transaction.begin_slice(alone)
             yield batch
             self._transaction.abandon()

@@ -10,6 +10,7 @@ import torch
 
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.mechanisms.base import Replica
+from elastune.sync.base import Sync
 from elastune.train.checkpoints.parts import Named, Part, States, load_states, states_of
 from elastune.train.checkpoints.tree import fingerprint
 
@@ -46,19 +47,31 @@ class _Built:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """One worker's replica and what belongs to it. ``built_rates``: the learning rates that the program built."""
+    """One worker's part of it, and how it comes together with others' (``sync``).
 
-    replica: Replica
-    optimizer: torch.optim.Optimizer
+    ``built_rates``: the learning rates that the program built.
+    """
+
+    sync: Sync
     schedulers: tuple[Any, ...]
     built_rates: tuple[float, ...] = ()
+
+    @property
+    def replica(self) -> Replica:
+        """The model, as it lies on this worker."""
+        return self.sync.replica
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Of what lies on this worker."""
+        return self.sync.replica.optimizer
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """All of it, in the order in which it is loaded."""
         kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
         model, optimizer = Named("model", self.replica.module), Named("optimizer", self.optimizer)
-        return model, optimizer, _Schedulers(self.schedulers), _Built(kinds, self.built_rates)
+        return model, optimizer, Named("sync", self.sync), _Schedulers(self.schedulers), _Built(kinds, self.built_rates)
 
     def state(self) -> States:
         """All of it, as this worker has it."""

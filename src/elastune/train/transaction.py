@@ -1,7 +1,7 @@
 """When a step counts: one global batch is begun, then reduced or lost, then committed.
 
 This file decides whether a step is open, reduced or committed, and nothing else does; ``docs/step.md`` tells the whole
-story. What a step computes is the replica's, how workers meet again after a loss is the group's.
+story. X
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.mechanisms.base import Replica
+from elastune.sync.base import Sync
 from elastune.train.control import PRIME, ControlVector
 from elastune.train.data.sample_log import SampleLog, add_step
 from elastune.train.data.source import StepPlan
@@ -34,7 +34,7 @@ class Phase(Enum):
 
 
 class StepTransaction:
-    """The steps of one run, one after another; each belongs to the replica that it was begun with.
+    """The steps of one run, one after another; each belongs to the sync that it was begun with.
 
     | event | from | to |
     |---|---|---|
@@ -65,7 +65,7 @@ class StepTransaction:
         self._progress = progress
         self._log = log
         self.plan: StepPlan
-        self._replica: Replica
+        self._sync: Sync
         self._slice: BatchSlice | None = None  # whose backward pass is due
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -107,17 +107,17 @@ class StepTransaction:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def begin(self, plan: StepPlan, replica: Replica, control: ControlVector) -> None:
-        """Begin the global batch ``plan`` on ``replica``; ``control`` is this worker's part of the control vector."""
+    def begin(self, plan: StepPlan, sync: Sync, control: ControlVector) -> None:
+        """Begin the global batch ``plan``; ``control`` is this worker's part of the control vector."""
         self._require(Phase.BETWEEN, Phase.LOST)
-        self.phase, self.plan, self._replica = Phase.OPEN, plan, replica
-        replica.control = control.to_list()
+        self.phase, self.plan, self._sync = Phase.OPEN, plan, sync
+        sync.control = control.to_list()
 
     def begin_slice(self, part: BatchSlice) -> None:
         """The user's lines are about to get the samples of ``part``."""
         self._require(Phase.OPEN)
         self._slice = part
-        self._replica.begin(part, starts_step=part is self.plan.slices[0])
+        self._sync.begin(part, starts_step=part is self.plan.slices[0])
 
     def reduce(self, loss: torch.Tensor, votes: int) -> ControlVector | None:
         """Run the due slice's backward pass; after the step's last slice, return once the sum over workers is here.
@@ -132,14 +132,14 @@ class StepTransaction:
         part, again = self.due(), self.phase is Phase.REDUCED
         self._slice, served = None, False
         try:
-            self._replica.backward(loss, part)
+            self._sync.backward(loss, part)
         except GroupBroken as error:
             served = self.recover(error)
             if not served:
                 return None
         if again or not part.ends_step:
             return None
-        found = ControlVector.of(self._replica.totals, votes)
+        found = ControlVector.of(self._sync.totals, votes)
         check_samples(self.plan, found)
         self.phase = Phase.REDUCED
         self._workers.end_step(found.heard, self.plan.contributors, served=served)
@@ -155,13 +155,13 @@ class StepTransaction:
     def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
         """Complete the step by the sum that another worker has."""
         self._require(Phase.OPEN)
-        self._replica.take_held(result)
+        self._sync.adopt_result(result)
         self.phase = Phase.REDUCED
 
     def abandon(self) -> None:
         """Lose the step: no parameter has a gradient, and until the next boundary this worker acts for itself."""
         self._require(Phase.OPEN)
-        self._replica.abandon()
+        self._sync.abandon()
         self.phase, self._slice = Phase.LOST, None
         self._workers.synchronised = False
 
@@ -185,7 +185,7 @@ class StepTransaction:
     def leave(self) -> None:
         """The user's lines left the batch loop before the step was completed."""
         self._require(Phase.OPEN, Phase.LOST)
-        self._replica.abandon()
+        self._sync.abandon()
         self.phase, self._slice = Phase.LEFT, None
 
     def _require(self, *allowed: Phase) -> None:

@@ -10,12 +10,15 @@ from contextlib import suppress
 
 import torch
 
-from elastune.comm.group import GroupBroken, join
+from elastune.comm.backend import factory_for
+from elastune.comm.comms import GroupFactory
+from elastune.comm.group import GroupBroken
+from elastune.comm.join import join
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, Place, RunSpec
 from elastune.elastic.worker.client import CoordinatorClient
-from elastune.elastic.worker.elastic_group import ElasticWorkerGroup
+from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
 from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Reason, Record, RunFailed, RunFinished
@@ -28,7 +31,7 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 NOTICE_S = 30.0  # what a signal usually gives
 
-# What refers to a process group lives until the process ends (by os._exit): see comm.group.join.
+# What refers to a process group lives until the process ends (by os._exit): see comm.join.join.
 _ALIVE: list[Session] = []
 
 
@@ -67,7 +70,7 @@ def work(
         one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if client is not None:
             client.doing("starting", 0)
-            one.come_and_go(client)
+            one.come_and_go(client, _factory(spec, place))
         else:
             one.stay(WorkerGroup(join(place)))
     except UserError as error:
@@ -109,11 +112,11 @@ class Worker:
             self._program.train(session)
         self._finish(session, workers)
 
-    def come_and_go(self, member: CoordinatorClient) -> None:
+    def come_and_go(self, member: CoordinatorClient, factory: GroupFactory) -> None:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
-        workers = ElasticWorkerGroup(member)
+        workers = ElasticWorkerGroup(member, factory)
         warm_up, begins = member.joins, not member.joins
         snapshot: Packed | None = None
         while True:
@@ -187,6 +190,14 @@ class Worker:
                 context=session.context,
             )
         )
+
+
+def _factory(spec: RunSpec, place: Place) -> GroupFactory:
+    """What this worker forms groups with; all workers of a run must come to the same."""
+    # With more workers than GPUs, now or later, some share one.
+    own_device = place.own_device and spec.most_workers <= max(1, torch.cuda.device_count())
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return factory_for(place.device, own_device=own_device, interface=interface, timeout_s=LONG_S)
 
 
 def _set_up(spec: RunSpec, place: Place) -> torch.device:

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import torch
-from forked import Worker
 from torch import nn
 
 from elastune.core.run import Means
-from elastune.mechanisms.base import flatten
+from elastune.mechanisms.buffers import flatten
 from elastune.testing.sessions import lone_session
+from elastune.testing.worker_processes import Worker
 
 VALUES = 1_000_000
 

@@ -35,9 +35,10 @@ def test_a_mean_of_equal_numbers_is_not_rounded(value: float, workers: int) -> N
 def test_a_million_values_take_no_python_lists(tmp_path: Path) -> None:
     """Measured in the same process against the same values as lists of floats, in processor time."""
     from averaging_workers import average as act
-    from forked import crew
 
-    with crew(2, act, str(tmp_path)) as workers:
+    from elastune.testing.worker_processes import processes
+
+    with processes(2, act, str(tmp_path)) as workers:
         for rank in range(2):
             moved_first, moved_last, equal, count = workers.hear(rank)
             assert (moved_first, moved_last) == (pytest.approx(0.6), pytest.approx(0.6))

@@ -17,7 +17,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Position, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Checkpointed
-from elastune.mechanisms.registry import prepare
+from elastune.sync.registry import prepare
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.checkpoint import complete, load
 from elastune.train.checkpoints.parts import Named, load_states, states_of
@@ -64,8 +64,8 @@ def run_state(out: Path, value: float, *parts: Any, resume: bool = False) -> Run
             p.grad = torch.ones_like(p)
     optimizer.step()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    replica = prepare(model, spec.means, workers.group, control=7, elastic=False)
-    state.trained = TrainingState(replica, optimizer, (schedule,), (value / 100,))
+    sync = prepare(model, optimizer, spec.means, workers.comms, control=7)
+    state.trained = TrainingState(sync, (schedule,), (value / 100,))
     return state
 
 

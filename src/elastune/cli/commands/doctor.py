@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,6 +68,7 @@ def _machine(devices: tuple[str, ...]) -> list[Finding]:
         Finding("Python", platform.python_version()),
         Finding("elastune", _version("elastune")),
         Finding("torch", _version("torch"), "pip install torch"),
+        Finding("reductions", _reductions(gpus, nccl=nccl)),
         Finding("gloo", "in torch" if gloo else None, "pip install torch"),
         Finding(
             "nccl",
@@ -75,6 +76,17 @@ def _machine(devices: tuple[str, ...]) -> list[Finding]:
             "pip install --force-reinstall torch, a CUDA build (only GPUs need it)",
         ),
     ]
+
+
+def _reductions(gpus: Sequence[str], *, nccl: bool) -> str:
+    """The backend over which a run's workers would reduce here."""
+    if not gpus:
+        return "gloo: workers run on CPU"
+    if not nccl:
+        return "gloo, over CPU memory: this torch has no NCCL"
+    if len(gpus) == 1:
+        return "gloo, over CPU memory, for several workers on the one GPU"
+    return f"nccl for at most {len(gpus)} workers, one a GPU; gloo, over CPU memory, for more"
 
 
 def _launchers() -> list[Finding]:

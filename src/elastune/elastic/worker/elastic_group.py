@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import cast
 
 import torch
 
-from elastune.comm.gloo import form
+from elastune.comm.comms import GroupFactory, form_comms, replicated
 from elastune.comm.group import Group, GroupBroken, drop
+from elastune.core.mesh import Mesh
 from elastune.elastic.protocol.messages import Doing
 from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.client import CoordinatorClient, RunOver
@@ -36,12 +36,12 @@ class ElasticWorkerGroup(WorkerGroup):
 
     owner: StateOwner  # the current session's
 
-    def __init__(self, client: CoordinatorClient) -> None:
-        super().__init__(Group())
-        self.synchronised = False
+    def __init__(self, client: CoordinatorClient, factory: GroupFactory) -> None:
         self._client = client
+        self._factory = factory
         self._store = MemberStore(client)
-        self._interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        super().__init__(self._alone())
+        self.synchronised = False
         self._now: View | None = None
         self._first: View | None = None
         self._agreed: View | None = None
@@ -177,7 +177,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def recover(self, error: GroupBroken) -> bool:
         """Meet the survivors in the next view. Raises ``Rewind`` where what broke cannot be done again."""
         assert self._now is not None
-        self.group.abandon()
+        self.comms.abandon()
         self._client.broken(self._now.number, str(error))
         return self._enter(self._await_after(self._now))
 
@@ -252,35 +252,38 @@ class ElasticWorkerGroup(WorkerGroup):
             self._let_go()
         self._now, self._agreed = view, None
         try:
-            group = form(
+            comms = form_comms(
+                self._factory,
                 self._store,
                 str(view.number),
                 view.rank_of(self.worker),
-                len(view.members),
-                interface=self._interface,
-                timeout_s=LONG_S,
+                Mesh(data=len(view.members)),
                 superseded=lambda: self._client.superseded(view.number),
             )
         finally:
             self._let_go()  # of a planned view: only now has everybody completed the last step with the group before
-        self.group = group
+        self.comms = comms
         if self._client.superseded(view.number):  # it came between: nobody has abandoned this group yet
-            group.abandon()
-        plan = self._log.compare(group, self.owner, joins=joins)
+            comms.abandon()
+        plan = self._log.compare(self.group, self.owner, joins=joins)
         self.say("handing over", self.owner.step)
-        self._log.exchange(group, self.owner, plan)
-        self.owner.regroup(group)
+        self._log.exchange(self.group, self.owner, plan)
+        self.owner.regroup(comms)
         self._log.lost = False
         return plan
 
     def _break(self, view: View) -> None:
         """In the client's thread: ``view`` takes effect at once, so what the main thread waits for must not last."""
         if self._now is None or view.number > self._now.number:
-            self.group.abandon()
+            self.comms.abandon()
+
+    def _alone(self) -> Group:
+        """This worker by itself."""
+        return self._factory.form(self._store, "alone", 0, 1)
 
     def _let_go(self) -> None:
-        group, self.group = self.group, Group()
-        if group.size > 1:
+        comms, self.comms = self.comms, replicated(self._alone())
+        for group in comms.formed:
             group.abandon()
             group.drain()
             drop(group)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from elastune.comm.comms import replicated
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import UserError
 
@@ -44,7 +45,7 @@ class WorkerGroup:
     """Workers that stay as they are: one alone, or those that torchrun or srun started. A lost one ends the run.
 
     Attributes:
-        group: What they reduce on.
+        comms: What they reduce on.
         synchronised: This worker does what the others do. If not (it builds what it will train, or the step at this
             place was lost), its gathers return its own values only.
         restart_from_checkpoint: All state was lost: the run goes on from its newest checkpoint, or from the start.
@@ -54,9 +55,14 @@ class WorkerGroup:
     restart_from_checkpoint = False
 
     def __init__(self, group: Group) -> None:
-        self.group = group
+        self.comms = replicated(group)
         self.synchronised = True
         self.interruption = Interruption()
+
+    @property
+    def group(self) -> Group:
+        """All of them."""
+        return self.comms.everyone
 
     @property
     def worker(self) -> int:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from elastune.comm.group import Group
+from elastune.comm.comms import Comms
 
 Packed = tuple[bytes, list[torch.Tensor]]
 """A state: a description (JSON), and its tensors on the CPU in the order that the description names."""
@@ -35,8 +35,8 @@ class StateOwner(Protocol):
         """The step of the snapshot in memory, -1 without one."""
         ...
 
-    def regroup(self, group: Group) -> None:
-        """Reduce on ``group`` from now on."""
+    def regroup(self, comms: Comms) -> None:
+        """Reduce on ``comms`` from now on."""
         ...
 
     def last_result(self) -> list[torch.Tensor]:

@@ -20,12 +20,12 @@ from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Record
-from elastune.mechanisms.base import StepStatistics
 from elastune.monitors.base import WorkerTimes
 from elastune.policies.base import Hook, Policy
 from elastune.policies.library.registry import build_all, monitors_for
 from elastune.policies.run import Limits
 from elastune.policies.runtime.host import PolicyHost, Proposal
+from elastune.sync.statistics import StepStatistics
 from elastune.train.adapt.agreement import PROGRAM
 from elastune.train.adapt.apply import DecisionApplier
 from elastune.train.adapt.decisions import Decisions, measured

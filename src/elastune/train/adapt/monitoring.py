@@ -11,10 +11,12 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
-from elastune.mechanisms.base import Replica, StepStatistics
+from elastune.mechanisms.base import Replica
 from elastune.monitors.base import Monitor, Need, Norms, Reading, State, WorkerTimes
 from elastune.monitors.hessian import hessian_trace, top_eigenvalue
 from elastune.monitors.registry import choose
+from elastune.sync.base import Sync
+from elastune.sync.statistics import StepStatistics
 
 
 class Monitoring:
@@ -37,23 +39,23 @@ class Monitoring:
         """Whether step ``step`` takes norms of parts of its batch."""
         return self.takes("norms", step) or self.takes("preconditioned", step)
 
-    def prepare(self, replica: Replica, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Before a step: what the replica is to measure."""
-        weights = _preconditioner(replica.params, optimizer) if self.takes("preconditioned", step) else None
-        replica.measure(self.compares(step), weights, (step - 1) // self._stride)
+    def prepare(self, sync: Sync, step: int) -> None:
+        """Before a step: what is to be measured of it."""
+        weights = _preconditioner(sync.replica) if self.takes("preconditioned", step) else None
+        sync.measure(self.compares(step), weights, (step - 1) // self._stride)
 
-    def bend(self, replica: Replica, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
+    def bend(self, sync: Sync, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
         """Before a share's backward pass: measure the curvature of its loss, where that is due."""
         due = self.takes("trace", step) or self.takes("sharpness", step)
         if not share.weight or not due:
             return
-        seed = derive(self._seed, "curvature", step)
+        seed, params = derive(self._seed, "curvature", step), sync.replica.params
         first = share.samples.start == 0
         try:
             if self.takes("trace", step):
-                replica.say("trace", share.weight * hessian_trace(loss, replica.params, seed=seed))
+                sync.record_statistic("trace", share.weight * hessian_trace(loss, params, seed=seed))
             if first and self.takes("sharpness", step):
-                replica.say("sharpness", top_eigenvalue(loss, replica.params, seed=seed))
+                sync.record_statistic("sharpness", top_eigenvalue(loss, params, seed=seed))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -124,8 +126,9 @@ def _norms(batch: int, found: StepStatistics, name: str, which: int) -> Norms | 
     return Norms(batch, parts, found.parts[name], found.norms[which])
 
 
-def _preconditioner(params: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
+def _preconditioner(replica: Replica) -> list[torch.Tensor] | None:
     """1 / (sqrt(v) + eps) of every parameter, v Adam's bias-corrected second moment; None before there is one."""
+    params, optimizer = replica.params, replica.optimizer
     settings = {p: group for group in optimizer.param_groups for p in group["params"]}
     if any("betas" not in group for group in settings.values()):
         fix = "use Adam or AdamW, or the monitor noise_scale"

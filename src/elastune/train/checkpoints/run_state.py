@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from elastune.comm.group import Group
+from elastune.comm.comms import Comms
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Checkpointed, Record, Restarted
-from elastune.mechanisms.base import flatten, unflatten
+from elastune.mechanisms.buffers import flatten, unflatten
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.inherit import inherit
@@ -80,21 +80,21 @@ class RunState:
             return -1
         return int(json.loads(self._snapshot[0])["step"])
 
-    def regroup(self, group: Group) -> None:
+    def regroup(self, comms: Comms) -> None:
         self._adapter.regrouped()
         if self.trained is None:
             return
         if self._transaction.phase is Phase.OPEN:
             self._transaction.abandon()
-        self.trained.replica.regroup(group)
+        self.trained.sync.regroup(comms)
 
     def last_result(self) -> list[torch.Tensor]:
         assert self.trained is not None
-        return self.trained.replica.held()
+        return self.trained.sync.last_result()
 
     def result_room(self) -> list[torch.Tensor]:
         assert self.trained is not None
-        return self.trained.replica.held_like()
+        return self.trained.sync.result_room()
 
     def adopt_result(self, result: list[torch.Tensor]) -> None:
         self._transaction.adopt_result(result)
@@ -144,7 +144,7 @@ class RunState:
 
     def average_buffers(self) -> None:
         """Make buffers that workers move each by itself equal everywhere: floats become means, others rank 0's."""
-        if self.trained is None or not self.trained.replica.drifts or self.workers.size == 1:
+        if self.trained is None or not self.trained.sync.drifts or self.workers.size == 1:
             return
         buffers = list(self.trained.replica.module.buffers())
         if not buffers:

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from forked import Worker
 from torch import nn
 
 from elastune.comm import reducer as reducers
-from elastune.comm.gloo import form
+from elastune.comm.comms import replicated
+from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken, Work, drop
 from elastune.core.batch_slices import BatchSlice, contributors, shares
 from elastune.core.run import Means, Mode
-from elastune.mechanisms.base import Replica
-from elastune.mechanisms.registry import prepare
+from elastune.sync.base import Sync
+from elastune.sync.registry import prepare
+from elastune.testing.worker_processes import Worker
 
 SLOTS, BATCH, STEPS, FAULT_STEP = 6, 25, 6, 3
 STAGES = ("between shares", "launch", "all_to_all", "all_gather")
@@ -50,38 +51,39 @@ def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(BATCH, 6, generator=generator), torch.randn(BATCH, 2, generator=generator)
 
 
-def one_step(replica: Replica, plan: list[BatchSlice], step: int, between: Callable[[int], None]) -> None:
+def one_step(sync: Sync, plan: list[BatchSlice], step: int, between: Callable[[int], None]) -> None:
     x, y = data(step)
-    replica.control = [1.0, float(step), 0.0, float(replica.group.rank)]
+    sync.control = [1.0, float(step), 0.0, float(sync.group.rank)]
     for i, share in enumerate(plan):
         between(i)
         torch.manual_seed(1000 * step + share.slot)
-        replica.begin(share, starts_step=i == 0)
+        sync.begin(share, starts_step=i == 0)
         samples = slice(share.samples.start, share.samples.stop)
-        replica.backward(F.mse_loss(replica.model(x[samples]), y[samples]), share)
+        sync.backward(F.mse_loss(sync.replica.model(x[samples]), y[samples]), share)
 
 
-def finish_step(replica: Replica, optimizer: torch.optim.Optimizer) -> None:
+def finish_step(sync: Sync, optimizer: torch.optim.Optimizer) -> None:
     """As a user would: gradients are clipped in place, which must not show in what is held."""
-    torch.nn.utils.clip_grad_norm_(replica.params, 0.5)
+    torch.nn.utils.clip_grad_norm_(sync.replica.params, 0.5)
     optimizer.step()
     optimizer.zero_grad()
 
 
-def build(mode: Mode, group: Group) -> tuple[Replica, torch.optim.Optimizer]:
+def build(mode: Mode, group: Group) -> tuple[Sync, torch.optim.Optimizer]:
     reducers.FIRST_BUCKET_BYTES, reducers.BUCKET_BYTES = 200, 600  # several buckets
     torch.manual_seed(0)
     model = Net(drifts=mode == "exact")
-    replica = prepare(model, Means(workers=group.size, mode=mode, num_slots=SLOTS), group, control=4, elastic=True)
-    return replica, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    means = Means(workers=group.size, mode=mode, num_slots=SLOTS)
+    return prepare(model, optimizer, means, replicated(group), control=4, elastic=True), optimizer
 
 
 def plan_for(mode: Mode, group: Group) -> list[BatchSlice]:
     return shares(BATCH, SLOTS, group.size, group.rank, mode, 3)
 
 
-def state_of(replica: Replica) -> list[torch.Tensor]:
-    return [t.detach().clone() for t in replica.module.state_dict().values()]
+def state_of(sync: Sync) -> list[torch.Tensor]:
+    return [t.detach().clone() for t in sync.replica.module.state_dict().values()]
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
@@ -90,12 +92,12 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 def alone(mode: Mode) -> list[torch.Tensor]:
     """The undisturbed run, of one worker."""
-    replica, optimizer = build(mode, Group())
+    sync, optimizer = build(mode, Group())
     for step in range(STEPS):
-        one_step(replica, plan_for(mode, replica.group), step, lambda i: None)
-        assert replica.totals[:2] == [1.0, float(step)]
-        finish_step(replica, optimizer)
-    return state_of(replica)
+        one_step(sync, plan_for(mode, sync.group), step, lambda i: None)
+        assert sync.totals[:2] == [1.0, float(step)]
+        finish_step(sync, optimizer)
+    return state_of(sync)
 
 
 def arm(stage: str, group: Group, act: Callable[[], None]) -> None:
@@ -125,7 +127,7 @@ def arm(stage: str, group: Group, act: Callable[[], None]) -> None:
 def disturbed(worker: Worker, mode: Mode, stage: str) -> None:
     """Three workers; the last one kills itself at ``stage`` of a step. The others go on, and say how it ended."""
     group = worker.form("first")
-    replica, optimizer = build(mode, group)
+    sync, optimizer = build(mode, group)
     watch = dist.TCPStore("127.0.0.1", worker.port, is_master=False)
 
     def die() -> None:
@@ -146,7 +148,7 @@ def disturbed(worker: Worker, mode: Mode, stage: str) -> None:
         doomed = completed == FAULT_STEP and worker.rank == 2 and stage == "between shares"
         try:
             one_step(
-                replica,
+                sync,
                 plan_for(mode, group),
                 completed,
                 lambda i: die() if doomed and i == 1 else None,  # noqa: B023
@@ -156,32 +158,32 @@ def disturbed(worker: Worker, mode: Mode, stage: str) -> None:
             group.abandon()
             group.drain()
             drop(group)
-            group = form(worker.store, "second", worker.rank, 2, interface="lo", timeout_s=60)
+            group = GlooFactory("lo", 60).form(worker.store, "second", worker.rank, 2)
             counts = [int(row[0]) for row in group.gather_floats([float(completed)])]
             if completed == max(counts):
                 if min(counts) < completed:
-                    for tensor in replica.held():
+                    for tensor in sync.last_result():
                         group.send(tensor, 1 - worker.rank)
-                replica.abandon()
-                assert all(p.grad is None for p in replica.params)
-                replica.regroup(group)
+                sync.abandon()
+                assert all(p.grad is None for p in sync.replica.params)
+                sync.regroup(replicated(group))
                 continue
-            result = replica.held_like()
+            result = sync.result_room()
             for tensor in result:
                 group.receive(tensor, 1 - worker.rank)
-            replica.take_held(result)
-            replica.regroup(group)
-        assert replica.totals[:2] == [c * contributors(BATCH, SLOTS, round(replica.totals[0])) for c in (1, completed)]
-        finish_step(replica, optimizer)
+            sync.adopt_result(result)
+            sync.regroup(replicated(group))
+        assert sync.totals[:2] == [c * contributors(BATCH, SLOTS, round(sync.totals[0])) for c in (1, completed)]
+        finish_step(sync, optimizer)
         completed += 1
-    worker.say("ended", redone, digest(state_of(replica)), [t.tolist() for t in state_of(replica)])
+    worker.say("ended", redone, digest(state_of(sync)), [t.tolist() for t in state_of(sync)])
     worker.hear()
 
 
-def break_the_end(replica: Replica, worker: Worker) -> Callable[[], None]:
+def break_the_end(sync: Sync, worker: Worker) -> Callable[[], None]:
     """Its next reduction breaks here once everything was sent; returns what makes the next ones whole."""
-    reducer: Any = replica._reducer
-    finish, group = reducer.finish, replica.group
+    reducer: Any = sync._reducer
+    finish, group = reducer.finish, sync.group
 
     def breaking() -> list[torch.Tensor]:
         for bucket in reducer._buckets:
@@ -203,59 +205,59 @@ def break_the_end(replica: Replica, worker: Worker) -> Callable[[], None]:
 def one_breaks(worker: Worker, mode: Mode) -> None:
     """The reduction of a step succeeds everywhere but at rank 1, which takes the result that rank 0 holds."""
     group = worker.form("first")
-    replica, optimizer = build(mode, group)
+    sync, optimizer = build(mode, group)
     for step in range(STEPS):
         try:
             if step == FAULT_STEP and worker.rank == 1:
-                restore = break_the_end(replica, worker)
-            one_step(replica, plan_for(mode, group), step, lambda i: None)
+                restore = break_the_end(sync, worker)
+            one_step(sync, plan_for(mode, group), step, lambda i: None)
             if step == FAULT_STEP:
                 worker.meet("all is sent")
         except GroupBroken:
             restore()
-        before = [b.clone() for b in replica.module.buffers()]
+        before = [b.clone() for b in sync.replica.module.buffers()]
         if step == FAULT_STEP:
-            finish_step(replica, optimizer) if worker.rank != 1 else None
+            finish_step(sync, optimizer) if worker.rank != 1 else None
             held = worker.form("held")
             if worker.rank == 0:
-                for tensor in replica.held():
+                for tensor in sync.last_result():
                     held.send(tensor, 1)
             if worker.rank == 1:
-                result = replica.held_like()
+                result = sync.result_room()
                 for tensor in result:
                     held.receive(tensor, 0)
-                replica.take_held(result)
+                sync.adopt_result(result)
             held.gather_floats([0.0])
             group.abandon()
-            replica.regroup(held)
+            sync.regroup(replicated(held))
             group = held
-        assert len(before) == len(list(replica.module.buffers()))
-        assert replica.totals[0] == group.size
+        assert len(before) == len(list(sync.replica.module.buffers()))
+        assert sync.totals[0] == group.size
         if step != FAULT_STEP or worker.rank == 1:
-            finish_step(replica, optimizer)
-    worker.say("ended", digest(state_of(replica)[:2]), [t.tolist() for t in state_of(replica)])
+            finish_step(sync, optimizer)
+    worker.say("ended", digest(state_of(sync)[:2]), [t.tolist() for t in state_of(sync)])
     worker.hear()
 
 
 def bad_hook(worker: Worker, mode: Mode) -> None:
     """A group that is broken when a hook of autograd comes to it; the step is done again on another."""
     group = worker.form("first")
-    replica, optimizer = build(mode, group)
+    sync, optimizer = build(mode, group)
     for step in range(STEPS):
         if step == FAULT_STEP:
             group.abandon()
-            start = [b.clone() for b in replica.module.buffers()]
+            start = [b.clone() for b in sync.replica.module.buffers()]
             try:
-                one_step(replica, plan_for(mode, group), step, lambda i: None)
+                one_step(sync, plan_for(mode, group), step, lambda i: None)
                 raise AssertionError("a step on a group that is no more")
             except GroupBroken:
-                replica.abandon()
-            assert all(torch.equal(a, b) for a, b in zip(start, replica.module.buffers(), strict=True))
-            assert all(p.grad is None for p in replica.params)
+                sync.abandon()
+            assert all(torch.equal(a, b) for a, b in zip(start, sync.replica.module.buffers(), strict=True))
+            assert all(p.grad is None for p in sync.replica.params)
             drop(group)
             group = worker.form("second")
-            replica.regroup(group)
-        one_step(replica, plan_for(mode, group), step, lambda i: None)
-        finish_step(replica, optimizer)
-    worker.say("ended", 1, digest(state_of(replica)), [t.tolist() for t in state_of(replica)])
+            sync.regroup(replicated(group))
+        one_step(sync, plan_for(mode, group), step, lambda i: None)
+        finish_step(sync, optimizer)
+    worker.say("ended", 1, digest(state_of(sync)), [t.tolist() for t in state_of(sync)])
     worker.hear()

@@ -1,4 +1,4 @@
-"""The norms that ride in a reduction are those of the parts' gradients, whatever the parts are."""
+"""The statistics that ride in a reduction are those of the parts of a batch, whatever the parts are."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from elastune.comm.comms import replicated
 from elastune.comm.group import Group
 from elastune.comm.reducer import BLOCK, TURNS
 from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.run import Means, Mode
-from elastune.mechanisms.base import Replica
-from elastune.mechanisms.registry import prepare
+from elastune.sync.base import Sync
+from elastune.sync.registry import prepare
 
 BATCH = 13  # slots of unequal size
 X, Y = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(1)), torch.arange(BATCH) % 3
@@ -35,15 +36,19 @@ def squares(indices: range, weights: list[torch.Tensor] | None = None) -> tuple[
     return torch.as_tensor(plain), torch.as_tensor(weighed)
 
 
-def run_step(replica: Replica, plan: list[BatchSlice]) -> None:
+def run_step(sync: Sync, plan: list[BatchSlice]) -> None:
     for i, share in enumerate(plan):
-        replica.begin(share, starts_step=i == 0)
+        sync.begin(share, starts_step=i == 0)
         indices = list(share.samples)
-        replica.backward(F.cross_entropy(replica.model(X[indices]), Y[indices]), share)
+        sync.backward(F.cross_entropy(sync.replica.model(X[indices]), Y[indices]), share)
 
 
-def prepared(mode: Mode, slots: int) -> Replica:
-    return prepare(network(), Means(mode=mode, num_slots=slots), Group())
+def prepared(mode: Mode, slots: int) -> Sync:
+    return with_optimizer(network(), Means(mode=mode, num_slots=slots))
+
+
+def with_optimizer(module: nn.Module, means: Means) -> Sync:
+    return prepare(module, torch.optim.SGD(module.parameters(), lr=0.1), means, replicated(Group()))
 
 
 CASES: dict[str, tuple[Mode, int, int | None, Callable[[BatchSlice], int]]] = {
@@ -62,10 +67,10 @@ CASES: dict[str, tuple[Mode, int, int | None, Callable[[BatchSlice], int]]] = {
 def test_norms_of_parts_and_of_the_whole(case: str, weighed: bool) -> None:
     mode, slots, micro_batch, part_of = CASES[case]
     plan = shares(BATCH, slots, 1, 0, mode, micro_batch, compared=True)
-    replica = prepared(mode, slots)
-    weights = [torch.rand_like(p) + 0.5 for p in replica.params] if weighed else None
-    replica.measure(True, weights)
-    run_step(replica, plan)
+    sync = prepared(mode, slots)
+    weights = [torch.rand_like(p) + 0.5 for p in sync.replica.params] if weighed else None
+    sync.measure(True, weights)
+    run_step(sync, plan)
     parts: dict[int, list[int]] = {}
     for share in plan:
         parts.setdefault(part_of(share), []).extend(share.samples)
@@ -74,7 +79,7 @@ def test_norms_of_parts_and_of_the_whole(case: str, weighed: bool) -> None:
         (len(part) / BATCH, squares(range(part[0], part[-1] + 1), weights if weighed else None))
         for part in parts.values()
     ]
-    found = replica.found
+    found = sync.statistics
     assert found.parts["count"] == len(parts)
     assert found.parts["square"] == pytest.approx(float(sum(w * s for w, (s, _) in expected)), rel=1e-5)
     assert found.norms is not None
@@ -87,11 +92,11 @@ def test_norms_of_parts_and_of_the_whole(case: str, weighed: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_the_loss_is_that_of_the_global_batch(mode: Mode) -> None:
-    replica = prepared(mode, 4)
-    run_step(replica, shares(BATCH, 4, 1, 0, mode, 5))
-    assert replica.found.parts["loss"] == pytest.approx(F.cross_entropy(network()(X), Y).item(), rel=1e-6)
-    assert replica.found.norms is None
-    assert replica.found.parts["count"] == 0
+    sync = prepared(mode, 4)
+    run_step(sync, shares(BATCH, 4, 1, 0, mode, 5))
+    assert sync.statistics.parts["loss"] == pytest.approx(F.cross_entropy(network()(X), Y).item(), rel=1e-6)
+    assert sync.statistics.norms is None
+    assert sync.statistics.parts["count"] == 0
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -99,31 +104,32 @@ def test_measuring_changes_no_gradient(mode: Mode) -> None:
     """Of the same shares: to the last bit."""
     grads = []
     for measures in (False, True):
-        replica = prepared(mode, 4)
-        replica.measure(measures)
-        run_step(replica, shares(BATCH, 4, 1, 0, mode, 5))
-        grads.append([p.grad.clone() for p in replica.params])
+        sync = prepared(mode, 4)
+        sync.measure(measures)
+        run_step(sync, shares(BATCH, 4, 1, 0, mode, 5))
+        grads.append([p.grad.clone() for p in sync.replica.params])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_what_is_said_of_shares_adds_up() -> None:
-    replica = prepared("exact", 4)
-    plan = shares(BATCH, 4, 1, 0, "exact", None)
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_what_was_measured_of_slices_adds_up(mode: Mode) -> None:
+    sync = prepared(mode, 4)
+    plan = shares(BATCH, 4, 1, 0, mode, None)
     for i, share in enumerate(plan):
-        replica.begin(share, starts_step=i == 0)
-        replica.say("trace", share.weight * 8)
+        sync.begin(share, starts_step=i == 0)
+        sync.record_statistic("trace", share.weight * 8)
         indices = list(share.samples)
-        replica.backward(F.cross_entropy(replica.model(X[indices]), Y[indices]), share)
-    assert replica.found.parts["trace"] == pytest.approx(8)
+        sync.backward(F.cross_entropy(sync.replica.model(X[indices]), Y[indices]), share)
+    assert sync.statistics.parts["trace"] == pytest.approx(8)
 
 
-def test_clipping_comes_behind_the_norms() -> None:
-    replica = prepared("exact", 4)
-    replica.measure(True)
-    run_step(replica, shares(BATCH, 4, 1, 0, "exact", None))
-    nn.utils.clip_grad_norm_(replica.params, 1e-3)
-    assert replica.found.norms is not None
-    assert replica.found.norms[0] == pytest.approx(float(squares(range(BATCH))[0]), rel=1e-5)
+def test_clipping_comes_after_the_norms() -> None:
+    sync = prepared("exact", 4)
+    sync.measure(True)
+    run_step(sync, shares(BATCH, 4, 1, 0, "exact", None))
+    nn.utils.clip_grad_norm_(sync.replica.params, 1e-3)
+    assert sync.statistics.norms is not None
+    assert sync.statistics.norms[0] == pytest.approx(float(squares(range(BATCH))[0]), rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -132,17 +138,17 @@ def test_four_turns_look_at_every_block_of_a_large_model_once(mode: Mode) -> Non
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 700), nn.Tanh(), nn.Linear(700, 600), nn.Tanh(), nn.Linear(600, 3))
     assert sum(p.numel() for p in module.parameters()) > TURNS * BLOCK
-    replica = prepare(module, Means(mode=mode, num_slots=4), Group())
+    sync = with_optimizer(module, Means(mode=mode, num_slots=4))
     plan = shares(BATCH, 4, 1, 0, mode, None, compared=True)
     seen = []
     for turn in range(TURNS):
-        replica.measure(True, None, turn)
-        run_step(replica, plan)
-        assert replica.found.norms is not None
-        seen.append((replica.found.parts["square"], replica.found.norms[0]))
+        sync.measure(True, None, turn)
+        run_step(sync, plan)
+        assert sync.statistics.norms is not None
+        seen.append((sync.statistics.parts["square"], sync.statistics.norms[0]))
         assert seen[-1][0] > seen[-1][1] > 0, "parts scatter about the whole, block by block"
-        whole = sum(float(p.grad.double().square().sum()) for p in replica.params)
-        for p in replica.params:
+        whole = sum(float(p.grad.double().square().sum()) for p in sync.replica.params)
+        for p in sync.replica.params:
             p.grad = None
     assert sum(square for _, square in seen) / TURNS == pytest.approx(whole, rel=1e-5)
     if mode == "exact":

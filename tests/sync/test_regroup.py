@@ -34,9 +34,10 @@ def check(mode: str, digest: str, state: list[Any]) -> None:
 )
 def test_survivors_of_a_death_do_the_step_again(mode: str, stage: str) -> None:
     import regrouping_workers
-    from forked import crew
 
-    with crew(3, regrouping_workers.disturbed, mode, stage) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(3, regrouping_workers.disturbed, mode, stage) as them:
         for rank in (0, 1):
             said, redone, digest, state = them.hear(rank)
             assert said == "ended"
@@ -47,9 +48,10 @@ def test_survivors_of_a_death_do_the_step_again(mode: str, stage: str) -> None:
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_a_result_that_another_holds_is_as_good_as_ones_own(mode: str) -> None:
     import regrouping_workers
-    from forked import crew
 
-    with crew(3, regrouping_workers.one_breaks, mode) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(3, regrouping_workers.one_breaks, mode) as them:
         ends = [them.hear(rank) for rank in range(3)]
     assert {end[1] for end in ends} == {ends[0][1]}
     for _, _, state in ends:
@@ -67,9 +69,10 @@ def exact_digest(state: list[Any]) -> str:
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_a_group_that_breaks_inside_of_a_backward_pass_leaves_the_replica_sound(mode: str) -> None:
     import regrouping_workers
-    from forked import crew
 
-    with crew(2, regrouping_workers.bad_hook, mode) as them:
+    from elastune.testing.worker_processes import processes
+
+    with processes(2, regrouping_workers.bad_hook, mode) as them:
         for rank in range(2):
             _, _, digest, state = them.hear(rank)
             check(mode, digest, state)

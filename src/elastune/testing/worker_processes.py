@@ -15,29 +15,31 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from elastune.comm.gloo import form
+from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group
 
 LIMIT_S = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer imports torch._dynamo, for seconds.
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.comm.gloo", "elastune.mechanisms.registry"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.comm.gloo", "elastune.sync.registry"])
 
 
 @dataclass
 class Worker:
-    """What a process of the crew has."""
+    """What each of the processes has."""
 
     rank: int
     size: int
-    store: dist.Store
+    store: Store
     pipe: Connection
     port: int
 
-    def form(self, name: str, **options: Any) -> Group:
-        return form(self.store, name, self.rank, self.size, **{"interface": "lo", "timeout_s": LIMIT_S, **options})
+    def form(self, name: str, timeout_s: float = LIMIT_S, **options: Any) -> Group:
+        """A group of all of them."""
+        return GlooFactory("lo", timeout_s).form(self.store, name, self.rank, self.size, **options)
 
     def say(self, *said: Any) -> None:
         self.pipe.send(said)
@@ -63,14 +65,14 @@ def _live(act: Callable[..., None], rank: int, size: int, port: int, pipe: Conne
     torch.set_num_threads(1)
     code = 1
     try:
-        act(Worker(rank, size, dist.TCPStore("127.0.0.1", port, is_master=False), pipe, port), *args)
+        act(Worker(rank, size, TCPStore("127.0.0.1", port, is_master=False), pipe, port), *args)
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it is, the test shall see it
         pipe.send(("failed", traceback.format_exc()))
     os._exit(code)
 
 
-class Crew:
+class Processes:
     """The processes, as the test sees them."""
 
     def __init__(self, size: int, port: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -105,10 +107,10 @@ class Crew:
 
 
 @contextmanager
-def crew(size: int, act: Callable[..., None], *args: Any) -> Iterator[Crew]:
+def processes(size: int, act: Callable[..., None], *args: Any) -> Iterator[Processes]:
     """``size`` processes that run ``act(worker, *args)``, a function of a module that they can import."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    them = Crew(size, store.port, act, args)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    them = Processes(size, store.port, act, args)
     try:
         yield them
     finally:

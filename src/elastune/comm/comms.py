@@ -1,0 +1,90 @@
+"""The groups that one worker is in. Whoever knows the membership forms them; a mechanism never makes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch._C._distributed_c10d import Store
+
+from elastune.comm.group import Group
+from elastune.core.mesh import AXES, Axis, Mesh
+
+
+class GroupFactory(Protocol):
+    """Forms groups over one backend: ``comm.gloo.GlooFactory``, ``comm.nccl.NcclFactory``."""
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        ...
+
+    def form(
+        self, store: Store, name: str, rank: int, size: int, *, superseded: Callable[[], bool] = lambda: False
+    ) -> Group:
+        """The group ``name`` of ``size`` workers that all call this, with ``rank`` 0 to ``size`` - 1; blocks.
+
+        ``store`` is where they find each other. Raises ``GroupBroken`` where it fails, and at once when ``superseded``
+        turns true.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Comms:
+    """One worker's groups: ``everyone``, and for each axis the workers that differ from it in this axis alone."""
+
+    mesh: Mesh
+    everyone: Group
+    groups: Mapping[Axis, Group]
+
+    def group(self, axis: Axis) -> Group:
+        """The group along ``axis``; of one worker where the mesh has no more."""
+        return self.groups[axis]
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the mesh."""
+        return self.everyone.rank
+
+    @property
+    def formed(self) -> tuple[Group, ...]:
+        """The groups of several workers, each once."""
+        found = {id(group): group for group in (self.everyone, *self.groups.values()) if group.size > 1}
+        return tuple(found.values())
+
+    def abandon(self) -> None:
+        """Give all of them up; see ``Group.abandon``."""
+        for group in self.formed:
+            group.abandon()
+
+
+def replicated(everyone: Group) -> Comms:
+    """The groups where each worker carries a replica of its own."""
+    return Comms(Mesh(data=everyone.size), everyone, {axis: everyone if axis == "data" else Group() for axis in AXES})
+
+
+def form_comms(
+    factory: GroupFactory,
+    store: Store,
+    name: str,
+    rank: int,
+    mesh: Mesh,
+    *,
+    superseded: Callable[[], bool] = lambda: False,
+) -> Comms:
+    """The groups of worker ``rank`` of ``mesh``, which all its workers form together; see ``GroupFactory.form``.
+
+    An axis along which all workers lie shares the group of everyone.
+    """
+    everyone = factory.form(store, name, rank, mesh.workers, superseded=superseded)
+    groups: dict[Axis, Group] = {}
+    for axis in AXES:
+        members = mesh.group(axis, rank)
+        if len(members) == mesh.workers:
+            groups[axis] = everyone
+        else:
+            part = f"{name}/{axis}/{members[0]}"
+            groups[axis] = factory.form(store, part, members.index(rank), len(members), superseded=superseded)
+    return Comms(mesh, everyone, groups)

@@ -1,0 +1,121 @@
+"""Groups form on a thread of their own, since nothing in a backend's way of doing it can be interrupted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from elastune.comm.group import Group, GroupBroken, drop
+
+LOOK_S = 0.005
+LAZY_LOOK_S = 1.0
+STORE_WAIT_S = 0.5
+
+
+class Forming(ABC):
+    """The making of the group ``name``. ``store`` is where its workers find each other."""
+
+    def __init__(self, store: Store, name: str, timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._given_up = threading.Event()
+        self._store = _Patient(PrefixStore(name, store), self._given_up)
+        self._group: Group | None = None
+        self._why = ""
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def make(self) -> Group:
+        """Form the group; blocks. Raises ``RuntimeError``, ``OSError`` or ``ValueError`` where that fails."""
+
+    @abstractmethod
+    def break_off(self) -> None:
+        """Make ``make`` fail soon; called again and again until it does."""
+
+    def result(self, superseded: Callable[[], bool]) -> Group:
+        """The group. Raises ``GroupBroken`` where none forms, and at once when ``superseded`` turns true; a half-made
+        group is then cleared away in the background.
+        """
+        threading.Thread(target=self._run, name=f"form {self._name}", daemon=True).start()
+        while not self._ended.wait(LOOK_S):
+            if superseded():
+                self._give_up()
+                raise GroupBroken(f"group {self._name} was superseded while it formed")
+        if self._group is None:
+            raise GroupBroken(self._why)
+        return self._group
+
+    def meet(self, rank: int, size: int, message: str) -> list[str]:
+        """Tell the others ``message``, and hear theirs."""
+        self._store.set(f"at/{rank}", message.encode())
+        keys = [f"at/{other}" for other in range(size) if other != rank]
+        self._store.wait(keys, timedelta(seconds=self._timeout_s))
+        return [self._store.get(key).decode() for key in keys]
+
+    def _run(self) -> None:
+        try:
+            group = self.make()
+            with self._lock:
+                if not self._given_up.is_set():
+                    self._group = group
+            if self._group is None:
+                drop(group)
+        except (RuntimeError, OSError, ValueError) as error:
+            self._why = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
+        finally:
+            self._ended.set()
+
+    def _give_up(self) -> None:
+        """Make the thread end soon, and its result go where nobody sees it."""
+        with self._lock:
+            self._given_up.set()
+            group, self._group = self._group, None
+        if group is not None:
+            drop(group)
+        threading.Thread(target=self._break_off_until_ended, name="give up forming", daemon=True).start()
+
+    def _break_off_until_ended(self) -> None:
+        pause_s = LOOK_S
+        while not self._ended.wait(pause_s):
+            self.break_off()
+            pause_s = min(2 * pause_s, LAZY_LOOK_S)  # for a worker that never connects
+
+
+class _Patient(Store):
+    """A store whose ``wait`` ends when nobody waits for its outcome any more."""
+
+    def __init__(self, store: Store, given_up: threading.Event) -> None:
+        super().__init__()
+        self._store = store
+        self._given_up = given_up
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=300)) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            if self._given_up.is_set():
+                raise RuntimeError("nobody waits for this group any more")
+            started = time.monotonic()
+            patience_s = min(STORE_WAIT_S, max(0.001, deadline - started))
+            try:
+                self._store.wait(keys, timedelta(seconds=patience_s))
+                return
+            except (RuntimeError, TimeoutError):
+                now = time.monotonic()
+                if now >= deadline or now - started < patience_s / 2:  # not for want of time: the store itself fails
+                    raise

@@ -1,0 +1,47 @@
+"""The group of a static run, whose workers another launcher has started."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+
+from elastune.comm.backend import backend_for
+from elastune.comm.group import Group
+from elastune.core.errors import UserError
+from elastune.core.run import Place
+
+
+def join(place: Place, timeout_s: float = 1800.0) -> Group:
+    """Meet the other workers of a static run at ``place.rendezvous``.
+
+    The process must end by ``os._exit``: a process group that is destroyed while Python holds its lock may wait for a
+    thread that waits for the lock (seen with gloo: its finished collectives free tensors on a thread of their own).
+    """
+    if place.world == 1:
+        return Group()
+    device = torch.device(place.device)
+    _refuse_unknown_host(place.rendezvous)
+    backend = backend_for(place.device, own_device=place.own_device)
+    dist.init_process_group(
+        backend,
+        init_method=place.rendezvous,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return Group(place.rank, place.world, dist.group.WORLD, backend, device)
+
+
+def _refuse_unknown_host(rendezvous: str) -> None:
+    """Torch would go on trying for half an hour."""
+    host = urlsplit(rendezvous).hostname if rendezvous.startswith("tcp://") else None
+    if host is not None:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            fix = "set MASTER_ADDR to an address of rank 0's machine"
+            raise UserError("workers must be able to look up where they meet", f"{host}: {error}", fix) from None

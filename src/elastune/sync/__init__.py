@@ -1,0 +1,1 @@
+"""When and how the replicas of a run come together."""

@@ -1,0 +1,36 @@
+"""Synchronisation strategies by what a run asks for."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from elastune.comm.comms import Comms
+from elastune.core.errors import UserError
+from elastune.core.run import Means
+from elastune.mechanisms.registry import mechanism_for
+from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
+from elastune.sync.base import Sync
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    means: Means,
+    comms: Comms,
+    *,
+    control: int = 0,
+    elastic: bool = False,
+) -> Sync:
+    """This worker's part of a replica of ``model``, and its side of the strategy, as ``means`` ask.
+
+    All workers must hold equal parameters already. ``control``: how many numbers each worker adds to an exchange beside
+    gradients. ``elastic``: the group may change or break, and a result may be asked for by another worker.
+    """
+    mechanism = mechanism_for(means)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
+    replica = mechanism.attach(model, optimizer, comms)
+    if means.mode == "exact":
+        return ExactAllReduce(replica, comms, means.num_slots, control, elastic=elastic)
+    return FastAllReduce(replica, comms, control, elastic=elastic)

@@ -1,0 +1,241 @@
+"""What every mechanism has to do, as tests to inherit.
+
+class TestMine(MechanismKit):
+    mechanism = Mine()  # of a module that worker processes can import
+    meshes = (Mesh(tensor=2), Mesh(data=2, tensor=2))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from elastune.comm.comms import Comms, form_comms, replicated
+from elastune.comm.gloo import GlooFactory
+from elastune.comm.group import Group
+from elastune.core.batch_slices import shares
+from elastune.core.layout import Move, Piece, Unrecoverable, moves, redundancy
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+from elastune.mechanisms.base import Mechanism, Replica
+from elastune.mechanisms.replicated import Replicated
+from elastune.sync.allreduce import ExactAllReduce
+from elastune.testing.worker_processes import LIMIT_S, Worker, processes
+
+SLOTS, BATCH, STEPS, EVENT_STEP, CLIP = 8, 16, 5, 2, 0.5
+ALONE = Mesh()
+Event = Literal["nothing", "abandon", "regroup", "replace"]
+State = dict[Piece, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small training run, in which something happens before step ``EVENT_STEP``."""
+
+    mechanism: Mechanism
+    mesh: Mesh
+    event: Event = "nothing"
+    clips: bool = False
+
+
+def network() -> nn.Sequential:
+    """Of parameters with even sizes, in double precision."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()
+
+
+def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A global batch."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(BATCH, 6, generator=generator).double(), torch.randint(0, 4, (BATCH,), generator=generator)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """With moments, so that state lies where parameters lie."""
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+class Run:
+    """What one worker does."""
+
+    def __init__(self, case: Case, comms: Comms) -> None:
+        self._case = case
+        self._mesh = case.mesh
+        self.sync = self._attached(comms)
+
+    def _attached(self, comms: Comms) -> ExactAllReduce:
+        model = network()
+        replica = self._case.mechanism.attach(model, optimizer_of(model), comms)
+        return ExactAllReduce(replica, comms, SLOTS)
+
+    @property
+    def replica(self) -> Replica:
+        """This worker's part."""
+        return self.sync.replica
+
+    def step(self, step: int, passes: int = SLOTS) -> None:
+        """One step, or its first ``passes`` and an end that drops them."""
+        x, y = data(step)
+        rank = self._mesh.batch_rank(self.replica.comms.rank)
+        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None)
+        for i, share in enumerate(plan[:passes]):
+            self.sync.begin(share, starts_step=i == 0)
+            part = slice(share.samples.start, share.samples.stop)
+            self.sync.backward(F.cross_entropy(self.replica.model(x[part]), y[part]), share)
+        if passes < len(plan):
+            before = [b.clone() for b in self.replica.module.buffers()]
+            self.sync.abandon()
+            assert all(p.grad is None for p in self.replica.params), "an abandoned step leaves no gradient"
+            assert any(not torch.equal(a, b) for a, b in zip(before, self.replica.module.buffers(), strict=True))
+            return
+        if self._case.clips:
+            self.replica.clip(CLIP)
+        self.replica.optimizer.step()
+        self.replica.optimizer.zero_grad()
+
+    def forget(self) -> None:
+        """Be a worker that has only just been started."""
+        torch.manual_seed(1)
+        self.sync = self._attached(self.replica.comms)
+        for tensor in self.replica.module.state_dict().values():
+            tensor.zero_()
+
+    def state(self) -> State:
+        """Every piece that lies here."""
+        return {piece: self.replica.read(piece).clone() for piece in self.replica.layout()}
+
+
+def work(worker: Worker, case: Case) -> None:
+    """What each process does; the last one is lost where workers are replaced."""
+    factory = GlooFactory("lo", LIMIT_S)
+    run = Run(case, form_comms(factory, worker.store, "first", worker.rank, case.mesh))
+    for step in range(STEPS):
+        if step == EVENT_STEP and case.event == "abandon":
+            run.step(step, passes=1)
+        elif step == EVENT_STEP and case.event != "nothing":
+            if case.event == "replace":
+                replace_last(worker, run)
+            run.sync.regroup(form_comms(factory, worker.store, "second", worker.rank, case.mesh))
+        run.step(step)
+    worker.say("state", run.state())
+    worker.hear()
+
+
+def replace_last(worker: Worker, run: Run) -> None:
+    """The last worker loses everything; the others send it what ``moves`` finds."""
+    worker.say("layout", {piece: run.replica.read(piece).dtype for piece in run.replica.layout()})
+    if worker.rank == worker.size - 1:
+        run.forget()
+    plan: list[Move]
+    types: dict[str, torch.dtype]
+    plan, types = worker.hear()
+    group = run.replica.comms.everyone
+    for move in plan:
+        if worker.rank == move.source:
+            group.send(run.replica.read(move.piece).contiguous(), move.target)
+        elif worker.rank == move.target:
+            values = torch.empty([stop - start for start, stop in move.piece.box], dtype=types[move.piece.name])
+            group.receive(values, move.source)
+            run.replica.write(move.piece, values)
+
+
+def alone(clips: bool = False) -> State:
+    """What one worker with a whole replica comes to, undisturbed."""
+    run = Run(Case(Replicated(), ALONE, clips=clips), replicated(Group()))
+    for step in range(STEPS):
+        run.step(step)
+    return run.state()
+
+
+def in_plain_torch() -> dict[str, torch.Tensor]:
+    """The same training with nothing of elastune: each slot by itself, gradients weighted and added."""
+    model = network()
+    optimizer = optimizer_of(model)
+    for step in range(STEPS):
+        x, y = data(step)
+        for part in torch.arange(BATCH).chunk(SLOTS):
+            (F.cross_entropy(model(x[part]), y[part]) * len(part) / BATCH).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.named_parameters())
+
+
+class MechanismKit:
+    """A mechanism trains as one process does, and can say and move what lies where."""
+
+    mechanism: ClassVar[Mechanism]
+    meshes: ClassVar[Sequence[Mesh]]
+
+    @pytest.fixture(params=[0, 1], ids=["one mesh", "another"])
+    def mesh(self, request: pytest.FixtureRequest) -> Mesh:
+        """Each of two meshes."""
+        mesh: Mesh = self.meshes[request.param]
+        return mesh
+
+    def trained(self, mesh: Mesh, event: Event = "nothing", *, clips: bool = False) -> dict[int, State]:
+        """The final states, by worker. Raises ``Unrecoverable`` where a lost worker's pieces are nowhere else."""
+        with processes(mesh.workers, work, Case(self.mechanism, mesh, event, clips)) as them:
+            if event == "replace":
+                told = [them.hear(rank)[1] for rank in range(mesh.workers)]
+                layout = {rank: tuple(pieces) for rank, pieces in enumerate(told)}
+                types = {piece.name: dtype for pieces in told for piece, dtype in pieces.items()}
+                lost = mesh.workers - 1
+                held = {rank: pieces for rank, pieces in layout.items() if rank != lost}
+                plan = moves(held, {lost: layout[lost]})
+                assert redundancy(layout) > 1
+                for rank in range(mesh.workers):
+                    them.tell(rank, (plan, types))
+            return {rank: them.hear(rank)[1] for rank in range(mesh.workers)}
+
+    def same(self, states: dict[int, State], wanted: State) -> None:
+        """All pieces are those of the whole, to the bit where the mechanism promises it."""
+        whole = {piece.name: values for piece, values in wanted.items()}
+        for state in states.values():
+            for piece, values in state.items():
+                expected = whole[piece.name][tuple(slice(*edge) for edge in piece.box)]
+                if self.mechanism.exact:
+                    assert torch.equal(values, expected), piece
+                else:
+                    torch.testing.assert_close(values, expected)
+
+    def test_trains_as_plain_torch_does(self, mesh: Mesh) -> None:
+        """Clipped by the norm of the whole gradient, and up to the order of additions."""
+        states, wanted = self.trained(mesh, clips=True), in_plain_torch()
+        for state in states.values():
+            for piece, values in state.items():
+                if piece.name in wanted:
+                    expected = wanted[piece.name][tuple(slice(*edge) for edge in piece.box)]
+                    torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-12)
+
+    def test_layout_covers_everything(self, mesh: Mesh) -> None:
+        """With what one worker has, and with the values that it has."""
+        states, wanted = self.trained(mesh), alone()
+        layout = {rank: tuple(state) for rank, state in states.items()}
+        assert {piece.name for pieces in layout.values() for piece in pieces} == {piece.name for piece in wanted}
+        assert moves(layout, {mesh.workers: tuple(wanted)})
+        self.same(states, wanted)
+
+    @pytest.mark.parametrize("event", ["abandon", "regroup"])
+    def test_nothing_shows_of(self, mesh: Mesh, event: Event) -> None:
+        """A step that was dropped halfway; other groups of the same workers."""
+        self.same(self.trained(mesh, event), alone())
+
+    def test_a_lost_workers_pieces_come_back(self, mesh: Mesh) -> None:
+        """From those that hold them; where nobody does, the plan says so."""
+        if mesh.data == 1:
+            with pytest.raises(Unrecoverable):
+                self.trained(mesh, "replace")
+            return
+        self.same(self.trained(mesh, "replace"), alone())
+
+    def test_accepts_its_meshes(self) -> None:
+        """Before a worker starts."""
+        for mesh in self.meshes:
+            self.mechanism.check(Means(workers=mesh.workers), mesh)

@@ -1,0 +1,185 @@
+"""What every synchronisation strategy has to do, as tests to inherit.
+
+class TestMine(SyncKit):
+    make = staticmethod(make_mine)  # of a module that worker processes can import
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elastune.comm.comms import Comms, replicated
+from elastune.comm.group import Group, GroupBroken, Work
+from elastune.core.batch_slices import shares
+from elastune.mechanisms.base import Replica
+from elastune.mechanisms.replicated import Replicated
+from elastune.sync.base import Sync
+from elastune.testing.mechanism_kit import BATCH, SLOTS, data, network, optimizer_of
+from elastune.testing.worker_processes import Worker, processes
+
+ROUNDS, EVENT_ROUND, CONTROL = 4, 2, 3
+Event = Literal["nothing", "abandon", "reload", "break"]
+Make = Callable[[Replica, Comms], Sync]
+Result = tuple[dict[str, torch.Tensor], list[float]]
+
+
+class Run:
+    """One worker's training."""
+
+    def __init__(self, make: Make, group: Group) -> None:
+        model = network()
+        comms = replicated(group)
+        self._make = make
+        self.sync = make(Replicated().attach(model, optimizer_of(model), comms), comms)
+        self.steps = self.sync.steps_in_round
+
+    def step(self, step: int, on_break: Callable[[], None]) -> None:
+        """One step; ``on_break`` completes its exchange where that fails here."""
+        sync = self.sync
+        sync.control = [1.0, float(step), float(sync.group.rank)]
+        try:
+            self.passes(step, SLOTS)
+        except GroupBroken:
+            on_break()
+        sync.replica.optimizer.step()
+        sync.replica.optimizer.zero_grad()
+        try:
+            sync.after_step()
+        except GroupBroken:
+            on_break()
+
+    def passes(self, step: int, most: int) -> None:
+        """The forward and backward passes of a step, or the first of them."""
+        x, y = data(step)
+        sync = self.sync
+        mode: Literal["exact", "fast"] = "exact" if sync.exact else "fast"
+        plan = shares(BATCH, SLOTS, sync.group.size, sync.group.rank, mode, 2)
+        for i, share in enumerate(plan[:most]):
+            sync.begin(share, starts_step=i == 0)
+            part = slice(share.samples.start, share.samples.stop)
+            sync.backward(F.cross_entropy(sync.replica.model(x[part]), y[part]), share)
+
+    def reload(self) -> None:
+        """Go on with another object, which gets what the strategy keeps."""
+        state = self.sync.state_dict()
+        self.sync = self._make(self.sync.replica, self.sync.replica.comms)
+        self.sync.load_state_dict(state)
+
+    def result(self) -> Result:
+        """Where training has come to, and what rode along in its newest round."""
+        return dict(self.sync.replica.module.named_parameters()), self.sync.totals
+
+
+class Breaking:
+    """Counts what this worker waits for; told to, it breaks the last wait of a round, when the result is here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits, self.breaks_at = 0, -1
+        wait = Work.wait
+
+        def counted(work: Work) -> None:
+            wait(work)
+            self.waits += 1
+            if self.waits == self.breaks_at:
+                raise GroupBroken("injected")
+
+        monkeypatch.setattr(Work, "wait", counted)
+
+
+def work(worker: Worker, make: Make, event: Event) -> None:
+    """What each process does."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        breaking = Breaking(monkeypatch)
+        run = Run(make, worker.form("first"))
+        for at in range(ROUNDS):
+            breaks = event == "break" and at == EVENT_ROUND
+            in_a_round, breaking.waits = breaking.waits, 0
+            breaking.breaks_at = in_a_round if breaks and worker.rank == 1 else -1
+            if event == "reload" and at == EVENT_ROUND:
+                run.reload()
+            if event == "abandon" and at == EVENT_ROUND:
+                run.passes(at * run.steps, 1)
+                run.sync.abandon()
+                assert all(p.grad is None for p in run.sync.replica.params), "no gradient is left"
+            broken: list[Group] = []
+            for step in range(at * run.steps, (at + 1) * run.steps):
+                run.step(step, lambda: broken.append(adopt(worker, run)))  # noqa: B023 - called at once
+            if breaks:
+                assert len(broken) == (worker.rank == 1), "the break came where it was to come"
+                run.sync.regroup(replicated(broken[0] if broken else give(worker, run)))
+        worker.say("result", *run.result())
+        worker.hear()
+
+
+def adopt(worker: Worker, run: Run) -> Group:
+    """Complete the round by what rank 0 has of it."""
+    group = worker.form("second")
+    result = run.sync.result_room()
+    for tensor in result:
+        group.receive(tensor, 0)
+    run.sync.adopt_result(result)
+    return group
+
+
+def give(worker: Worker, run: Run) -> Group:
+    """Hand on what ``adopt`` wants."""
+    group = worker.form("second")
+    if worker.rank == 0:
+        for tensor in run.sync.last_result():
+            group.send(tensor, 1)
+    return group
+
+
+def trained(make: Make, workers: int, event: Event = "nothing") -> list[Result]:
+    """The results, by worker."""
+    with processes(workers, work, make, event) as them:
+        return [them.hear(rank)[1:] for rank in range(workers)]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """To the bit."""
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+
+
+class SyncKit:
+    """A strategy keeps replicas together, whatever becomes of a round."""
+
+    make: ClassVar[Any]
+
+    @pytest.mark.parametrize("workers", [2, 3])
+    def test_replicas_are_equal_after_a_round(self, workers: int) -> None:
+        """And what rode along reached everybody."""
+        results = trained(self.make, workers)
+        for state, totals in results:
+            same(state, results[0][0])
+            assert totals[0] == workers
+            assert totals[2] == sum(range(workers))
+
+    def test_workers_do_not_show_where_it_promises_that(self) -> None:
+        """One, two and three workers come to the same bits."""
+        alone = Run(self.make, Group())
+        if not alone.sync.exact:
+            return
+        for step in range(ROUNDS * alone.steps):
+            alone.step(step, lambda: None)
+        for workers in (2, 3):
+            same(trained(self.make, workers)[0][0], alone.result()[0])
+
+    @pytest.mark.parametrize("event", ["abandon", "reload"])
+    def test_nothing_shows_of(self, event: Event) -> None:
+        """A step that was begun and dropped; another object that goes on from ``state_dict``."""
+        same(trained(self.make, 2, event)[1][0], trained(self.make, 2)[1][0])
+
+    def test_a_result_of_another_worker_is_as_good_as_ones_own(self) -> None:
+        """One worker's exchange breaks once it has contributed all; it adopts what another has of the round."""
+        results, undisturbed = trained(self.make, 3, "break"), trained(self.make, 3)
+        for (state, totals), (wanted, _) in zip(results, undisturbed, strict=True):
+            same(state, wanted)
+            assert totals[0] == 3

@@ -1,0 +1,44 @@
+"""The kit, on the mechanism that there is and on a toy whose parameters lie half on each of two workers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+from elastune.mechanisms.registry import mechanism_for
+from elastune.mechanisms.replicated import Replicated
+from elastune.testing.mechanism_kit import MechanismKit
+
+if str(Path(__file__).parent) not in sys.path:  # worker processes import the toy by its name
+    sys.path.append(str(Path(__file__).parent))
+
+from halves import Halves
+
+
+class TestReplicated(MechanismKit):
+    mechanism: ClassVar[Any] = Replicated()
+    meshes = (Mesh(data=2), Mesh(data=3))
+
+
+class TestHalves(MechanismKit):
+    mechanism: ClassVar[Any] = Halves()
+    meshes = (Mesh(tensor=2), Mesh(data=2, tensor=2))
+
+
+def test_what_a_mechanism_cannot_do_is_refused() -> None:
+    with pytest.raises(UserError, match="use data=4 alone"):
+        Replicated().check(Means(), Mesh(data=2, tensor=2))
+    with pytest.raises(UserError, match="use tensor=2"):
+        Halves().check(Means(), Mesh(data=4))
+
+
+def test_mechanisms_by_name() -> None:
+    assert isinstance(mechanism_for(Means()), Replicated)
+    with pytest.raises(UserError, match="use one of ddp"):
+        mechanism_for(Means(mechanism="horovod"))
