@@ -18,26 +18,13 @@ torch.set_num_threads(1)
 
 HERE = Path(__file__).parent
 SLOWEST_FIRST = ("faults", "e2e", "parity", "cli", "study", "report", "search", "frontier", "mechanisms")
-SHARE_A_FIXTURE = ("cli", "report", "cluster")  # rooms whose files share something that takes long to make
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``-n``: a file's tests run in one process, and the slowest rooms begin, so that none of them ends alone."""
-    if not hasattr(config, "workerinput"):  # one process: in the order of the files
-        return
-    rank = {room: at for at, room in enumerate(SLOWEST_FIRST)}
-    items.sort(key=lambda item: rank.get(_room(item), len(rank)))
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            room = _room(item)
-            item.add_marker(
-                pytest.mark.xdist_group(room if room in SHARE_A_FIXTURE else str(item.path.relative_to(HERE)))
-            )
-
-
-def _room(item: pytest.Item) -> str:
-    return item.path.relative_to(HERE).parts[0]
+    """In several processes (``-n``) the slowest rooms begin, so that none of them ends alone."""
+    if hasattr(config, "workerinput"):
+        rank = {room: at for at, room in enumerate(SLOWEST_FIRST)}
+        items.sort(key=lambda item: rank.get(item.path.relative_to(HERE).parts[0], len(rank)))
 
 
 @pytest.fixture(scope="session")
