@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
 from elastune.journal.entry import Entry, decode_entry, encode_entry
-from elastune.journal.reader import follow, read
+from elastune.journal.reader import read
 from elastune.journal.records import Reported, RunFinished, StudyFinished, TrialFinished
 from elastune.journal.writer import JournalWriter
 
@@ -247,25 +246,6 @@ def test_a_closed_writer_says_so(tmp_path):
     journal.close()
     with pytest.raises(ValueError, match="closed"):
         journal.write(report(0))
-
-
-def test_follow_yields_records_as_they_come(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    done = threading.Event()
-    seen: list[int] = []
-
-    def watch() -> None:
-        for entry in follow(path, done.is_set, poll_s=0.01):
-            seen.append(entry.record.step)
-
-    reader = threading.Thread(target=watch)
-    reader.start()
-    with JournalWriter(Path(path)) as journal:
-        for step in range(50):
-            journal.write(report(step))
-    done.set()
-    reader.join(timeout=10)
-    assert seen == list(range(50))
 
 
 def test_a_run_record_keeps_its_type(tmp_path):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from elastune.monitors import averages
-from elastune.monitors.averages import empty, mean, readings, with_value
+from elastune.monitors.averages import effective_sample_size, empty, mean, with_value
 
 
 def test_the_mean_is_the_weighted_one_from_the_first_reading_on() -> None:
@@ -31,7 +31,7 @@ def test_without_forgetting_the_error_is_the_textbook_one() -> None:
     told, middle = mean(state), sum(values) / 50
     assert told is not None
     assert told.error == pytest.approx(math.sqrt(sum((v - middle) ** 2 for v in values) / 49 / 50), rel=1e-6)
-    assert readings(state) == pytest.approx(50)
+    assert effective_sample_size(state) == pytest.approx(50)
 
 
 def test_the_error_is_honest_for_readings_of_differing_weight_and_spread() -> None:
@@ -56,7 +56,7 @@ def test_memory_bounds_what_is_remembered() -> None:
     told = mean(state)
     assert told is not None
     assert told.value == pytest.approx(1999 - 99, rel=1e-6)
-    assert readings(state) == pytest.approx(199, rel=1e-6)
+    assert effective_sample_size(state) == pytest.approx(199, rel=1e-6)
 
 
 def test_sums_that_would_overflow_are_not_taken() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from elastune.core.signals import Signal
-from elastune.monitors.base import Monitor, Norms, Reading, State
+from elastune.monitors.base import GradientNorms, Monitor, Reading, State
 from elastune.monitors.curvature import Curvature
 from elastune.monitors.noise_scale import NoiseScale
 from elastune.monitors.preconditioned import PreconditionedNoiseScale
@@ -46,10 +46,10 @@ def exact(gradients: Tensor) -> tuple[float, float]:
     return (gradients - mean).square().sum(1).mean().item(), mean.square().sum().item()
 
 
-def norms(rows: Tensor, parts: list[int]) -> Norms:
+def norms(rows: Tensor, parts: list[int]) -> GradientNorms:
     """As a step of training takes them: one squared norm a part, one of the mean over the global batch."""
     weighted = sum(len(part) / len(rows) * part.mean(0).square().sum().item() for part in rows.split(parts))
-    return Norms(len(rows), len(parts), weighted, rows.mean(0).square().sum().item())
+    return GradientNorms(len(rows), len(parts), weighted, rows.mean(0).square().sum().item())
 
 
 def readings(gradients: Tensor, cut: Cut, seed: int, steps: int = STEPS) -> Iterator[Reading]:
@@ -128,7 +128,7 @@ def test_the_error_is_neither_too_small_nor_too_large_on_normal_noise(parts: lis
         whole = (part * (sizes / batch)[None, :, None]).sum(1)
         weighted = (part.square().sum(2) * sizes / batch).sum(1)
         squares = whole.square().sum(1)
-        steps = [Norms(batch, len(parts), float(w), float(s)) for w, s in zip(weighted, squares, strict=True)]
+        steps = [GradientNorms(batch, len(parts), float(w), float(s)) for w, s in zip(weighted, squares, strict=True)]
         scales.append(
             told(NoiseScale(), (Reading(i, batch, 1, 1.0, norms=n) for i, n in enumerate(steps, 1)))["noise_scale"]
         )
@@ -200,21 +200,21 @@ def test_pure_noise_is_bounded_and_says_so() -> None:
 
 
 def test_no_noise_is_a_scale_of_zero_and_no_gradient_is_none() -> None:
-    still = [Reading(step, 32, 1, 1.0, norms=Norms(32, 8, 4.0, 4.0)) for step in range(1, 9)]
+    still = [Reading(step, 32, 1, 1.0, norms=GradientNorms(32, 8, 4.0, 4.0)) for step in range(1, 9)]
     assert told(NoiseScale(), iter(still))["noise_scale"].value == 0
-    nothing = [Reading(step, 32, 1, 1.0, norms=Norms(32, 8, 0.0, 0.0)) for step in range(1, 9)]
+    nothing = [Reading(step, 32, 1, 1.0, norms=GradientNorms(32, 8, 0.0, 0.0)) for step in range(1, 9)]
     assert "noise_scale" not in told(NoiseScale(), iter(nothing))
 
 
 @pytest.mark.parametrize(("batch", "parts"), [(32, 1), (0, 0), (4, 8), (-32, 4)])
 def test_norms_that_say_nothing_are_left_out(batch: int, parts: int) -> None:
     monitor = NoiseScale()
-    reading = Reading(1, batch, 1, 1.0, norms=Norms(batch, parts, 2.0, 1.0))
+    reading = Reading(1, batch, 1, 1.0, norms=GradientNorms(batch, parts, 2.0, 1.0))
     assert monitor.update(monitor.init(), reading) == monitor.init()
 
 
 def test_rounding_never_makes_a_variance_negative() -> None:
-    readings_ = (Reading(step, 32, 1, 1.0, norms=Norms(32, 8, 1.0 - 1e-7, 1.0)) for step in range(1, 9))
+    readings_ = (Reading(step, 32, 1, 1.0, norms=GradientNorms(32, 8, 1.0 - 1e-7, 1.0)) for step in range(1, 9))
     assert told(NoiseScale(), readings_)["gradient_variance"].value == 0
 
 

@@ -1,10 +1,8 @@
-"""Read a journal: whole, or as it grows."""
+"""Read a journal."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,25 +22,6 @@ def read(path: Path) -> list[Entry]:
     if whole and not tail and not _is_json(whole[-1]):
         whole.pop()
     return [_entry(path, number, line) for number, line in enumerate(whole, start=1)]
-
-
-def follow(path: Path, until: Callable[[], bool], poll_s: float = 0.2) -> Iterator[Entry]:
-    """Entries as they are written, from the first on; ends once ``until()`` is true and everything was yielded."""
-    number, rest, offset = 0, b"", 0
-    while True:
-        last_look = until()
-        if path.exists():
-            with open(path, "rb") as file:
-                file.seek(offset)
-                news = file.read()
-            offset += len(news)
-            *lines, rest = (rest + news).split(b"\n")
-            for line in lines:
-                number += 1
-                yield _entry(path, number, line)
-        if last_look:
-            return
-        time.sleep(poll_s)
 
 
 def _bytes(path: Path) -> bytes:

@@ -35,8 +35,8 @@ def folded(state: State, terms: Sequence[float], memory: float) -> State:
     return {"sums": sums, "products": products}
 
 
-def readings(state: State, weight: int = 0) -> float:
-    """How many readings of equal weight know as much: (sum w)^2 / sum w^2, ``weight`` being the index of the term w."""
+def effective_sample_size(state: State, weight: int = 0) -> float:
+    """Effective sample size (Kish): (sum w)^2 / sum w^2, ``weight`` being the index of the term w."""
     size = len(state["sums"])
     squares = state["products"][weight * size + weight]
     return float(state["sums"][weight] ** 2 / squares) if squares > 0 else 0.0
@@ -45,7 +45,7 @@ def readings(state: State, weight: int = 0) -> float:
 def error(state: State, slope: Sequence[float], count: float) -> float | None:
     """The standard error of a quantity whose gradient by the sums is ``slope``; None from less than two readings.
 
-    ``count`` (see ``readings``) widens it by n / (n - 1): the deviations are from an average that they are part of.
+    ``count`` (the effective sample size) widens it by n / (n - 1): deviations are from an average that they are in.
     """
     if count <= 1 + 1e-9:
         return None
@@ -69,4 +69,4 @@ def mean(state: State) -> Signal | None:
     if weight <= 0:
         return None
     value = total / weight
-    return Signal(value, error(state, (-value / weight, 1 / weight), readings(state)))
+    return Signal(value, error(state, (-value / weight, 1 / weight), effective_sample_size(state)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from elastune.core.signals import Signal
@@ -32,7 +31,7 @@ class WorkerTimes:
 
 
 @dataclass(frozen=True)
-class Norms:
+class GradientNorms:
     """Squared norms of one step's gradients, before any clipping.
 
     The global batch of ``batch`` samples was cut into ``parts`` (slots, workers or micro-batches), part p of n_p
@@ -61,12 +60,11 @@ class Reading:
     batch: int
     workers: int
     loss: float
-    norms: Norms | None = None
-    preconditioned: Norms | None = None
+    norms: GradientNorms | None = None
+    preconditioned: GradientNorms | None = None
     times: tuple[WorkerTimes, ...] = ()
     sharpness: float | None = None
     trace: float | None = None
-    changed: Mapping[str, float] = field(default_factory=dict)  # batch_size, lr factor ... applied before this step
 
 
 class Monitor(ABC):

@@ -31,14 +31,14 @@ from typing import Annotated
 from elastune.core.options import Range, check
 from elastune.core.signals import Signal
 from elastune.monitors import averages
-from elastune.monitors.base import Monitor, Norms, Reading, State
+from elastune.monitors.base import GradientNorms, Monitor, Reading, State
 
 # The terms: u, u tr^, v, v square, v / batch, with weights u = parts - 1 and v = batch.
 _TERMS = 5
 _TRACE, _SQUARE = 0, 2  # where the weights are
 
 
-def with_norms(state: State, norms: Norms | None, memory: float) -> State:
+def with_norms(state: State, norms: GradientNorms | None, memory: float) -> State:
     """``state`` and one more step's norms; missing or unusable ones leave it as it is."""
     if norms is None or not 2 <= norms.parts <= norms.batch or min(norms.square, norms.part_square) < 0:
         return state
@@ -54,7 +54,7 @@ def estimate(state: State) -> Mapping[str, Signal]:
     weight_t, scatter, weight_g, square, samples = state["sums"]
     if weight_t <= 0:
         return {}
-    count = min(averages.readings(state, _TRACE), averages.readings(state, _SQUARE))
+    count = min(averages.effective_sample_size(state, _TRACE), averages.effective_sample_size(state, _SQUARE))
     trace = scatter / weight_t
     per_batch = samples / weight_g  # the mean of 1 / batch, as the squares are weighted
     gradient = square / weight_g - trace * per_batch

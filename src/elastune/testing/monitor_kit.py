@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 from elastune.core.signals import Signal
-from elastune.monitors.base import Monitor, Need, Norms, Reading, State, WorkerTimes
+from elastune.monitors.base import GradientNorms, Monitor, Need, Reading, State, WorkerTimes
 
 RUBBISH = (math.nan, math.inf, -math.inf)
 
@@ -31,7 +31,7 @@ def reading(step: int, *, batch: int = 64, workers: int = 2, rng: random.Random 
         return value * spread.uniform(0.8, 1.25)
 
     square = around(1.0) + 20 / batch
-    norms = Norms(batch, 8, square + around(7 * 20 / batch), square)
+    norms = GradientNorms(batch, 8, square + around(7 * 20 / batch), square)
     return Reading(
         step=step,
         batch=batch,

@@ -14,7 +14,7 @@ from elastune.core.errors import UserError
 from elastune.journal.entry import Entry
 from elastune.journal.records import TrialFinished, TrialStarted
 from elastune.search.analysis.front import hypervolume
-from elastune.search.samplers.genetic import Genetics, Place, parents, parse_genetics, place, unfinished
+from elastune.search.samplers.genetic import Genetics, Lineage, parents, parse_genetics, place, unfinished
 from elastune.search.samplers.registry import check_sampler
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
@@ -120,7 +120,7 @@ SMALL = Genetics(demes=2, population=2, migration=2, steady=0)
 
 def test_demes_take_turns_and_fill_generation_after_generation():
     assert [place(i, SMALL) for i in range(6)] == [
-        Place(0, 0), Place(1, 0), Place(0, 0), Place(1, 0), Place(0, 1), Place(1, 1),
+        Lineage(0, 0), Lineage(1, 0), Lineage(0, 0), Lineage(1, 0), Lineage(0, 1), Lineage(1, 1),
     ]  # fmt: skip
 
 

@@ -13,24 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastune.study.allocation.allocate import Demand, Rules, allocate, hopeless
-from elastune.study.allocation.throughput import Measured, samples_per_s
+from elastune.study.allocation.throughput import MeasuredRates, samples_per_s
 
 FREE = Rules(stay_s=0.0)  # moves are weighed by their pauses alone
 
 
 def claim(trial: int, current: int = 0, low: int = 1, high: int = 8, **more) -> Demand:
     """Perfect scaling up to 1,000 workers at 100 samples a second each, unless told."""
-    known = {"remaining": 1e6, "pace": Measured(((1, 100.0), (1000, 100_000.0)))}
+    known = {"remaining": 1e6, "pace": MeasuredRates(((1, 100.0), (1000, 100_000.0)))}
     return Demand(trial, current, low, high, **{**known, **more})
 
 
-def concave(gains: list[float]) -> Measured:
+def concave(gains: list[float]) -> MeasuredRates:
     """What each worker brings, the most first."""
     total, points = 0.0, []
     for workers, gain in enumerate(sorted(gains, reverse=True), 1):
         total += gain
         points.append((workers, total))
-    return Measured(tuple(points))
+    return MeasuredRates(tuple(points))
 
 
 SLOWING = claim(1, remaining=2000.0, pace=concave([100.0, 60.0, 40.0]))
@@ -38,12 +38,13 @@ CURVE = tuple((n, 64 / (0.01 + 0.064 / n)) for n in range(1, 17))
 gains = st.lists(st.integers(1, 60).map(float), min_size=6, max_size=6)
 known = st.one_of(
     gains.map(concave),
-    gains.map(lambda rates: Measured(tuple(enumerate(rates, 1)))),  # any shape
+    gains.map(lambda rates: MeasuredRates(tuple(enumerate(rates, 1)))),  # any shape
     st.builds(
-        lambda slots: Measured(tuple((n, 64 / (0.01 + 0.064 / n)) for n in range(1, 17)), slots), st.integers(1, 16)
+        lambda slots: MeasuredRates(tuple((n, 64 / (0.01 + 0.064 / n)) for n in range(1, 17)), slots),
+        st.integers(1, 16),
     ),
 )
-paces = st.one_of(known, st.just(Measured()))
+paces = st.one_of(known, st.just(MeasuredRates()))
 seconds = st.sampled_from([0.0, 1.0, 10.0, 100.0, 1000.0])
 
 
@@ -188,8 +189,8 @@ def test_without_patience_the_running_keep_their_workers() -> None:
         ([claim(1), claim(2)], 9, {1: 8, 2: 1}),  # ties by trial number
         ([claim(1, 8), claim(2, low=2)], 8, {1: 6, 2: 2}),  # a new trial has its least at once
         ([claim(1, 8)], 3, {1: 3}),  # workers were lost
-        ([claim(1, 4, pace=Measured(((1, 10.0), (2, 20.0), (4, 5.0))))], 4, {1: 2}),  # more is slower
-        ([claim(1, pace=Measured()), claim(2, high=2)], 8, {1: 2, 2: 2}),  # unseen: twice its least
+        ([claim(1, 4, pace=MeasuredRates(((1, 10.0), (2, 20.0), (4, 5.0))))], 4, {1: 2}),  # more is slower
+        ([claim(1, pace=MeasuredRates()), claim(2, high=2)], 8, {1: 2, 2: 2}),  # unseen: twice its least
     ],
 )
 def test_table(claims: list[Demand], workers: int, expected: dict[int, int]) -> None:
@@ -199,18 +200,18 @@ def test_table(claims: list[Demand], workers: int, expected: dict[int, int]) -> 
 @pytest.mark.parametrize(("workers", "expected"), [(4, 4), (5, 4), (7, 4), (8, 8), (12, 8)])
 def test_slots_make_blocks(workers: int, expected: int) -> None:
     """8 slots: 5 to 7 workers are as fast as 4."""
-    pace = Measured(((1, 1000.0), (8, 8000.0)), slots=8)
+    pace = MeasuredRates(((1, 1000.0), (8, 8000.0)), slots=8)
     assert allocate([claim(1, high=12, pace=pace)], workers) == {1: expected}
 
 
 def test_what_a_block_leaves_goes_to_others() -> None:
-    pace = Measured(((1, 1000.0), (8, 8000.0)), slots=8)
+    pace = MeasuredRates(((1, 1000.0), (8, 8000.0)), slots=8)
     assert allocate([claim(1, pace=pace), claim(2)], 7) == {1: 4, 2: 3}
 
 
 def test_a_block_that_no_longer_fits_is_looked_at_anew() -> None:
-    slots = Measured(((1, 1000.0), (8, 8000.0)), slots=8)
-    fast = Measured(((1, 2000.0), (3, 6000.0)))
+    slots = MeasuredRates(((1, 1000.0), (8, 8000.0)), slots=8)
+    fast = MeasuredRates(((1, 2000.0), (3, 6000.0)))
     claims = [claim(1, low=4, pace=slots), claim(2, high=3, pace=fast), claim(3)]
     assert allocate(claims, 11) == {1: 4, 2: 3, 3: 4}
 
@@ -234,14 +235,14 @@ def test_what_was_given_back_is_given_on_at_once() -> None:
 
 @pytest.mark.parametrize(("pause_s", "expected"), [(1.0, {1: 1, 2: 3}), (250.0, {1: 2, 2: 2})])
 def test_a_worker_moves_only_where_that_pays_its_pauses(pause_s: float, expected: dict[int, int]) -> None:
-    slow = Measured(((1, 90.0), (2, 100.0)))
+    slow = MeasuredRates(((1, 90.0), (2, 100.0)))
     claims = [claim(1, 2, pace=slow, pause_s=pause_s), claim(2, 2, pause_s=pause_s)]
     assert allocate(claims, 4) == expected
 
 
 @pytest.mark.parametrize(("remaining", "expected"), [(1000.0, {1: 2, 2: 2}), (1e6, {1: 1, 2: 3})])
 def test_nobody_is_robbed_who_ends_soon(remaining: float, expected: dict[int, int]) -> None:
-    slow = Measured(((1, 90.0), (2, 100.0)))
+    slow = MeasuredRates(((1, 90.0), (2, 100.0)))
     claims = [claim(1, 2, pace=slow, remaining=remaining, pause_s=5.0), claim(2, 2, pause_s=5.0)]
     assert allocate(claims, 4) == expected
 
@@ -328,9 +329,9 @@ def test_a_budget_does_not_ask_whether_a_move_pays() -> None:
 
 
 def test_measured_rates_between_and_beyond() -> None:
-    pace = Measured(((4, 300.0), (1, 100.0), (2, 200.0)))
+    pace = MeasuredRates(((4, 300.0), (1, 100.0), (2, 200.0)))
     assert samples_per_s(pace, 10).tolist() == [0, 100, 200, 250, 300, 350, 400, 450, 500, 500, 500]
-    assert samples_per_s(Measured(), 5, low=2, unknown=7.0).tolist() == [0, 7, 14, 21, 28, 28]
+    assert samples_per_s(MeasuredRates(), 5, low=2, unknown=7.0).tolist() == [0, 7, 14, 21, 28, 28]
 
 
 @pytest.mark.parametrize(
@@ -342,8 +343,8 @@ def test_measured_rates_between_and_beyond() -> None:
         lambda: claim(1, remaining=-1.0),
         lambda: claim(1, pause_s=math.inf),
         lambda: claim(1, efficiency=math.nan),
-        lambda: Measured(((1, 1.0), (1, 2.0))),
-        lambda: Measured(((1, 0.0),)),
+        lambda: MeasuredRates(((1, 1.0), (1, 2.0))),
+        lambda: MeasuredRates(((1, 0.0),)),
         lambda: Rules(horizon_s=0.0),
         lambda: Rules(deadline_s=-1.0),
         lambda: allocate([claim(1), claim(1)], 4),
@@ -362,7 +363,9 @@ def test_256_trials_on_2048_workers_take_less_than_a_tenth_of_a_second(shape: st
     for trial in range(256):
         sample_s = rng.uniform(1e-4, 1e-3)
         curve = tuple((1 << k, 4096 / (0.01 + sample_s * (4096 >> k))) for k in range(12))
-        pace = Measured(((1, 100.0),)) if shape == "line" else Measured(curve, 64 if shape == "slots" else None)
+        pace = (
+            MeasuredRates(((1, 100.0),)) if shape == "line" else MeasuredRates(curve, 64 if shape == "slots" else None)
+        )
         more = {"worth": rng.uniform(1, 3), "pause_s": 2.0, "pace": pace}
         claims.append(claim(trial, rng.randrange(16), 1, 2048, **more))
     took = []

@@ -13,7 +13,7 @@ from elastune.journal.records import Reported
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Allocation, Broker, Pending
 from elastune.study.allocation.priority import rungs_passed, standing
-from elastune.study.allocation.throughput import Measured, ThroughputTable, samples_per_s
+from elastune.study.allocation.throughput import MeasuredRates, ThroughputTable, samples_per_s
 
 AT_ONCE = Rules(stay_s=0.0)
 
@@ -325,7 +325,7 @@ def test_what_nobody_ran_on_one_worker_is_not_taken_to_scale() -> None:
 
 
 def test_slots_make_steps() -> None:
-    rates = samples_per_s(Measured(((1, 10.0), (4, 40.0), (5, 44.0)), slots=8), 16)
+    rates = samples_per_s(MeasuredRates(((1, 10.0), (4, 40.0), (5, 44.0)), slots=8), 16)
     assert rates.tolist() == pytest.approx(
         [0, 10, 20, 26.67, 42, 42, 42, 42, *[2 * 42 + 0 for _ in range(9)]], rel=0.08
     )

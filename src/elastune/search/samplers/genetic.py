@@ -59,16 +59,16 @@ def parse_genetics(sampler: str) -> Genetics:
 
 
 @dataclass(frozen=True)
-class Place:
+class Lineage:
     """Where a trial belongs: its deme, and its generation there. The first generation is 0, drawn at random."""
 
     deme: int
     generation: int
 
 
-def place(index: int, genetics: Genetics) -> Place:
+def place(index: int, genetics: Genetics) -> Lineage:
     """Of the trial asked for after ``index`` others: the demes take turns."""
-    return Place(index % genetics.demes, index // genetics.demes // genetics.population)
+    return Lineage(index % genetics.demes, index // genetics.demes // genetics.population)
 
 
 def members(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

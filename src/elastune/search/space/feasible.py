@@ -3,157 +3,74 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
-
-from optuna.distributions import FloatDistribution, IntDistribution
+from collections.abc import Iterable, Mapping, Sequence
 
 from elastune.core.errors import UserError
-from elastune.search.space.constraint import Constraint, violations
-from elastune.search.space.interval import ANY, Interval, bound, impossible
-from elastune.search.space.space import Sample, Space, enumerate_all, probe
+from elastune.search.space.constraint import Constraint, evaluate, violations
+from elastune.search.space.space import Space, enumerate_all, probe
 
 ENUMERATED = 2000  # configurations at most, to look at every one
 PROBED = 1000
-_FEW = 64  # different values among PROBED at most, to take them for all there are
-_PRODUCT = 20_000  # combinations of such values at most, to look at every one
 _FIX = "loosen it, or widen the space"
+_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "=="}
+_MARGIN = 1e-9  # of an equality, relative to its number (absolute below 1)
 
 
-@dataclass(frozen=True)
-class Domain:
-    """What a name can be: one of ``values``, or where these are None anything in ``interval``."""
+def check_feasible(space: Space, constraints: Sequence[Constraint], known: Mapping[str, object], seed: int = 0) -> None:
+    """Raise ``UserError`` where the constraints contradict each other, or the space and what is ``known`` beside it.
 
-    interval: Interval = ANY
-    values: tuple[Any, ...] | None = None
-
-
-def check_feasible(
-    space: Space, constraints: Sequence[Constraint], known: Mapping[str, object], seed: int = 0
-) -> Literal["feasible", "unknown"]:
-    """Raise ``UserError`` where the constraints contradict the space, what is ``known`` beside it, or each other.
-
-    "feasible": some configuration satisfies all that can be decided before a run. "unknown": none of a thousand random
-    ones does, yet nothing rules it out (an equality over continuous parameters is such a case); a search may try.
+    They do where the bounds of one name leave nothing between them, or where none of a small space's configurations,
+    or of a thousand random ones, satisfies all that can be decided before a run: a search would not find one either.
     """
-    if not constraints:
-        return "feasible"
+    _refuse_contradictions(constraints)
     every = enumerate_all(space, ENUMERATED)
     samples = probe(space, PROBED, seed) if every is None else every
-    satisfied = any(_holds(constraints, {**known, **sample.values}) for sample in samples)
-    names = frozenset().union(*(c.names for c in constraints))
-    _refuse_contradictions(constraints, {name: _domain(name, samples, known) for name in names})
-    if satisfied:
-        return "feasible"
-    if every is None:
-        return "unknown"
-    least = min(samples, key=lambda s: len(_broken(constraints, {**known, **s.values})))
-    broken = " and ".join(_broken(constraints, {**known, **least.values}))
-    rule = f"some configuration must satisfy {_quoted(c.text for c in constraints)}"
-    raise UserError(rule, f"none of the space's {len(samples)} does, the closest breaks {broken}", _FIX)
-
-
-def _holds(constraints: Sequence[Constraint], values: Mapping[str, object]) -> bool:
-    return not _broken(constraints, values)
-
-
-def _broken(constraints: Sequence[Constraint], values: Mapping[str, object]) -> list[str]:
-    return [text for text, violation in violations(constraints, values).items() if violation > 0]
-
-
-def _domain(name: str, samples: Sequence[Sample], known: Mapping[str, object]) -> Domain:
-    """Known names are what they are; a name that neither ``known`` nor the space sets is a metric: anything."""
-    having = [sample for sample in samples if name in sample.values]
-    if not having and name not in known:
-        return Domain()
-    found = {sample.values[name] for sample in having if isinstance(sample.values[name], int | float)}
-    if name in known and len(having) < len(samples):
-        found |= {known[name]}
-    if len(found) <= _FEW:
-        values = tuple(sorted(found))
-        return Domain(Interval(values[0], values[-1]), values) if values else Domain()
-    ranges = [sample.distributions.get(name) for sample in having]
-    unchanged = all(sample.params.get(name) == sample.values[name] for sample in having)
-    if unchanged and all(isinstance(d, IntDistribution | FloatDistribution) for d in ranges):
-        bounds = [d for d in ranges if isinstance(d, IntDistribution | FloatDistribution)]
-        return Domain(Interval(min(float(d.low) for d in bounds), max(float(d.high) for d in bounds)))
-    return Domain()  # computed from parameters by the user's code: its bounds are not known
-
-
-def _refuse_contradictions(constraints: Sequence[Constraint], domains: Mapping[str, Domain]) -> None:
-    box = {name: _narrow(name, domain, constraints) for name, domain in domains.items()}
-    for constraint in constraints:
-        if impossible(constraint, box):
-            rule = f"the constraint '{constraint.text}' must be satisfiable"
-            raise UserError(rule, _ranges(constraint.names, box), _FIX)
-    finite = {name: domain.values for name, domain in domains.items() if domain.values is not None}
-    over_finite = [c for c in constraints if c.names <= set(finite)]
-    names = sorted(frozenset().union(*(c.names for c in over_finite)))
-    if not names or math.prod(len(finite[name]) for name in names) > _PRODUCT:
-        return
-    for values in itertools.product(*(finite[name] for name in names)):
-        if _holds(over_finite, dict(zip(names, values, strict=True))):
+    closest: dict[str, float] = {}
+    for sample in samples:
+        found = violations(constraints, {**known, **sample.values})
+        broken = {text: violation for text, violation in found.items() if violation > 0}
+        if not broken:
             return
-    rule = f"some configuration must satisfy {_quoted(c.text for c in over_finite)}"
-    raise UserError(rule, _ranges(names, box), _FIX)
+        if not closest or (len(broken), sum(broken.values())) < (len(closest), sum(closest.values())):
+            closest = broken
+    tried = f"none of {'the space' if every is not None else 'a thousand random ones'}"
+    shown = " and ".join(f"'{text}' by {violation:g}" for text, violation in closest.items())
+    rule = f"some configuration must satisfy {_quoted(c.text for c in constraints)}"
+    raise UserError(rule, f"{tried} does, the closest breaks {shown}", _FIX)
 
 
-def _narrow(name: str, domain: Domain, constraints: Sequence[Constraint]) -> Interval:
-    """The domain, cut by every constraint that compares the bare name with a number; none left: ``UserError``."""
-    interval, low_open, high_open = domain.interval, False, False
-    cutting: list[str] = []
+def _refuse_contradictions(constraints: Iterable[Constraint]) -> None:
+    """Where bounds of a bare name, be it a setting or a metric that nobody knows yet, leave nothing between them."""
+    bounds: dict[str, list[tuple[Constraint, str, float]]] = {}
     for constraint in constraints:
-        limit = _limit(name, constraint)
-        if limit is None:
-            continue
-        cut, open_end = limit
-        cutting.append(constraint.text)
-        low_open = (cut.low >= interval.low and open_end) or (low_open and cut.low <= interval.low)
-        high_open = (cut.high <= interval.high and open_end) or (high_open and cut.high >= interval.high)
-        interval &= cut
-    at_one_point = interval.low == interval.high
-    if cutting and (interval.empty or (at_one_point and (low_open or high_open))):
-        rule = f"some {name} must satisfy {_quoted(cutting)}"
-        raise UserError(rule, _ranges([name], {name: domain.interval}), _FIX)
-    return interval
+        if bound := _bound(constraint):
+            bounds.setdefault(min(constraint.names), []).append((constraint, *bound))
+    for name, found in bounds.items():
+        low, high = (-math.inf, False), (math.inf, True)  # whether an end is left out; whether it is included
+        for _, comparison, number in found:
+            margin = _MARGIN * max(1.0, abs(number)) if comparison == "==" else 0.0
+            if comparison in (">=", ">", "=="):
+                low = max(low, (number - margin, comparison == ">"))
+            if comparison in ("<=", "<", "=="):
+                high = min(high, (number + margin, comparison != "<"))
+        if low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1])):
+            rule = f"some {name} must satisfy {_quoted(constraint.text for constraint, _, _ in found)}"
+            raise UserError(rule, f"nothing lies above {low[0]:g} and below {high[0]:g}", _FIX)
 
 
-def _limit(name: str, constraint: Constraint) -> tuple[Interval, bool] | None:
-    """The interval that ``name <= number`` (or any such form) allows, and whether its end is left out."""
+def _bound(constraint: Constraint) -> tuple[str, float] | None:
+    """``(comparison, number)`` of "name <= number" in any such form; None of every other constraint."""
     comparison, left, right = constraint.comparison, constraint.left, constraint.right
     if isinstance(right, ast.Name):
-        left, right = right, left
-        comparison = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "=="}[comparison]
-    if constraint.names != {name} or not isinstance(left, ast.Name) or _mentions_a_name(right):
+        comparison, left, right = _MIRRORED[comparison], right, left
+    if not isinstance(left, ast.Name):
         return None
-    number = bound(right, {})
-    if number.low != number.high:
+    try:
+        return comparison, evaluate(right, {})
+    except (KeyError, ArithmeticError, ValueError):  # it names another, or is no number
         return None
-    if comparison == "==":
-        margin = 1e-9 * max(1.0, abs(number.low))  # an equality holds within its tolerance
-        return Interval(number.low - margin, number.low + margin), False
-    at_most = comparison in ("<=", "<")
-    allowed = Interval(high=number.high) if at_most else Interval(low=number.low)
-    return allowed, comparison in ("<", ">")
 
 
-def _mentions_a_name(node: ast.expr) -> bool:
-    calls = {id(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
-    return any(isinstance(each, ast.Name) and id(each) not in calls for each in ast.walk(node))
-
-
-def _ranges(names: Sequence[str] | frozenset[str], box: Mapping[str, Interval]) -> str:
-    def shown(name: str) -> str:
-        interval = box[name]
-        if interval.low == interval.high:
-            return f"{name} = {interval.low:g}"
-        return f"{name} in [{interval.low:g}, {interval.high:g}]"
-
-    return ", ".join(shown(name) for name in sorted(names))
-
-
-def _quoted(texts: Any) -> str:
+def _quoted(texts: Iterable[str]) -> str:
     return " and ".join(f"'{text}'" for text in texts)

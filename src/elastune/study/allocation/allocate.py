@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from elastune.study.allocation.throughput import Floats, Measured, samples_per_s
+from elastune.study.allocation.throughput import Floats, MeasuredRates, samples_per_s
 
 SAME = 1e-9  # relative: gains this close are equal, so that rounding moves nobody
 
@@ -44,7 +44,7 @@ class Demand:
     low: int
     high: int
     remaining: float
-    pace: Measured
+    pace: MeasuredRates
     worth: float = 1.0
     efficiency: float = 1.0
     pause_s: float = 0.0
@@ -146,7 +146,7 @@ def hopeless(claims: Sequence[Demand], workers: int, rules: Rules) -> frozenset[
 def _seats(claims: Sequence[Demand], workers: int) -> list[_Seat]:
     """Those that could run at all, by trial number."""
     able = sorted((c for c in claims if not c.paused and c.low <= workers), key=lambda claim: claim.trial)
-    seen = {c.trial: samples_per_s(c.pace, min(c.high, workers)) for c in able if c.pace != Measured()}
+    seen = {c.trial: samples_per_s(c.pace, min(c.high, workers)) for c in able if c.pace != MeasuredRates()}
     unknown = median(float(rates[1]) for rates in seen.values()) if seen else 1.0
     seats = []
     for claim in able:

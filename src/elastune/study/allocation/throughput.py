@@ -18,8 +18,8 @@ POLISHES = 4
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Measured (workers, samples a second), in any order; none at all for a trial that nobody has seen run.
+class MeasuredRates:
+    """MeasuredRates (workers, samples a second), in any order; none at all for a trial that nobody has seen run.
 
     Between points: straight lines, from 0 on. Beyond the last: on along its last line up to twice those workers, the
     optimistic prior of Pollux (section 4.1), and nothing more. Without points: see ``allocate``. With ``slots``
@@ -37,7 +37,7 @@ class Measured:
 
 
 @lru_cache(maxsize=4096)
-def samples_per_s(pace: Measured, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
+def samples_per_s(pace: MeasuredRates, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
     """Samples a second on 0, 1 ... ``most`` workers; ``unknown``: of one worker where nothing was measured."""
     counts = np.arange(most + 1, dtype=float)
     if pace.slots is not None:
@@ -47,7 +47,7 @@ def samples_per_s(pace: Measured, most: int, low: int = 1, unknown: float = 1.0)
     return found
 
 
-def _known(pace: Measured, low: int, unknown: float) -> tuple[list[float], list[float]]:
+def _known(pace: MeasuredRates, low: int, unknown: float) -> tuple[list[float], list[float]]:
     """Workers that count, and rates on them: 0 and 0, the measured ones, and how it may go on beyond."""
     rates: dict[float, list[float]] = {}
     for workers, rate in pace.points or [(low, low * unknown)]:
@@ -74,7 +74,7 @@ class ThroughputTable:
         self._shape: dict[int, float] | None = None
         self._usual: dict[int, float] = {}
         self._stale = 0  # rates that have come since the shape was found
-        self._found: dict[int, Measured] = {}  # what ``of`` has answered, while nothing else is known
+        self._found: dict[int, MeasuredRates] = {}  # what ``of`` has answered, while nothing else is known
 
     def add(self, trial: int, workers: int, steps: int, seconds: float) -> None:
         """``trial`` took ``seconds`` for so many ``steps``."""
@@ -96,10 +96,10 @@ class ThroughputTable:
         """Whether anybody has shown any speed."""
         return bool(self._usual)
 
-    def of(self, trial: int, slots: int | None = None) -> Measured:
+    def of(self, trial: int, slots: int | None = None) -> MeasuredRates:
         """The trial's own rates, and what others' let expect up to twice the workers that it ran on.
 
-        Of a trial that never ran all that others' let expect. What lies beyond is ``Measured``'s own guess.
+        Of a trial that never ran all that others' let expect. What lies beyond is ``MeasuredRates``'s own guess.
         """
         if self._shape is None or self._stale > len(self._shaping) // 4:
             self._shape, self._stale = _polished([self._rates(k) for k in self._shaping]), 0
@@ -116,7 +116,7 @@ class ThroughputTable:
                 near = min(own, key=lambda seen: (abs(math.log(seen / workers)), seen))
                 base = shape.get(near)
                 points[workers] = own[near] * (value / base if base else workers / near)
-        found = Measured(tuple(sorted(points.items())), slots)
+        found = MeasuredRates(tuple(sorted(points.items())), slots)
         if trial in self._seen:
             self._found[trial] = found
         return found

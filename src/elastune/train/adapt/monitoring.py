@@ -12,7 +12,7 @@ from elastune.core.errors import UserError
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.mechanisms.base import Replica
-from elastune.monitors.base import Monitor, Need, Norms, Reading, State, WorkerTimes
+from elastune.monitors.base import GradientNorms, Monitor, Need, Reading, State, WorkerTimes
 from elastune.monitors.hessian import hessian_trace, top_eigenvalue
 from elastune.monitors.registry import choose
 from elastune.sync.base import Sync
@@ -119,11 +119,11 @@ def _due(monitor: Monitor, step: int) -> bool:
     return (step - 1) % monitor.every == 0
 
 
-def _norms(batch: int, found: StepStatistics, name: str, which: int) -> Norms | None:
+def _norms(batch: int, found: StepStatistics, name: str, which: int) -> GradientNorms | None:
     parts = round(found.parts["count"])
     if found.norms is None or parts < 2 or (which == 1 and found.norms[1] == 0.0):
         return None
-    return Norms(batch, parts, found.parts[name], found.norms[which])
+    return GradientNorms(batch, parts, found.parts[name], found.norms[which])
 
 
 def _preconditioner(replica: Replica) -> list[torch.Tensor] | None:
