@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -13,6 +12,7 @@ from elastune.policies.arguments import number_of, numbers_of, whole
 from elastune.policies.lr_rules import LrChange, lr_change
 from elastune.policies.runtime.collectives import Collectives, Future
 from elastune.policies.runtime.exchange import Op
+from elastune.policies.view import RunView
 
 REDUCTIONS: tuple[Op, ...] = ("avg", "sum", "min", "max")
 NOTHING = Decision()
@@ -21,8 +21,14 @@ _NO_CHANGE = LrChange()
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run can bear: from ``low`` to ``high`` workers (equal: they cannot change); ``longest_batch``: samples of
-    an epoch, where that is known. ``ended``: training is over, nothing can be changed any more."""
+    """What a run can bear.
+
+    Attributes:
+        low: The fewest workers.
+        high: The most workers; equal to ``low`` where they cannot change.
+        longest_batch: Samples of an epoch, where that is known.
+        ended: Training is over, nothing can be changed any more.
+    """
 
     low: int = 1
     high: int = 1
@@ -30,15 +36,30 @@ class Limits:
     ended: bool = False
 
 
-class Run:
-    """A run as a policy's hook sees it, equal on every worker but for ``rank()``. It is of use inside its hook only.
+class Run(RunView):
+    """A run as a policy's hook sees it. It is of use inside its hook only.
 
-    What a hook asks for becomes its ``decision``, which all workers apply at one step boundary if all have decided
-    alike. What cannot be raises ``UserError``: the hook is reported, and nothing changes. ``known``: the signals that
-    the run's monitors give (None: not known, any name may come).
+    What a hook asks for is applied by all workers at one step boundary if all of them have asked for the same. What
+    cannot be raises ``UserError``: the hook is reported, and nothing changes.
+
+    Args:
+        snapshot: Where the run stands.
+        limits: What it can bear.
+        rank: This worker's.
+        collectives: What carries values to the other workers.
+        known: The signals that the run's monitors give; None: any name may come.
+
+    Attributes:
+        note: What was cut from what the hook asked for, and why.
+
+    Example:
+        >>> def after_step(self, run):  # of a policy
+        ...     if run.grad_noise_scale() - run.error("noise_scale") > 4 * run.batch_size():
+        ...         run.set_batch_size(2 * run.batch_size(), lr="sqrt")
+        ...         run.resize(run.size() + 1)
     """
 
-    __slots__ = ("_asked", "_collectives", "_followed", "_known", "_rank", "_scaled", "limits", "note", "snapshot")
+    __slots__ = ("_asked", "_collectives", "_followed", "_scaled", "limits", "note")
 
     def __init__(
         self,
@@ -48,103 +69,12 @@ class Run:
         collectives: Collectives,
         known: Collection[str] | None = None,
     ) -> None:
-        self.snapshot = snapshot
+        super().__init__(snapshot, rank, known)
         self.limits = limits
-        self.note = ""  # what was cut from what it was asked for
-        self._rank = rank
+        self.note = ""
         self._collectives: Collectives | None = collectives
-        self._known = known
         self._asked = NOTHING
         self._scaled = self._followed = _NO_CHANGE  # by scale_lr, and by what follows from a batch
-
-    # -- where training stands ----------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Completed steps."""
-        return self.snapshot.step
-
-    @property
-    def epoch(self) -> int:
-        """Completed epochs."""
-        return self.snapshot.epoch
-
-    @property
-    def samples(self) -> int:
-        """Samples used so far, by all workers."""
-        return self.snapshot.samples
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far."""
-        return self.snapshot.seconds
-
-    def rank(self) -> int:
-        """This worker's number, from 0. What depends on it must go through a collective before it decides anything."""
-        return self._rank
-
-    def size(self) -> int:
-        """How many workers there are."""
-        return self.snapshot.workers
-
-    def batch_size(self) -> int:
-        """Samples in the global batch."""
-        return self.snapshot.batch_size
-
-    def micro_batch(self) -> int | None:
-        """The most samples of one forward pass; None: no bound."""
-        return self.snapshot.micro_batch
-
-    def lr(self) -> float:
-        """The learning rate of the first parameter group."""
-        return self.snapshot.lr
-
-    # -- what was measured --------------------------------------------------------------------------------------------
-
-    def signal(self, name: str) -> float:
-        """The newest value of a monitor's signal; NaN until it is measured."""
-        found = self.snapshot.signals.get(name)
-        if found is not None:
-            return found.value
-        self._check_known(name)
-        return math.nan
-
-    def error(self, name: str) -> float:
-        """The standard error of a signal; NaN where none is known."""
-        found = self.snapshot.signals.get(name)
-        if found is None:
-            self._check_known(name)
-        return math.nan if found is None or found.error is None else found.error
-
-    def grad_noise_scale(self) -> float:
-        """The simple noise scale tr(Sigma) / |G|^2, in samples (McCandlish et al. 2018, section 2.2)."""
-        return self.signal("noise_scale")
-
-    def grad_variance(self) -> float:
-        """tr(Sigma): the variance of one sample's gradient."""
-        return self.signal("gradient_variance")
-
-    def grad_square(self) -> float:
-        """|G|^2: the square of the true gradient's norm."""
-        return self.signal("gradient_square")
-
-    def step_time(self) -> float:
-        """Seconds a step."""
-        return self.signal("step_s")
-
-    def throughput(self) -> float:
-        """Samples a second, of all workers."""
-        return self.signal("throughput")
-
-    def loss(self) -> float:
-        """The smoothed training loss."""
-        return self.signal("loss")
-
-    def _check_known(self, name: str) -> None:
-        if self._known is not None and name not in self._known:
-            known = ", ".join(sorted({*self._known, *self.snapshot.signals})) or "none"
-            fix = f"name its monitor in the policy's `monitors` or with --monitor; signals of this run: {known}"
-            raise UserError("no monitor of this run gives this signal", name, fix)
 
     # -- talking to the same hook on the other workers ----------------------------------------------------------------
 
@@ -153,10 +83,22 @@ class Run:
     @overload
     def allreduce(self, x: Sequence[float], op: str = "avg", name: str | None = None) -> list[float]: ...
     def allreduce(self, x: Any, op: str = "avg", name: str | None = None) -> Any:
-        """``x`` of all workers, a number or a flat list of equal length, as its "avg", "sum", "min" or "max".
+        """Reduce ``x`` over the same hook on all workers.
 
-        Workers find each other by ``name``, or by how many collectives of this kind the hook had before. Where their
-        order differs from worker to worker, start them with ``allreduce_async``, and only then ask for results.
+        Training does not wait: the hook ends here, and is run again from its start once the others' values have come.
+        Where the order of collectives differs from worker to worker, start them with ``allreduce_async``, and only then
+        ask for results.
+
+        Args:
+            x: A number, or a flat list that is equally long on all workers.
+            op: "avg", "sum", "min" or "max".
+            name: By which workers find each other; without one, by how many of this kind the hook had before.
+
+        Returns:
+            The result, in the shape of ``x``.
+
+        Raises:
+            CollectiveFailed: Workers called it differently, or some did not call it.
         """
         return self.allreduce_async(x, op, name).result()
 
@@ -165,7 +107,7 @@ class Run:
     @overload
     def broadcast(self, x: Sequence[float], root: int = 0, name: str | None = None) -> list[float]: ...
     def broadcast(self, x: Any, root: int = 0, name: str | None = None) -> Any:
-        """The ``x`` of rank ``root``."""
+        """The ``x`` of rank ``root``; ``name`` and errors as for ``allreduce``."""
         return self.broadcast_async(x, root, name).result()
 
     @overload
@@ -173,7 +115,7 @@ class Run:
     @overload
     def allgather(self, x: Sequence[float], name: str | None = None) -> list[list[float]]: ...
     def allgather(self, x: Any, name: str | None = None) -> Any:
-        """Every worker's ``x``, by rank; lists may differ in length."""
+        """Every worker's ``x``, by rank; lists may differ in length. ``name`` and errors as for ``allreduce``."""
         return self.allgather_async(x, name).result()
 
     def allreduce_async(self, x: float | Sequence[float], op: str = "avg", name: str | None = None) -> Future[Any]:
@@ -212,7 +154,11 @@ class Run:
     def resize(self, n: int) -> None:
         """Ask for ``n`` workers: they come when they are warm, training goes on meanwhile.
 
-        What goes beyond the workers that the run may have (``limits``) is cut to them, which is noted in the journal.
+        Args:
+            n: What goes beyond the workers that the run may have (``limits``) is cut to them, which the journal notes.
+
+        Raises:
+            UserError: The run has a fixed number of workers.
         """
         n, low, high = whole("workers", n, 1), self.limits.low, self.limits.high
         if n != self.size():
@@ -229,8 +175,17 @@ class Run:
         self._ask(replace_rank=rank)
 
     def set_batch_size(self, b: int, lr: str = "none", ramp_steps: int = 0, correct_momentum: bool = False) -> None:
-        """Ask for a global batch of ``b`` samples. ``lr``: the rule by which the learning rate follows, one of
-        ``policies.lr_rules``, over ``ramp_steps`` steps; ``correct_momentum``: see ``Decision``."""
+        """Ask for a global batch of ``b`` samples.
+
+        Args:
+            b: At most the samples of an epoch.
+            lr: The rule by which the learning rate follows: none, linear, sqrt, adascale or legw.
+            ramp_steps: Over how many steps it follows; 0: at once.
+            correct_momentum: Divide SGD's momentum by the learning rate's factor, so that velocities do not jump.
+
+        Raises:
+            UserError: The batch is longer than an epoch, or the rule is not known.
+        """
         b, longest = whole("the batch size", b, 1), self.limits.longest_batch
         if longest is not None and b > longest and b != self.batch_size():
             raise UserError(f"a batch must not be longer than an epoch of {longest} samples", b, "ask for less")
@@ -251,8 +206,10 @@ class Run:
         self._scaled = self._followed = _NO_CHANGE
 
     def scale_lr(self, f: float, ramp_steps: int = 0, correct_momentum: bool = False) -> None:
-        """Ask for every learning rate times ``f`` > 0, over ``ramp_steps`` steps; ``correct_momentum``: see
-        ``Decision``. Of several, the factors multiply."""
+        """Ask for every learning rate times ``f`` > 0; of several calls the factors multiply.
+
+        ``ramp_steps`` and ``correct_momentum``: as for ``set_batch_size``.
+        """
         rule = "the factor of a learning rate"
         if (f := number_of(rule, f, 0.0)) == 0.0:
             raise UserError(f"{rule} must be positive", f, "use run.set_lr(0.0) to stand still")

@@ -343,10 +343,19 @@ class Session:
     # -- change -------------------------------------------------------------------------------------------------------
 
     def resize(self, workers: int) -> None:
-        """Ask for so many workers. It takes effect at a later step boundary, once new workers are warm.
+        """Ask for another number of workers, at a later step boundary: new ones first get warm while training goes on.
 
-        Any worker may ask, or all of them. Bounded by what ``--workers`` allows. Raises ``UserError`` where the workers
-        of a run cannot change.
+        One worker may ask, or all of them.
+
+        Args:
+            workers: What goes beyond ``--workers LOW:HIGH`` is cut to it.
+
+        Raises:
+            UserError: The workers of this run cannot change (another launcher started them).
+
+        Example:
+            >>> if session.ends_step and session.step == 1000:
+            ...     session.resize(4)
         """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")

@@ -1,0 +1,113 @@
+"""What a policy sees of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from elastune.core.errors import UserError
+from elastune.core.signals import Snapshot
+
+
+class RunView:
+    """Where a run stands and what its monitors say, equal on every worker but for ``rank()``.
+
+    Attributes:
+        snapshot: All of it as one value.
+    """
+
+    __slots__ = ("_known", "_rank", "snapshot")
+
+    def __init__(self, snapshot: Snapshot, rank: int, known: Collection[str] | None) -> None:
+        self.snapshot = snapshot
+        self._rank = rank
+        self._known = known
+
+    # -- where training stands ----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self.snapshot.step
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs."""
+        return self.snapshot.epoch
+
+    @property
+    def samples(self) -> int:
+        """Samples used so far, by all workers."""
+        return self.snapshot.samples
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far."""
+        return self.snapshot.seconds
+
+    def rank(self) -> int:
+        """This worker's number, from 0. What depends on it must go through a collective before it decides anything."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many workers there are."""
+        return self.snapshot.workers
+
+    def batch_size(self) -> int:
+        """Samples in the global batch."""
+        return self.snapshot.batch_size
+
+    def micro_batch(self) -> int | None:
+        """The most samples of one forward pass; None: no bound."""
+        return self.snapshot.micro_batch
+
+    def lr(self) -> float:
+        """The learning rate of the first parameter group."""
+        return self.snapshot.lr
+
+    # -- what was measured --------------------------------------------------------------------------------------------
+
+    def signal(self, name: str) -> float:
+        """The newest value of a monitor's signal; NaN until it is measured."""
+        found = self.snapshot.signals.get(name)
+        if found is not None:
+            return found.value
+        self._check_known(name)
+        return math.nan
+
+    def error(self, name: str) -> float:
+        """The standard error of a signal; NaN where none is known."""
+        found = self.snapshot.signals.get(name)
+        if found is None:
+            self._check_known(name)
+        return math.nan if found is None or found.error is None else found.error
+
+    def grad_noise_scale(self) -> float:
+        """The simple noise scale tr(Sigma) / |G|^2, in samples (McCandlish et al. 2018, section 2.2)."""
+        return self.signal("noise_scale")
+
+    def grad_variance(self) -> float:
+        """tr(Sigma): the variance of one sample's gradient."""
+        return self.signal("gradient_variance")
+
+    def grad_square(self) -> float:
+        """|G|^2: the square of the true gradient's norm."""
+        return self.signal("gradient_square")
+
+    def step_time(self) -> float:
+        """Seconds a step."""
+        return self.signal("step_s")
+
+    def throughput(self) -> float:
+        """Samples a second, of all workers."""
+        return self.signal("throughput")
+
+    def loss(self) -> float:
+        """The smoothed training loss."""
+        return self.signal("loss")
+
+    def _check_known(self, name: str) -> None:
+        if self._known is not None and name not in self._known:
+            known = ", ".join(sorted({*self._known, *self.snapshot.signals})) or "none"
+            fix = f"name its monitor in the policy's `monitors` or with --monitor; signals of this run: {known}"
+            raise UserError("no monitor of this run gives this signal", name, fix)
