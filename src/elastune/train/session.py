@@ -18,19 +18,20 @@ from elastune.core.cost import MEASURED
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
-from elastune.core.signals import Decision, Signal
+from elastune.core.signals import Signal
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported, RunContext
-from elastune.policies.arguments import MOST
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
+from elastune.train.adapt.agreement import wished
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
 from elastune.train.machine import run_context
+from elastune.train.metrics import Number, floats_of
 from elastune.train.precision import autocast_forward
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
@@ -39,8 +40,6 @@ from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
 from elastune.train.training_state import TrainingState
 from elastune.train.transaction import Phase, StepTransaction
-
-Number = float | int | bool | torch.Tensor
 
 
 class Session:
@@ -304,12 +303,12 @@ class Session:
     def sum(self, values: Number | Iterable[Number]) -> float:
         """The sum over all workers of a number, a tensor or a list of them, rounded once: workers do not show in it."""
         self._refuse_inside("sum")
-        return exact_sum(x for row in self._workers.gather(_floats(values)) for x in row)
+        return exact_sum(x for row in self._workers.gather(floats_of(values)) for x in row)
 
     def mean(self, values: Number | Iterable[Number]) -> float:
         """The mean over all values of all workers, rounded once."""
         self._refuse_inside("mean")
-        return exact_mean(x for row in self._workers.gather(_floats(values)) for x in row)
+        return exact_mean(x for row in self._workers.gather(floats_of(values)) for x in row)
 
     def report(self, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
@@ -321,7 +320,7 @@ class Session:
         reserved = sorted(set(metrics) & set(MEASURED))
         if reserved or not metrics:
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
-        rows = self._workers.gather([_floats(value)[0] for value in metrics.values()])
+        rows = self._workers.gather([floats_of(value)[0] for value in metrics.values()])
         if any(len(row) != len(metrics) for row in rows):
             raise UserError("all workers must report the same metrics", [len(r) for r in rows], "report on every rank")
         means = {name: exact_mean(row[i] for row in rows) for i, name in enumerate(metrics)}
@@ -345,17 +344,8 @@ class Session:
     def resize(self, workers: int) -> None:
         """Ask for another number of workers, at a later step boundary: new ones first get warm while training goes on.
 
-        One worker may ask, or all of them.
-
-        Args:
-            workers: What goes beyond ``--workers LOW:HIGH`` is cut to it.
-
-        Raises:
-            UserError: The workers of this run cannot change (another launcher started them).
-
-        Example:
-            >>> if session.ends_step and session.step == 1000:
-            ...     session.resize(4)
+        One worker may ask, or all; what goes beyond ``--workers LOW:HIGH`` is cut to it. Raises ``UserError`` where
+        another launcher started the workers.
         """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
@@ -380,12 +370,7 @@ class Session:
             >>> if session.ends_step and session.step == 1000:
             ...     session.change(batch_size=512, lr=0.4)
         """
-        whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-        if batch_size is not None and not (whole and 1 <= batch_size <= MOST):
-            raise UserError("a batch holds a whole number of samples, at least 1", batch_size, "session.change(...)")
-        if lr is not None and not (math.isfinite(lr) and lr >= 0):
-            raise UserError("a learning rate must be finite and not negative", lr, "session.change(lr=0.1)")
-        self._adapter.wish(Decision(batch_size=batch_size, lr=None if lr is None else float(lr)))
+        self._adapter.wish(wished(batch_size, lr))
 
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a step at hand counts as completed."""
@@ -406,14 +391,3 @@ class Session:
     def flush(self) -> None:
         """Send what was not sent yet of the record of samples."""
         self._log.flush()
-
-
-def _floats(values: Number | Iterable[Number]) -> list[float]:
-    if isinstance(values, torch.Tensor):
-        return [float(x) for x in values.detach().double().reshape(-1).tolist()]
-    given: object = values
-    if isinstance(given, str):
-        raise UserError("a metric must be a number, or numbers", repr(values), "for example session.report(loss=0.5)")
-    if isinstance(values, Iterable):
-        return [x for value in values for x in _floats(value)]
-    return [float(values)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from elastune.core.errors import UserError
 from elastune.core.signals import Decision, Signal, Snapshot
 from elastune.core.votes import VOTE, outcome, vote
+from elastune.policies.arguments import MOST
 from elastune.policies.runtime.host import Proposal
 
 _ABSTENTION = [0.0] * VOTE
@@ -79,3 +82,13 @@ class Agreement:
 def _snapshot(told: Mapping[str, Any]) -> Snapshot:
     signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
     return Snapshot(**{**told, "signals": signals})
+
+
+def wished(batch_size: int | None, lr: float | None) -> Decision:
+    """The decision that ``session.change`` asks for. Raises ``UserError`` for what cannot be."""
+    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (whole and 1 <= batch_size <= MOST):
+        raise UserError("a batch holds a whole number of samples, at least 1", batch_size, "session.change(...)")
+    if lr is not None and not (math.isfinite(lr) and lr >= 0):
+        raise UserError("a learning rate must be finite and not negative", lr, "session.change(lr=0.1)")
+    return Decision(batch_size=batch_size, lr=None if lr is None else float(lr))
