@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.cluster.devices import assign, devices
+from elastune.cluster.devices import assign, devices, idlest_first
 from elastune.core.errors import UserError
 
 TWO = ("cuda:0", "cuda:1")
@@ -35,3 +35,11 @@ def test_a_device_that_is_not_there(device: str, available: tuple[str, ...]) -> 
 
 def test_this_machine() -> None:
     assert devices() == ("cpu",) or all(name.startswith("cuda:") for name in devices())
+
+
+def test_workers_of_a_run_get_gpus_of_their_own_first() -> None:
+    """Then those that other runs leave alone."""
+    names = ("cuda:0", "cuda:1", "cuda:2")
+    assert idlest_first(names, ["cuda:0"], ["cuda:1", "cuda:1", "cuda:2"]) == ["cuda:2", "cuda:1", "cuda:0"]
+    assert idlest_first(names, [], ["cuda:0"]) == ["cuda:1", "cuda:2", "cuda:0"]
+    assert idlest_first(names, ["cuda:0", "cuda:1", "cuda:2"], ["cuda:0"]) == ["cuda:1", "cuda:2", "cuda:0"]

@@ -10,7 +10,8 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import check_means
 from elastune.mechanisms.registry import mechanism_for
 from elastune.mechanisms.replicated import Replicated
 from elastune.testing.mechanism_kit import MechanismKit
@@ -40,5 +41,5 @@ def test_what_a_mechanism_cannot_do_is_refused() -> None:
 
 def test_mechanisms_by_name() -> None:
     assert isinstance(mechanism_for(Means()), Replicated)
-    with pytest.raises(UserError, match="use one of ddp"):
-        mechanism_for(Means(mechanism="horovod"))
+    with pytest.raises(UserError, match="use one of ddp"):  # before a worker starts
+        check_means(RunSpec(Program(Path("mine.py")), Path("out"), means=Means(mechanism="horovod")))

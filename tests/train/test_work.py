@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 from elastune.journal.records import Checkpointed, Record, Reported, RunFailed, RunFinished, StepsCompleted
-from elastune.train.work import EXIT_FAILED, EXIT_USER_ERROR, work
+from elastune.train.work import EXIT_FAILED, EXIT_USER_ERROR, _factory, work
 
 LOOP = """
 import torch
@@ -111,3 +112,22 @@ def test_a_corrupt_checkpoint_is_the_users_to_mend(tmp_path: Path) -> None:
     assert isinstance(failure, RunFailed)
     assert (code, failure.reason) == (2, "user_error")
     assert str(newest) in failure.detail
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "most", "backend"),
+    [
+        ("auto", 4, 4, "nccl"),
+        ("auto", 4, 5, "gloo"),  # two would share a GPU once the run has grown
+        ("cuda:0", 4, 2, "gloo"),  # all use the one that was named
+        ("auto", 0, 2, "gloo"),
+    ],
+)
+def test_groups_are_formed_over_nccl_where_each_worker_has_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, most: int, backend: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    means, elastic = Means(workers=2, device=device), Elastic(high=most)
+    spec = RunSpec(Program(Path("mine.py")), Path("out"), means=means, elastic=elastic)
+    assert _factory(spec, Place(device="cuda:0" if gpus else "cpu")).backend == backend

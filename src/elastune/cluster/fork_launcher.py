@@ -77,7 +77,7 @@ class ForkLauncher(Launcher):
     def start(self, workers: Sequence[Bootstrap], needs: Needs) -> None:
         if len(workers) > self.free:
             raise UserError("a worker must find room in its cluster", f"{self.free} free", "end another run")
-        devices = self._assign(needs.device, len(workers))
+        devices = self._assign(needs.device, workers)
         logs = [WorkerLog(needs.logs, worker.worker) for worker in workers]
         for worker, device, log in zip(workers, devices, logs, strict=True):
             self._keys += 1
@@ -138,14 +138,18 @@ class ForkLauncher(Launcher):
             self._spawner = Spawner(self._preload, self._prefix)
         return self._spawner
 
-    def _assign(self, device: str, count: int) -> list[str]:
-        """Devices for ``count`` more workers, the idlest first."""
+    def _assign(self, device: str, workers: Sequence[Bootstrap]) -> list[str]:
+        """Devices for more workers of one run."""
         names: Sequence[str] = ("cpu",)
         if device != "cpu":
             names = machine.devices() if self._devices == "auto" else self._devices
-        busy = [process.device for process in self._processes.values()]
-        idlest_first = sorted(names, key=busy.count)
-        return [machine.assign(device, index, idlest_first) for index in range(count)]
+        own: list[str] = []
+        others: list[str] = []
+        for process in self._processes.values():
+            same_run = process.bootstrap.coordinator == workers[0].coordinator
+            (own if same_run else others).append(process.device)
+        idlest_first = machine.idlest_first(names, own, others)
+        return [machine.assign(device, index, idlest_first) for index in range(len(workers))]
 
     def _finish(self, process: _Process, code: int, why: str = "") -> None:
         del self._processes[process.bootstrap], self._by_key[process.key]

@@ -25,6 +25,7 @@ from elastune.job.supervisor import JobSupervisor
 from elastune.job.validate_adapt import adapt_json, check_adapt
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
+from elastune.mechanisms.registry import mechanism_for
 from elastune.train.data.sample_log import records_of
 from elastune.train.program.load import load, merge
 from elastune.train.work import work
@@ -152,6 +153,7 @@ def check_means(spec: RunSpec) -> None:
         raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
     if means.threads < 1:
         raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
+    mechanism_for(means)
 
 
 def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:

@@ -194,8 +194,9 @@ class Worker:
 
 def _factory(spec: RunSpec, place: Place) -> GroupFactory:
     """What this worker forms groups with; all workers of a run must come to the same."""
-    # With more workers than GPUs, now or later, some share one.
-    own_device = place.own_device and spec.most_workers <= max(1, torch.cuda.device_count())
+    # With more workers than GPUs, now or later, some share one; all share a GPU that the user has named.
+    enough = spec.means.device in ("auto", "cuda") and spec.most_workers <= torch.cuda.device_count()
+    own_device = place.own_device and enough
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     return factory_for(place.device, own_device=own_device, interface=interface, timeout_s=LONG_S)
 
