@@ -120,3 +120,17 @@ def all_reduce(spec, place, client):
     client.report(said(1, place.rank, total=float(total)))
     client.report(FINISHED)
     return 0
+
+
+def flood(spec, place, client):
+    """Report far more than fits into the connection."""
+    for step in range(int(spec.config["count"])):
+        client.report(said(step, **{"m" * 100_000: 1.0}))
+    client.report(FINISHED)
+    return 0
+
+
+def speak_and_die(spec, place, client):
+    for step in range(200):
+        client.report(said(step))
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -103,6 +103,26 @@ def test_a_record_that_is_too_long_fails_where_it_is_sent(tmp_path: Path, serve)
     assert "at most 1048576 can be sent" in end.log
 
 
+def test_a_worker_may_say_more_than_anybody_hears(tmp_path: Path, serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 MB of reports while the controller is busy: the coordinator reads no more, the worker waits, all arrives."""
+    monkeypatch.setattr("elastune.elastic.coordinator.for_controller.BACKLOG_LIMIT_BYTES", 1 << 20)
+    cluster = serve("odd_workers:flood")
+    handle = cluster.start(spec_of(tmp_path, config={"count": 400}))
+    time.sleep(1.0)
+    assert handle.coordinator._out._backlog_bytes < 2 << 20
+    events = events_until_end(cluster, handle)
+    assert [report.step for report in reports(events)] == list(range(400))
+    assert exits(events)[0].code == 0
+
+
+def test_what_a_killed_worker_had_sent_is_heard(tmp_path: Path, serve) -> None:
+    cluster = serve("odd_workers:speak_and_die")
+    spec = replace(spec_of(tmp_path), elastic=Elastic(most_losses=1))
+    events = events_until_end(cluster, cluster.start(spec))
+    assert [report.step for report in reports(events)] == list(range(200))
+    assert [failed.exit_code for failed in records_of(events, RunFailed)] == [-9]
+
+
 def test_surroundings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve) -> None:
     folder = tmp_path / "é"
     folder.mkdir()

@@ -256,7 +256,7 @@ class Model:
     def _obey(self, state: State, instruction: Any) -> State:
         match instruction:
             case InstallView(version):
-                if version.fresh and version.number > 1:
+                if version.initial and version.number > 1:
                     self._check_fresh(state, version)
                 self._check_size(state, version)
                 return self._to_all(state, ("version", self._intern_version(version)))
@@ -268,7 +268,7 @@ class Model:
                 return self._to_all(state._replace(over="dismissed"), ("bye",))
             case GiveUp():
                 return state._replace(over="gave up", workers=tuple(GONE for _ in state.workers))
-            case StopRun() if not any(worker.noticed for worker in self.memberships[state.machine].members):
+            case StopRun() if not any(worker.preempted for worker in self.memberships[state.machine].members):
                 raise Wrong("the run is stopped, and nobody got notice")
             case Start(workers):
                 return state._replace(workers=(*state.workers, *(Worker() for _ in workers)))
@@ -283,7 +283,7 @@ class Model:
             return state
         if w.mode in ("waiting", "done") and not w.down and message[0] == "version":
             version = self.versions[message[1]]
-            if i not in version.members or (w.mode == "done" and version.planned):
+            if i not in version.members or (w.mode == "done" and version.scheduled):
                 return state  # it would do nothing about it
         return put(state, i, down=(*w.down, message))
 
@@ -301,7 +301,7 @@ class Model:
     def _check_size(self, state: State, version: View) -> None:
         """Nobody is left out by a plan that the run could not spare; but those with notice go."""
         membership = self.memberships[state.machine]
-        if version.planned and not any(worker.noticed for worker in membership.members):
+        if version.scheduled and not any(worker.preempted for worker in membership.members):
             assert membership.current is not None
             if len(version.members) < min(membership.low, len(membership.current.members)):
                 raise Wrong(f"{version} leaves too few")
@@ -322,13 +322,13 @@ class Model:
         if not w.member:
             if i not in version.members:
                 return put_all(state, i, Worker("waiting", up=w.up, late=w.late, down=w.down))
-            if not version.fresh and i not in version.joiners:
+            if not version.initial and i not in version.joiners:
                 raise Wrong(f"worker {i} holds no state for {version}")
-            w = Worker("waiting", heard=message[1], member=version.fresh, up=w.up, late=w.late, down=w.down)
+            w = Worker("waiting", heard=message[1], member=version.initial, up=w.up, late=w.late, down=w.down)
             return self._arrive(put_all(state, i, w), i, message[1])
-        if w.mode == "agreed" and version.planned:
+        if w.mode == "agreed" and version.scheduled:
             return self._cross(put_all(state, i, w), i)
-        if version.planned:
+        if version.scheduled:
             return put_all(state, i, w)
         if i not in version.members:
             return put_all(state, i, w._replace(mode="ended", down=()))
@@ -340,7 +340,7 @@ class Model:
         version = self.versions[w.heard] if w.heard else None
         if version is None or version.number <= self.versions[w.version].number:
             return put(state, i, mode="agreed")
-        if not version.planned:
+        if not version.scheduled:
             raise Wrong(f"worker {i} missed {version}")
         if i not in version.members:
             return put(state, i, mode="ended", up=(*w.up, "left"), down=())
@@ -348,7 +348,7 @@ class Model:
 
     def _arrive(self, state: State, i: int, name: int) -> State:
         w, version = state.workers[i], self.versions[name]
-        if w.version and not version.planned:
+        if w.version and not version.scheduled:
             w = w._replace(lost=w.lost or not set(self.versions[w.version].members) <= set(version.members))
         w = w._replace(mode="forming", version=name)
         arrived = dict(state.arrived)
@@ -442,7 +442,7 @@ class Model:
 
     def _pending(self, w: Worker) -> bool:
         heard = self.versions[w.heard]
-        return heard.planned and heard.number > self.versions[w.version].number
+        return heard.scheduled and heard.number > self.versions[w.version].number
 
     def _voters(self, w: Worker) -> int:
         steps, size = len(w.log), len(self.versions[w.version].members)

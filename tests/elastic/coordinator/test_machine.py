@@ -54,7 +54,7 @@ def training(workers: int, low: int = 1, high: int = 4, free: int = 0, most_loss
 
 
 def fresh(number: int, *members: int) -> InstallView:
-    return InstallView(View(number, members, fresh=True))
+    return InstallView(View(number, members, initial=True))
 
 
 def forced(number: int, *members: int) -> InstallView:
@@ -62,7 +62,7 @@ def forced(number: int, *members: int) -> InstallView:
 
 
 def planned(number: int, *members: int, joiners: Sequence[int] = ()) -> InstallView:
-    return InstallView(View(number, members, planned=True, joiners=tuple(joiners)))
+    return InstallView(View(number, members, scheduled=True, joiners=tuple(joiners)))
 
 
 # -- beginning --------------------------------------------------------------------------------------------------------

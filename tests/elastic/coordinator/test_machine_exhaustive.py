@@ -177,16 +177,16 @@ def test_a_rewind_for_anyones_evaluation_would_lose_a_step(monkeypatch: pytest.M
 def test_a_forced_version_with_those_on_their_way_out_would_mix_who_is_two_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = machine._force
+    honest = machine._replace_broken
 
     def generous(state: Any) -> Any:
         members = tuple(worker.number for worker in state.members)
         if not members or state.current is None:
             return honest(state)
-        state, proclaim = machine._proclaim(replace(state, proposed=None), members)
+        state, proclaim = machine._install(replace(state, proposed=None), members)
         return state, (proclaim,)
 
-    monkeypatch.setattr(machine, "_force", generous)
+    monkeypatch.setattr(machine, "_replace_broken", generous)
     with pytest.raises(protocol_model.Wrong, match="took different steps"):
         ends("ss", 2, high=2, wishes=((None, ResizeAsked(1)),))
 

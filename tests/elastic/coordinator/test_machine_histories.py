@@ -64,7 +64,7 @@ class Histories(RuleBasedStateMachine):
                 case Confirm(worker, number):
                     assert worker in self.proclaimed[number - 1].joiners
                 case StopRun():
-                    assert any(worker.noticed for worker in self.state.members), "it stops for nothing"
+                    assert any(worker.preempted for worker in self.state.members), "it stops for nothing"
                 case End(worker) | Release(worker):
                     assert self.state.stage == "over" or self.state.find(worker) is None
                     self.ended.add(worker)
@@ -75,15 +75,15 @@ class Histories(RuleBasedStateMachine):
         assert version.members
         assert len(set(version.members)) == len(version.members)
         assert not set(version.members) & self.ended, "it has a worker that was ended"
-        assert not version.joiners or version.planned
+        assert not version.joiners or version.scheduled
         assert set(version.joiners) < set(version.members), "nobody could hand the state over"
-        if version.planned:
+        if version.scheduled:
             assert before.stage == "open"
             assert before.proposed is None or self.state.current == before.proposed, "two plans at once"
-            if not any(worker.noticed for worker in self.state.members) and self.state.current is not None:
+            if not any(worker.preempted for worker in self.state.members) and self.state.current is not None:
                 fewest = min(self.state.low, len(self.state.current.members))
                 assert len(version.members) >= fewest, "a plan leaves too few"
-        if before.current is not None and not version.fresh:
+        if before.current is not None and not version.initial:
             old = [worker for worker in before.current.members if worker in version.members]
             assert [worker for worker in version.members if worker in old] == old, "ranks keep their order"
 
@@ -102,7 +102,7 @@ class Histories(RuleBasedStateMachine):
             self.training = max(self.training, first_step)
             silent = [worker for worker in version.members if worker not in state.running]
             able += [(worker, Running(version.number, first_step)) for worker in silent]
-        able += [(worker.number, Left()) for worker in state.members if worker.dropped]
+        able += [(worker.number, Left()) for worker in state.members if worker.excluded]
         if able:
             self.feed(data.draw(st.sampled_from(able)))
 
@@ -151,7 +151,7 @@ class Histories(RuleBasedStateMachine):
                 step(self.state, self.state.next_worker + number, Connected())
             if self.state.workers:
                 with pytest.raises(ProtocolViolation):
-                    step(self.state, self.state.workers[0].number, Running(self.state.next_version + number, 0))
+                    step(self.state, self.state.workers[0].number, Running(self.state.next_view + number, 0))
 
     @invariant()
     def what_always_holds(self) -> None:
@@ -168,7 +168,7 @@ class Histories(RuleBasedStateMachine):
         if newest is not None:
             assert members & set(newest.members), "somebody of the newest version holds the state"
             assert all(state.find(worker) for worker in newest.members), "a version with a dead member is replaced"
-        waiting = [w for w in state.workers if w.phase == "ready" and not w.noticed]
+        waiting = [w for w in state.workers if w.phase == "ready" and not w.preempted]
         if newest is None and waiting and state.stage == "open":
             assert len(waiting) < len(state.workers), "all are warm, and nothing happens"
         missing = state.target - len(state.wanted)
@@ -176,10 +176,10 @@ class Histories(RuleBasedStateMachine):
             assert min(missing, state.free) <= 0, "there is room, and too few are started"
         if state.stage == "open" and state.proposed is None and state.current is not None:
             assert not waiting or len(state.current.members) >= state.target, "one waits, and nobody takes it in"
-            staying = [worker for worker in state.members if not worker.noticed]
-            slow = any(worker.slow for worker in staying)
+            staying = [worker for worker in state.members if not worker.preempted]
+            slow = any(worker.to_replace for worker in staying)
             assert not (waiting and slow), "one waits, and a slow one keeps its place"
-            no_room = not (state.free or state.vacated or state.failed_starts)
+            no_room = not (state.free or state.capacity_stale or state.failed_starts)
             if slow and no_room and len(state.members) == len(state.workers):
                 assert len(staying) <= state.low, "a slow one stays where nobody can come"
 

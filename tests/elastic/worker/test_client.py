@@ -50,7 +50,7 @@ def test_a_run_from_its_first_version_to_its_end(coordinator: Coordinator) -> No
         assert not first.joins
         number = begun([first, second])
         assert first.latest is not None
-        assert (first.latest.members, first.latest.fresh) == ((0, 1), True)
+        assert (first.latest.members, first.latest.initial) == ((0, 1), True)
         assert not first.superseded(number)
         assert first.pending(number) is None
         for member in (first, second):
@@ -72,7 +72,7 @@ def test_a_joiner_is_taken_in_and_confirmed(coordinator: Coordinator) -> None:
             assert joiner.joins
             joiner.ready()
             version = joiner.await_version(0, LIMIT_S)
-            assert (version.members, version.joiners, version.planned) == ((0, 1, 2), (2,), True)
+            assert (version.members, version.joiners, version.scheduled) == ((0, 1, 2), (2,), True)
             assert eventually(lambda: old[0].pending(number)) == version
             assert not old[0].superseded(number)
             with pytest.raises(TimeoutError):
@@ -96,7 +96,7 @@ def test_a_joiner_whose_hand_over_breaks_is_told_so(coordinator: Coordinator) ->
             assert not joiner.await_confirmed(version.number)
             assert joiner.superseded(version.number)
             after = old[0].await_version(number, LIMIT_S)
-            assert (after.members, after.planned) == ((0,), False)
+            assert (after.members, after.scheduled) == ((0,), False)
 
 
 def test_a_death_breaks_the_version_for_the_others_at_once(coordinator: Coordinator) -> None:
@@ -111,7 +111,7 @@ def test_a_death_breaks_the_version_for_the_others_at_once(coordinator: Coordina
         number = begun([first, second])
         second.close()
         version = first.await_version(number, LIMIT_S)
-        assert (version.members, version.planned, version.fresh) == ((0,), False, False)
+        assert (version.members, version.scheduled, version.initial) == ((0,), False, False)
         assert first.superseded(number)
         eventually(lambda: (version, "member") in heard)
         first.running(version.number, 5)

@@ -365,8 +365,8 @@ class Coordinator:
                 self._newest = view
                 self._board.begin(view.number)
                 self._say(everybody, instruction)
-            case Confirm(worker, version):
-                self._say_to(worker, messages.Confirmed(version))
+            case Confirm(worker, view):
+                self._say_to(worker, messages.Confirmed(view))
             case Release(worker):
                 self._gone.add(worker)
                 self._say_to(worker, messages.Bye())

@@ -17,30 +17,29 @@ class ProtocolViolation(ValueError):
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of a fresh version.
+    """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of an initial view.
 
-    ``noticed``: it will be taken away. ``slow``: another is to take its place, without hurry. ``dropped``: a version
-    without it was proclaimed while it was a member.
+    ``preempted``: it will be taken away. ``to_replace``: another is to take its place, without hurry. ``excluded``: a
+    view without it was installed while it was a member.
     """
 
     number: int
     phase: Phase = "starting"
-    noticed: bool = False
-    slow: bool = False
+    preempted: bool = False
+    to_replace: bool = False
     done: bool = False
-    dropped: bool = False
+    excluded: bool = False
 
 
 @dataclass(frozen=True)
 class Membership:
     """The state of the machine.
 
-    ``workers``: all that are not gone, by number. ``current``: the newest version that was settled (all its members
-    said Running), None while nobody holds state. ``proposed``: the newest version, as long as it is not settled.
-    ``free``: how many more workers could be started; ``vacated``: somebody has gone since that was told, so there may
-    be more room by now.
-    ``furthest``: the highest first step of any version; ``setbacks``: breaks since it rose; ``failed_starts``: workers
-    lost before they became members, since the last that did.
+    ``workers``: all that are not gone, by number. ``current``: the newest complete view (all its members said Running),
+    None while nobody holds state. ``proposed``: the newest view, as long as it is not complete. ``free``: how many more
+    workers could be started; ``capacity_stale``: a worker has gone since that was told, so there may be more room by
+    now. ``max_first_step``: the highest first step of any view; ``consecutive_failures``: breaks since it rose;
+    ``failed_starts``: workers lost before they became members, since the last one that did.
     """
 
     low: int
@@ -49,15 +48,15 @@ class Membership:
     most_losses: int
     next_worker: int
     workers: tuple[Worker, ...]
-    next_version: int = 1
+    next_view: int = 1
     current: View | None = None
     proposed: View | None = None
     running: frozenset[int] = frozenset()
     first_step: int = -1
     free: int = 0
-    vacated: bool = False
-    furthest: int = -1
-    setbacks: int = 0
+    capacity_stale: bool = False
+    max_first_step: int = -1
+    consecutive_failures: int = 0
     failed_starts: int = 0
     stage: Literal["open", "stopping", "finishing", "over"] = "open"
 
@@ -68,9 +67,9 @@ class Membership:
 
     @property
     def live(self) -> tuple[View, ...]:
-        """The versions whose members may train now, oldest first: the one before a planned one goes on until that is
-        settled."""
-        before = self.proposed is None or self.proposed.planned
+        """The views whose members may train now, oldest first: the one before a scheduled one goes on until that is
+        complete."""
+        before = self.proposed is None or self.proposed.scheduled
         return tuple(v for v in (self.current if before else None, self.proposed) if v is not None)
 
     @property
@@ -79,7 +78,7 @@ class Membership:
         leaving: set[int] = set()
         if self.current is not None and self.proposed is not None:
             leaving = set(self.current.members) - set(self.proposed.members)
-        leaving |= {worker.number for worker in self.workers if worker.noticed or worker.slow}
+        leaving |= {worker.number for worker in self.workers if worker.preempted or worker.to_replace}
         return tuple(worker for worker in self.workers if worker.number not in leaving)
 
     def find(self, number: int) -> Worker | None:
@@ -101,7 +100,7 @@ class Membership:
     def without(self, number: int) -> Membership:
         """As this, with worker ``number`` gone."""
         workers = tuple(worker for worker in self.workers if worker.number != number)
-        return replace(self, workers=workers, vacated=True)
+        return replace(self, workers=workers, capacity_stale=True)
 
 
 def begin(workers: Sequence[int], low: int, high: int, most_losses: int = 8) -> Membership:

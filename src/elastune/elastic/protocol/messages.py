@@ -227,7 +227,7 @@ class Beat:
 
 @dataclass(frozen=True, config=_RULES)
 class Publish:
-    """An address of this worker, for the members of a version to find. ``key`` begins with the version's number and a
+    """An address of this worker, for the members of a view to find. ``key`` begins with the view's number and a
     slash; ``value`` is base64."""
 
     key: Annotated[str, Field(pattern=r"^[0-9]{1,18}/", max_length=KEY_LIMIT)]

@@ -10,17 +10,17 @@ from pydantic.dataclasses import dataclass
 class View:
     """The ``number``-th composition of a run: its ``members`` (worker numbers) in the order of their ranks.
 
-    A planned version takes effect at one step boundary, which its members agree on in the reduction of a step; until
-    then the one before it goes on. Any other takes effect at once: the one before it is broken, and a step that it had
-    not completed is discarded. ``joiners`` are members that hold no state yet; only planned versions have them.
-    ``fresh``: nobody holds state, all members begin at the newest checkpoint, or at the beginning where there is none.
+    A scheduled view takes effect at one step boundary, which its members agree on in the reduction of a step; until
+    then the one before it goes on. Any other takes effect at once (it is immediate): the one before it is broken, and a
+    step that it had not completed is discarded. ``joiners`` are members that hold no state yet; only scheduled views
+    have them. ``initial``: nobody holds state, so all members begin at the newest checkpoint, or at the beginning.
     """
 
     number: int
     members: tuple[int, ...]
-    planned: bool = False
+    scheduled: bool = False
     joiners: tuple[int, ...] = ()
-    fresh: bool = False
+    initial: bool = False
 
     def rank_of(self, worker: int) -> int:
         """The rank of ``worker``. Raises ``ValueError`` where it is no member."""

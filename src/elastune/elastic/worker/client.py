@@ -195,9 +195,9 @@ class CoordinatorClient:
         return self._latest
 
     def pending(self, current: int) -> View | None:
-        """A planned version newer than ``current``."""
+        """A scheduled view newer than ``current``."""
         latest = self._latest
-        return latest if latest is not None and latest.planned and latest.number > current else None
+        return latest if latest is not None and latest.scheduled and latest.number > current else None
 
     def superseded(self, number: int) -> bool:
         """Whether version ``number`` is over: a newer one took effect at once, or the run has ended."""
@@ -258,7 +258,7 @@ class CoordinatorClient:
         latest = self._latest
         if latest is None or latest.number <= after or self.worker not in latest.members:
             return None
-        return latest if not latest.planned or self.worker in latest.joiners else None
+        return latest if not latest.scheduled or self.worker in latest.joiners else None
 
     def _is_newer(self, version: int) -> bool:
         return self._latest is not None and self._latest.number > version
@@ -320,7 +320,7 @@ class CoordinatorClient:
             with self._news:
                 self._note(message)
                 self._news.notify_all()
-            if isinstance(message, messages.InstallView) and not message.view.planned:
+            if isinstance(message, messages.InstallView) and not message.view.scheduled:
                 try:
                     self.on_break(message.view)
                 except Exception:  # noqa: BLE001 - the hook's fault must not cost the connection
@@ -331,7 +331,7 @@ class CoordinatorClient:
             case messages.InstallView(version):
                 self._latest = version
                 self._board.begin(version.number)
-                if not version.planned:
+                if not version.scheduled:
                     self._forced = version.number
             case messages.Confirmed(version):
                 self._confirmed = version

@@ -73,7 +73,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     @property
     def planned(self) -> bool:
-        return self._now is not None and self._now.planned
+        return self._now is not None and self._now.scheduled
 
     @property
     def awaiting_first_view(self) -> bool:
@@ -101,7 +101,7 @@ class ElasticWorkerGroup(WorkerGroup):
             seen = view.number
             if self.worker not in view.members:
                 continue
-            if view.fresh:
+            if view.initial:
                 self._first, self.restart_from_checkpoint = view, view.number > 1
                 raise Rewind
             try:
@@ -244,11 +244,11 @@ class ElasticWorkerGroup(WorkerGroup):
         before = self._now
         if self.worker not in view.members:
             raise Leave
-        if before is not None and not view.planned:
+        if before is not None and not view.scheduled:
             # Joiners count: one that was not confirmed may have trained, and evaluated, with this worker already.
             stayed = set(before.members) <= set(view.members)
             self._log.lost = self._log.lost or not stayed
-        if not view.planned:
+        if not view.scheduled:
             self._let_go()
         self._now, self._agreed = view, None
         try:
