@@ -57,7 +57,7 @@ def test_whoever_shares_a_cluster_asks(cluster: LocalCluster, tmp_path: Path) ->
     records: list[Record] = []
     resized = False
     while pool.running:
-        records += [heard.record for heard in pool.pump(0.1)[0]]
+        records += [event.record for event in pool.pump(0.1)]
         if not resized and pool.jobs and pool.jobs[7].watch.handle.step >= 4:
             resized = True
             pool.resize(7, 1, "trial 3 brings more")
