@@ -19,7 +19,7 @@ from elastune.core.run import Config
 from elastune.journal.records import Reported
 from elastune.search.stopping.schedule import IntermediateResult, NewTrial, Resume, Schedule
 from elastune.study.allocation.allocator import Allocation, Broker, Pending
-from elastune.study.allocation.priority import rungs_passed, standing
+from elastune.study.allocation.priority import rungs_passed, trial_priority
 
 STEPS = 1000  # of an epoch
 LOOKS_S = (5.0, 20.0)  # after a trial's GPUs have changed: how many steps has it done?
@@ -207,7 +207,7 @@ class Study:
                 self._waiting = self._next()
             asking = [self._waiting] if self._waiting else []
             known = [*self._running, *(one.trial for one in asking if not one.fresh)]
-            self.sharer.ranked(standing(points, {number: self._rungs(self._trials[number]) for number in known}))
+            self.sharer.ranked(trial_priority(points, {number: self._rungs(self._trials[number]) for number in known}))
             grants = self.sharer.grants(self.now_s, asking, len(self._trials) + 1 < len(self.pool))
             for grant in grants:
                 self._apply(grant)

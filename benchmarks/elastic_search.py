@@ -55,7 +55,7 @@ START_S, PAUSE_S = 10.0, 1.0
 ELASTUNE = Halving()
 PLAIN = Halving(promote_margin=-100.0, prune_margin=100.0)  # neither ever hopeful nor ever hopeless: ranks decide
 RUNGS = tuple(levels(6, ELASTUNE.eta, 52))  # where both begin: a ninth of the training
-RULES = Rules(stay_s=20.0, horizon_s=3600.0, least_gain=0.5)
+RULES = Rules(min_residence_s=20.0, horizon_s=3600.0, least_gain=0.5)
 RESULT = Path(__file__).parent / "results" / "elastic_search.json"
 
 ARMS: dict[str, tuple[Halving, Callable[[], Sharer]]] = {

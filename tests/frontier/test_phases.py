@@ -189,6 +189,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quality": "accuracy"}, "one of the program's objectives"),
     ({"config": {"lr": -1.0}}, "must be positive numbers"),
     ({"config": {"batch_size": "many"}}, "must be positive numbers"),
+    ({"stopping": "pbt:every=2"}, "their own settings decide"),
+    ({"stopping": "sometimes"}, "one that is known"),
+    ({"trial_workers": (3, 2)}, "between a low and a high"),
     ({"constraints": ("lr > 9",)}, "must be satisfiable|must satisfy"),
 ]
 

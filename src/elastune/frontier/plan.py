@@ -16,6 +16,7 @@ from elastune.search.space.constraint import Constraint, parse_constraints
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
 from elastune.search.space.space import Space
+from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import SYSTEM_PARAMETERS
 from elastune.train.program.load import load, merge
@@ -110,5 +111,13 @@ def check(request: FrontierRequest) -> FrontierPlan:
     (quality,) = parse_objectives({name: dict(objectives)[name]})
     plan = FrontierPlan(request, config, quality, program.space, parse_constraints(request.constraints))
     check_sampler(request.sampler, plan.searched)
+    if make_schedule(request.stopping, plan.searched, request.seed, space=plan.space).parents:
+        rule = "a frontier needs trainings that their own settings decide"
+        raise UserError(
+            rule, f"{request.stopping}: children begin with their parents' weights", "use asha or hyperband"
+        )
+    if request.trial_workers is not None and not 1 <= request.trial_workers[0] <= request.trial_workers[1]:
+        low, high = request.trial_workers
+        raise UserError("a training's workers must lie between a low and a high", f"{low}:{high}", "for example (1, 2)")
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     return plan

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from elastune.journal.records import Reported
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Allocation, Broker, Pending
-from elastune.study.allocation.priority import rungs_passed, standing
+from elastune.study.allocation.priority import rungs_passed, trial_priority
 from elastune.study.allocation.throughput import MeasuredRates, ThroughputTable, samples_per_s
 
-AT_ONCE = Rules(stay_s=0.0)
+AT_ONCE = Rules(min_residence_s=0.0)
 
 
 def report(epoch: int, seconds: float, samples: int = 1000, epochs: int = 9) -> Reported:
@@ -91,15 +91,14 @@ events = st.lists(
         st.tuples(st.just("report"), st.integers(0, 9), st.integers(1, 400)),
         st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("pass"), st.sampled_from([1.0, 40.0, 1000.0])),
-        st.tuples(st.just("capacity"), st.integers(3, 16)),
         st.tuples(st.just("rank"), st.lists(st.sampled_from([0.5, 1.0, 4.0]), min_size=10, max_size=10)),
     ),
     max_size=25,
 )
 rules = st.builds(
     Rules,
-    stay_s=st.sampled_from([0.0, 30.0]),
-    patience_s=st.sampled_from([math.inf, 500.0]),
+    min_residence_s=st.sampled_from([0.0, 30.0]),
+    max_wait_s=st.sampled_from([math.inf, 500.0]),
     least_gain=st.sampled_from([0.0, 0.5]),
     deadline_s=st.sampled_from([math.inf, 2000.0]),
     budget_s=st.sampled_from([math.inf, 5000.0]),
@@ -126,9 +125,6 @@ def test_whatever_happens(happens: list[tuple], rules: Rules, slow: bool, supply
                 world.now_s += seconds
                 for trial in list(world.leaving):
                     world.settle(trial, world.workers[trial])
-            case "capacity", workers:
-                world.capacity = workers
-                world.broker.capacity(workers, world.now_s)
             case "rank", worth:
                 world.broker.ranked(dict(enumerate(worth)))
         for _ in range(50):  # until nothing changes any more, everybody having let go
@@ -145,7 +141,7 @@ def test_whatever_happens(happens: list[tuple], rules: Rules, slow: bool, supply
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.booleans()), min_size=1, max_size=8))
 @settings(deadline=None)
 def test_with_patience_everybody_runs_some_day(asked: list[tuple[int, int, bool]]) -> None:
-    world, ran = World(4, Rules(stay_s=5.0, patience_s=100.0)), set()
+    world, ran = World(4, Rules(min_residence_s=5.0, max_wait_s=100.0)), set()
     for low, more, fresh in asked:
         world.add(low, more, fresh)
     for _ in range(6 * len(asked)):
@@ -249,7 +245,7 @@ def test_the_last_new_trials_begin_as_wide_as_there_is_room() -> None:
 
 
 def test_nobody_is_moved_to_and_fro() -> None:
-    broker = Broker(2, Rules(stay_s=30.0))
+    broker = Broker(2, Rules(min_residence_s=30.0))
     running(broker, 1, 1, 100.0)
     broker.granted(Allocation(1, 1, 2, ""), 100.0)
     broker.regrouped(1, 2, 0.1, 101.0)
@@ -259,19 +255,10 @@ def test_nobody_is_moved_to_and_fro() -> None:
     assert [(grant.trial, grant.after) for grant in broker.grants(131.0, asking, supply=True)] == [(1, 1)]
 
 
-def test_a_loss_takes_workers_at_once() -> None:
-    broker = Broker(4)
-    running(broker, 1, 2, 100.0)
-    running(broker, 2, 2, 100.0)
-    broker.capacity(3, 5.0)
-    assert broker.free == -1
-    assert [(grant.before, grant.after) for grant in broker.grants(5.0)] == [(2, 1)]
-
-
 def test_deadline_and_budget_are_those_of_the_study() -> None:
     """1,000 samples an epoch at 100 a second, 9 epochs: 90 s on one worker."""
     for bound in ({"deadline_s": 190.0}, {"budget_s": 190.0}):
-        broker = Broker(2, Rules(stay_s=0.0, **bound))
+        broker = Broker(2, Rules(min_residence_s=0.0, **bound))
         running(broker, 1, 1, 100.0, high=1)
         assert [grant.trial for grant in broker.grants(50.0, [Pending(2, 1, 1, 0.0)], supply=True)] == (
             [2] if "deadline_s" in bound else []  # 190 - 50 spent - 70 that trial 1 needs < 90
@@ -333,8 +320,8 @@ def test_slots_make_steps() -> None:
 
 def test_worth_grows_with_rungs_and_falls_behind_the_front() -> None:
     points = {1: (1.0, 4.0), 2: (2.0, 2.0), 3: (3.0, 3.0), 4: (4.0, 4.0)}
-    assert standing(points, {1: 2, 2: 1, 3: 2, 7: 0}) == {1: 10.0, 2: 4.0, 3: 5.5, 7: 1.0}
-    assert standing({}, {1: 1, 2: 0}) == {1: 4.0, 2: 1.0}, "before the first rung nobody was chosen"
+    assert trial_priority(points, {1: 2, 2: 1, 3: 2, 7: 0}) == {1: 10.0, 2: 4.0, 3: 5.5, 7: 1.0}
+    assert trial_priority({}, {1: 1, 2: 0}) == {1: 4.0, 2: 1.0}, "before the first rung nobody was chosen"
 
 
 @pytest.mark.parametrize(

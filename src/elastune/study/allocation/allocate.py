@@ -44,19 +44,16 @@ class Demand:
     low: int
     high: int
     remaining: float
-    pace: MeasuredRates
+    throughput: MeasuredRates
     worth: float = 1.0
-    efficiency: float = 1.0
     pause_s: float = 0.0
     since_s: float = math.inf
-    paused: bool = False
 
     def __post_init__(self) -> None:
         if not (1 <= self.low <= self.high and self.current >= 0):
             raise ValueError(f"trial {self.trial} needs 1 <= low <= high and current >= 0, not {self}")
-        positive = (self.remaining, self.worth, self.efficiency)
-        if not (all(value > 0 for value in positive) and math.isfinite(self.worth * self.efficiency)):
-            raise ValueError(f"trial {self.trial} needs remaining, worth and efficiency above 0, not {positive}")
+        if not (self.remaining > 0 and 0 < self.worth < math.inf):
+            raise ValueError(f"trial {self.trial} needs remaining and worth above 0, not {self}")
         if not (0 <= self.pause_s < math.inf and self.since_s >= 0):
             raise ValueError(f"trial {self.trial} needs times >= 0, not {self.pause_s} and {self.since_s}")
 
@@ -65,19 +62,20 @@ class Demand:
 class Rules:
     """What bounds a decision.
 
-    ``horizon_s``: a move must pay back its pauses within it, or sooner where a trial involved ends sooner. ``stay_s``:
-    no trial is resized again before, but where it must be. ``patience_s``: who waited longer is let in before all that
-    run longer than ``stay_s``. ``least_gain``: a further worker must bring this part of what one of ``low`` brings;
-    who does not is given back where that pays. ``elsewhere``: value a second of a worker that is not given to any of
-    these trials (a new trial could begin on it); who brings less is not added, and given back where that pays.
-    ``deadline_s``, ``budget_s``: seconds, and worker-seconds, that the study has left.
+    ``horizon_s``: a move must pay back its pauses within it, or sooner where a trial involved ends sooner.
+    ``min_residence_s``: no trial is resized again before, but where it must be. ``max_wait_s``: a trial that waited
+    longer is let in before all that run longer than ``min_residence_s``. ``least_gain``: a further worker must bring
+    this part of what one of ``low`` brings; a worker that does not is given back where that pays. ``outside_value``:
+    value a second of a worker that is not given to any of these trials (a new trial could begin on it); a worker that
+    brings less is not added, and given back where that pays. ``deadline_s``, ``budget_s``: seconds, and worker-seconds,
+    that the study has left.
     """
 
     horizon_s: float = 600.0
-    stay_s: float = 30.0
-    patience_s: float = math.inf
+    min_residence_s: float = 30.0
+    max_wait_s: float = math.inf
     least_gain: float = 0.0
-    elsewhere: float = 0.0
+    outside_value: float = 0.0
     deadline_s: float = math.inf
     budget_s: float = math.inf
 
@@ -110,18 +108,19 @@ class _Seat:
 def allocate(claims: Sequence[Demand], workers: int, rules: Rules | None = None) -> dict[int, int]:
     """Workers for every trial, by its number; 0: it waits, or stays paused. Never more than ``workers`` in all.
 
-    Who runs has ``low`` to ``high``. Where not all can run, the order is: just resized, waiting beyond patience,
-    running, waiting; the most worth first, of the patient the oldest. A trial nobody has seen run counts as the median
-    of the others' first worker, on perfect scaling up to twice ``low``. Trials without hope (see ``hopeless``) are not
-    started, and have ``low`` while they run. The order of ``claims`` does not matter; with the result as ``current``
-    (and ``since_s`` 0 where it changed) the result is the same again. Raises ``ValueError`` on doubled numbers.
+    A trial that runs has ``low`` to ``high``. Where not all can run, the order is: just resized, waiting beyond
+    ``max_wait_s``, running, waiting; the most worth first, of the patient the oldest. A trial that nobody has seen run
+    counts as the median of the others' first worker, on perfect scaling up to twice ``low``. Trials that cannot end by
+    the deadline are not started, and have ``low`` while they run. The order of ``claims`` does not matter; with the
+    result as ``current`` (and ``since_s`` 0 where it changed) the result is the same again. Raises ``ValueError`` where
+    two claims are of one trial.
     """
     rules = rules or Rules()
     if workers < 0 or len({claim.trial for claim in claims}) < len(claims):
         raise ValueError(f"workers >= 0 and one claim a trial are needed, not {workers} and {len(claims)} claims")
     while True:
         given = _decided(claims, workers, rules)
-        if rules.stay_s == 0 or all(claim.current == given[claim.trial] for claim in claims):
+        if rules.min_residence_s == 0 or all(claim.current == given[claim.trial] for claim in claims):
             return given
         # Who changes stays then, so what is left is shared anew, until nobody else would change.
         claims = [c if c.current == given[c.trial] else replace(c, current=given[c.trial], since_s=0) for c in claims]
@@ -137,23 +136,17 @@ def _decided(claims: Sequence[Demand], workers: int, rules: Rules) -> dict[int, 
     return found | {seat.claim.trial: count for seat, count in zip(seats, given, strict=True)}
 
 
-def hopeless(claims: Sequence[Demand], workers: int, rules: Rules) -> frozenset[int]:
-    """The trials, paused ones aside, that cannot end by the deadline on any number of workers, were they alone."""
-    able = {seat.claim.trial for seat in _seats(claims, workers) if _needed(seat, rules.deadline_s) is not None}
-    return frozenset(claim.trial for claim in claims if not claim.paused and claim.trial not in able)
-
-
 def _seats(claims: Sequence[Demand], workers: int) -> list[_Seat]:
     """Those that could run at all, by trial number."""
-    able = sorted((c for c in claims if not c.paused and c.low <= workers), key=lambda claim: claim.trial)
-    seen = {c.trial: samples_per_s(c.pace, min(c.high, workers)) for c in able if c.pace != MeasuredRates()}
+    able = sorted((c for c in claims if c.low <= workers), key=lambda claim: claim.trial)
+    seen = {c.trial: samples_per_s(c.throughput, min(c.high, workers)) for c in able if c.throughput != MeasuredRates()}
     unknown = median(float(rates[1]) for rates in seen.values()) if seen else 1.0
     seats = []
     for claim in able:
         cap = min(claim.high, workers)
         found = seen.get(claim.trial)
-        rates = samples_per_s(claim.pace, cap, claim.low, unknown) if found is None else found
-        seats.append(_Seat(claim, rates * claim.efficiency, claim.low, cap))
+        rates = samples_per_s(claim.throughput, cap, claim.low, unknown) if found is None else found
+        seats.append(_Seat(claim, rates, claim.low, cap))
     return seats
 
 
@@ -163,8 +156,8 @@ def _admitted(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[_Seat]
     def rank(seat: _Seat) -> tuple[int, float, int]:
         claim = seat.claim
         if claim.current:
-            return (0 if claim.since_s < rules.stay_s else 2), -claim.worth, claim.trial
-        starving = claim.since_s > rules.patience_s
+            return (0 if claim.since_s < rules.min_residence_s else 2), -claim.worth, claim.trial
+        starving = claim.since_s > rules.max_wait_s
         return (1, -claim.since_s, claim.trial) if starving else (3, -claim.worth, claim.trial)
 
     left, budget_s, admitted = workers, rules.budget_s, []
@@ -214,7 +207,7 @@ def _in_time(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[_Seat]:
 
 
 def _stays(seat: _Seat, rules: Rules) -> bool:
-    return seat.claim.current > 0 and seat.claim.since_s < rules.stay_s
+    return seat.claim.current > 0 and seat.claim.since_s < rules.min_residence_s
 
 
 def _staying(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[_Seat]:
@@ -285,7 +278,7 @@ def _moved(seats: Sequence[_Seat], target: Sequence[int], workers: int, rules: R
         _pass(seats, at, target, workers - sum(at), moved, frozen, rules)
         if at == before and not moved:
             return at
-        if rules.stay_s > 0:
+        if rules.min_residence_s > 0:
             frozen |= moved
         moved = set()
 
@@ -300,7 +293,7 @@ def _donors(
 
 def _least(seat: _Seat, rules: Rules) -> float:
     """The value a second that a worker more must exceed."""
-    return max(rules.least_gain * seat.value(seat.claim.low) / seat.claim.low, rules.elsewhere)
+    return max(rules.least_gain * seat.value(seat.claim.low) / seat.claim.low, rules.outside_value)
 
 
 def _gain(seat: _Seat, here: int, there: int) -> float:

@@ -9,8 +9,8 @@ OSDI 2021), so slow models compete fairly with fast ones, and over the trial's l
 (weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956):
 what is short shows soonest what it is worth. What is longer than the median is worth no less for it, or its rung would
 wait for it. A new trial is worth 1: where more of them may begin, a running trial is widened only as far as its next
-worker brings ``keen`` of what a new trial would on it, since of trials that go equally well on many workers a few wide
-ones end sooner than many narrow ones.
+worker brings ``opportunity_cost`` of what a new trial would on it, since of trials that go equally well on many workers
+a few wide ones end sooner than many narrow ones.
 
 What it cannot do: know how a trial scales before it, or others, ran on several numbers of workers; tell a slow host
 from a slow trial; see the rungs of early stopping (a trial that will be paused soon is widened like any other).
@@ -29,7 +29,7 @@ from elastune.study.allocation.allocate import Demand, Rules, allocate
 from elastune.study.allocation.throughput import ThroughputTable, samples_per_s
 
 NEW = 1.0  # worth of a trial that nobody knows
-LOOKS = 8  # at a trial, after its workers have changed; then its reports tell its pace
+LOOKS = 8  # at a trial, after its workers have changed; then its reports tell its speed
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Allocation:
 
 
 @dataclass
-class _Held:
+class _Running:
     """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed.
 
     Since its workers changed: its ``last`` report, (step, second) when it was ``seen`` last, and the ``looks`` at it.
@@ -101,23 +101,30 @@ class Broker:
     """Shares ``workers`` among a study's trials. Calls come in the order of time.
 
     ``rules``: as ``allocate`` takes them, but ``deadline_s`` counts from ``began_s`` and ``budget_s`` is that of the
-    whole study. ``pause_s``: what a resize is taken to cost until some were measured. ``keen``: see the module.
+    whole study. ``pause_s``: what a resize is taken to cost until some were measured. ``opportunity_cost``: see the
+    module.
     """
 
     def __init__(
-        self, workers: int, rules: Rules | None = None, *, began_s: float = 0.0, pause_s: float = 1.0, keen: float = 0.8
+        self,
+        workers: int,
+        rules: Rules | None = None,
+        *,
+        began_s: float = 0.0,
+        pause_s: float = 1.0,
+        opportunity_cost: float = 0.8,
     ) -> None:
         self.workers = workers
         self._rules = rules or Rules()
         self._began_s = self._last_s = began_s
         self._spent_s = 0.0
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _Running] = {}
         self._progress: dict[int, _Progress] = {}
         self._worth: dict[int, float] = {}
-        self._paces = ThroughputTable()
+        self._throughputs = ThroughputTable()
         self._pauses_s: deque[float] = deque(maxlen=32)
         self._pause_s = pause_s
-        self._keen = keen
+        self._opportunity_cost = opportunity_cost
         self._usual_whole = 1.0
         self._usual_length_s: float | None = None
         self._since = ""
@@ -133,16 +140,10 @@ class Broker:
         """Workers that no trial has or was promised; below 0 after a loss, until trials have shrunk."""
         return self.workers - sum(held.taken for held in self._held.values())
 
-    def capacity(self, workers: int, now_s: float) -> None:
-        """The study has so many workers from now on: some joined, were lost, or were given notice."""
-        self._spend(now_s)
-        self._since = f"{abs(workers - self.workers)} workers {'joined' if workers > self.workers else 'went'}"
-        self.workers = workers
-
     def started(self, trial: int, workers: int, low: int, high: int, now_s: float, slots: int | None = None) -> None:
         """A trial began, or goes on after a pause, on ``workers``; while it runs it may have ``low`` to ``high``."""
         self._spend(now_s)
-        self._held[trial] = _Held(low, high, slots, workers, workers, now_s)
+        self._held[trial] = _Running(low, high, slots, workers, workers, now_s)
 
     def granted(self, grant: Allocation, now_s: float) -> None:
         """A running trial was told to take the workers of ``grant``."""
@@ -172,17 +173,17 @@ class Broker:
         before = held.last
         looked = held.seen is not None and held.looks < LOOKS
         if not looked and before and report.step > before.step and report.seconds > before.seconds:
-            self._paces.add(trial, workers, report.step - before.step, report.seconds - before.seconds)
+            self._throughputs.add(trial, workers, report.step - before.step, report.seconds - before.seconds)
         held.last, held.workers = report, workers
 
     def stepped(self, trial: int, step: int, workers: int, now_s: float) -> None:
-        """A look at a trial that runs: the steps it has completed, on ``workers``. Two of them tell its pace."""
+        """A look at a trial that runs: the steps it has completed, on ``workers``. Two of them tell its speed."""
         self._spend(now_s)
         held = self._held.get(trial)
         if held is None or workers != held.wish or step == 0:
             return
         if held.seen is not None and step > held.seen[0] and now_s > held.seen[1]:
-            self._paces.add(trial, workers, step - held.seen[0], now_s - held.seen[1])
+            self._throughputs.add(trial, workers, step - held.seen[0], now_s - held.seen[1])
             held.looks += 1
         held.seen, held.workers = (step, now_s), workers
 
@@ -194,7 +195,7 @@ class Broker:
             held.workers, held.last, held.seen, held.looks = workers, None, None, 0
 
     def ranked(self, worth: Mapping[int, float]) -> None:
-        """What trials are worth against a new one (1): see ``worth.standing``."""
+        """What trials are worth against a new one (1): see ``priority.trial_priority``."""
         self._worth = dict(worth)
 
     def grants(self, now_s: float, waiting: Sequence[Pending] = (), supply: bool = False) -> list[Allocation]:
@@ -232,7 +233,7 @@ class Broker:
         fresh = [one for one in waiting if one.fresh and not self._starves(one, now_s)]
         claims = [self._running(trial, held, now_s) for trial, held in self._held.items()]
         claims += [self._asking(one, now_s) for one in waiting if one not in fresh]
-        rules = self._left(now_s, self._keen if fresh or supply else 0.0)
+        rules = self._left(now_s, self._opportunity_cost if fresh or supply else 0.0)
         given = allocate(claims, self.workers, rules)
         left, taken = self.workers - sum(given.values()), []
         for one in fresh:
@@ -241,33 +242,35 @@ class Broker:
                 taken.append(self._asking(one, now_s))
         if taken:
             more = supply or len(taken) < len(fresh)
-            given = allocate([*claims, *taken], self.workers, self._left(now_s, self._keen if more else 0.0))
+            given = allocate(
+                [*claims, *taken], self.workers, self._left(now_s, self._opportunity_cost if more else 0.0)
+            )
         return given
 
-    def _left(self, now_s: float, elsewhere: float) -> Rules:
+    def _left(self, now_s: float, outside_value: float) -> Rules:
         """The rules, with what time and budget are left."""
         rules, spent_s = self._rules, self._spent_s + self._using() * (now_s - self._last_s)
-        if not self._paces.known:  # nobody can say how long anything takes
-            return replace(rules, elsewhere=elsewhere, deadline_s=math.inf, budget_s=math.inf)
+        if not self._throughputs.known:  # nobody can say how long anything takes
+            return replace(rules, outside_value=outside_value, deadline_s=math.inf, budget_s=math.inf)
         return replace(
             rules,
-            elsewhere=elsewhere,
+            outside_value=outside_value,
             deadline_s=max(rules.deadline_s - (now_s - self._began_s), 0.0),
             budget_s=max(rules.budget_s - spent_s, 0.0),
         )
 
     def _starves(self, one: Pending, now_s: float) -> bool:
-        return now_s - one.since_s > self._rules.patience_s
+        return now_s - one.since_s > self._rules.max_wait_s
 
-    def _running(self, trial: int, held: _Held, now_s: float) -> Demand:
+    def _running(self, trial: int, held: _Running, now_s: float) -> Demand:
         return self._claim(trial, held.wish, held.low, held.high, held.slots, now_s - held.changed_s)
 
     def _asking(self, one: Pending, now_s: float) -> Demand:
         return self._claim(one.trial, 0, one.low, one.high, one.slots, max(now_s - one.since_s, 0.0))
 
     def _claim(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Demand:
-        pace = self._paces.of(trial, slots)
-        per_worker = float(samples_per_s(pace, low)[low]) / low
+        throughput = self._throughputs.of(trial, slots)
+        per_worker = float(samples_per_s(throughput, low)[low]) / low
         length_s = self._whole(trial) / per_worker
         shortness = max((self._usual_length_s or length_s) / length_s, 1.0)
         return Demand(
@@ -276,7 +279,7 @@ class Broker:
             low,
             high,
             remaining=self._remaining(trial),
-            pace=pace,
+            throughput=throughput,
             worth=self._value(trial) * shortness / per_worker,
             pause_s=median(self._pauses_s) if self._pauses_s else self._pause_s,
             since_s=since_s,
@@ -295,7 +298,7 @@ class Broker:
     def _usual_s(self) -> float | None:
         """Seconds on one worker of the median of the trials that run."""
         known = [trial for trial in self._held if trial in self._progress]
-        return median(self._whole(trial) / self._paces.per_worker(trial) for trial in known) if known else None
+        return median(self._whole(trial) / self._throughputs.per_worker(trial) for trial in known) if known else None
 
     def _value(self, trial: int) -> float:
         return self._worth.get(trial, NEW)

@@ -18,7 +18,7 @@ def rungs_passed(epoch: int, epochs: int) -> int:
     return sum(rung <= epoch for rung in levels(max(1, round(epochs / ETA**2)), ETA, epochs))
 
 
-def standing(points: Mapping[int, Sequence[float]], rungs: Mapping[int, int]) -> dict[int, float]:
+def trial_priority(points: Mapping[int, Sequence[float]], rungs: Mapping[int, int]) -> dict[int, float]:
     """Trial -> worth, a new one's being 1: 1 + eta^(rungs passed) over the number of its front, once it has passed one.
 
     Who is past k rungs of successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning",

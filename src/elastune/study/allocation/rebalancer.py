@@ -13,15 +13,15 @@ from elastune.job.pool import Pool
 from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Broker, Pending
-from elastune.study.allocation.priority import standing
+from elastune.study.allocation.priority import trial_priority
 
 FEW = 100  # trials: so many are decided about in milliseconds
 PER_TRIAL_S = 1e-3  # at least so long, for every trial that runs, between decisions: thousands take a second to make
 
 
-STAY_S = 2.0  # a trial keeps its workers so long: several times a pause, so that what is measured is no transient
+MIN_RESIDENCE_S = 2.0  # a trial keeps its workers so long: several times a pause, so nothing transient is measured
 LEAST_GAIN = 0.5  # of a first worker's: what a further one must bring, or a study would waste them
-PATIENCE_S = 300.0  # a trial that waited longer is let in before those that run
+MAX_WAIT_S = 300.0  # a trial that waited longer is let in before those that run
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Sharing:
         self._slots = slots
         self._broker = Broker(pool.capacity, rules, began_s=clock.now())
         self._waiting: Pending | None = None
-        self._rest_s = (rules or Rules()).stay_s  # between decisions that only a report gives reason for
+        self._rest_s = (rules or Rules()).min_residence_s  # between decisions that only a report gives reason for
         self._settled_s = -self._rest_s
         self.changed = True
 
@@ -91,7 +91,7 @@ class Sharing:
         return left_s if self._pool.running > FEW and left_s > 1e-6 else 0.0
 
     def _look(self) -> None:
-        """See how far trials are whose workers have changed: two looks tell a pace, before a second report does."""
+        """See how far trials are whose workers have changed: two looks tell a speed, before a second report does."""
         for trial in self._broker.unmeasured:
             job = self._pool.jobs[trial]
             handle = job.watch.handle
@@ -105,7 +105,7 @@ class Sharing:
         Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
         """
         self._look()
-        self._broker.ranked(standing(promises, rungs))
+        self._broker.ranked(trial_priority(promises, rungs))
         waiting = [] if self._waiting is None else [self._waiting]
         now_s, moved, begins = self._clock.now(), [], 0
         self.changed, self._settled_s = False, now_s
@@ -139,7 +139,11 @@ def sharing(bounds: tuple[int, int] | None, means: Means) -> MakeSharing | None:
 
     def make(pool: Pool, clock: Clock, left_s: float, left_worker_s: float) -> Sharing:
         rules = Rules(
-            stay_s=STAY_S, patience_s=PATIENCE_S, least_gain=LEAST_GAIN, deadline_s=left_s, budget_s=left_worker_s
+            min_residence_s=MIN_RESIDENCE_S,
+            max_wait_s=MAX_WAIT_S,
+            least_gain=LEAST_GAIN,
+            deadline_s=left_s,
+            budget_s=left_worker_s,
         )
         return Sharing(pool, clock, bounds, slots, rules)
 

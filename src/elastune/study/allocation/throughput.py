@@ -37,21 +37,22 @@ class MeasuredRates:
 
 
 @lru_cache(maxsize=4096)
-def samples_per_s(pace: MeasuredRates, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
+def samples_per_s(throughput: MeasuredRates, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
     """Samples a second on 0, 1 ... ``most`` workers; ``unknown``: of one worker where nothing was measured."""
     counts = np.arange(most + 1, dtype=float)
-    if pace.slots is not None:
-        counts[1:] = pace.slots / np.ceil(pace.slots / counts[1:])
-    found: Floats = np.interp(counts, *_known(pace, low, unknown))
+    if throughput.slots is not None:
+        counts[1:] = throughput.slots / np.ceil(throughput.slots / counts[1:])
+    found: Floats = np.interp(counts, *_known(throughput, low, unknown))
     found.flags.writeable = False  # others have the same array
     return found
 
 
-def _known(pace: MeasuredRates, low: int, unknown: float) -> tuple[list[float], list[float]]:
+def _known(throughput: MeasuredRates, low: int, unknown: float) -> tuple[list[float], list[float]]:
     """Workers that count, and rates on them: 0 and 0, the measured ones, and how it may go on beyond."""
     rates: dict[float, list[float]] = {}
-    for workers, rate in pace.points or [(low, low * unknown)]:
-        counting = float(workers) if pace.slots is None else pace.slots / -(-pace.slots // workers)
+    for workers, rate in throughput.points or [(low, low * unknown)]:
+        slots = throughput.slots
+        counting = float(workers) if slots is None else slots / -(-slots // workers)
         rates.setdefault(counting, []).append(rate)
     points = [(0.0, 0.0), *((workers, fmean(found)) for workers, found in sorted(rates.items()))]
     (before, slow), (last, fast) = points[-2:]
