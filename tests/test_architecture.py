@@ -17,7 +17,7 @@ ROOMS = (
 )
 ANYWHERE = "testing"  # may import every room; no room imports it
 FRONT_DOORS = {"__init__": (*ROOMS,), "__main__": ("cli",)}
-LONGEST_FILE = 410
+LONGEST_FILE = 400
 # What core may have of the standard library: nothing that reads, writes, sleeps on or starts anything.
 CORE_MAY = {
     *("__future__", "abc", "collections", "dataclasses", "enum", "functools", "hashlib", "inspect", "itertools"),

@@ -27,6 +27,7 @@ from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.adapt.agreement import wished
 from elastune.train.checkpoints.run_state import RunState
+from elastune.train.control import ControlVector
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
@@ -182,7 +183,7 @@ class Session:
             raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
         model.to(self.device)
         self._spread([*model.parameters(), *model.buffers()])
-        control = len(self._stepper.control().to_list())
+        control = len(self._stepper.control(ControlVector()).to_list())
         sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
         sync.wants_statistics = bool(self._adapter.monitoring)
         self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
@@ -376,8 +377,7 @@ class Session:
         """Write a checkpoint now. Every worker must call this, between steps; a step at hand counts as completed."""
         self._refuse_inside("save")
         self._stepper.commit()
-        self._log.flush()
-        self.state.save()
+        self._stepper.save()
 
     @property
     def signals(self) -> dict[str, Signal]:

@@ -28,18 +28,14 @@ from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
 from elastune.train.transaction import Phase, StepTransaction
+from elastune.train.warm_up import warm_up
 
 CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
-WARM_UP_SLICES = 2
 Outcome = Literal["over", "stopped", "again"]
 
 
 class StopTraining(BaseException):
     """Training was asked to stop and has been saved; not an ``Exception``, so that user code does not swallow it."""
-
-
-class WarmedUp(BaseException):
-    """A joiner has done a few passes that do not count: everything is warm, and training can begin."""
 
 
 class Stepper:
@@ -57,7 +53,7 @@ class Stepper:
         device: torch.device,
         send: Callable[[Record], None],
         stop_requested: Callable[[], bool],
-        warm_up: bool,
+        warming_up: bool,
     ) -> None:
         self._spec = spec
         self._workers = workers
@@ -69,7 +65,7 @@ class Stepper:
         self._device = device
         self._send = send
         self._stop_requested = stop_requested
-        self._warm_up = warm_up
+        self._warming_up = warming_up
         self._size = 0
         self._stop_votes = 0.0
         self._stop_agreed = False  # by policies
@@ -97,12 +93,14 @@ class Stepper:
     def _under_one_view(self, source: StepSource, trained: TrainingState) -> Generator[Any, None, Outcome]:
         """Steps for as long as all stays as it is that they are planned by: view, batch size and micro-batch."""
         workers, progress, means, size = self._workers, self._progress, self._means(), self._size
-        place = (min(means.num_slots, means.workers), 0) if self._warm_up else (workers.size, workers.rank)
+        place = (min(means.num_slots, means.workers), 0) if self._warming_up else (workers.size, workers.rank)
         view, start = workers.view, progress.position
         plans, ahead = tee(plan_steps(source, size, start, means, *place, self._compares))
         data = source.fetch(part for plan in ahead for part in plan.own_parts)
-        if self._warm_up:
-            yield from self._warm_up_pass(next(plans, None), data, trained)
+        if self._warming_up:
+            yield from warm_up(
+                next(plans, None), data, self._transaction, trained.sync, self.control(ControlVector()), self._device
+            )
         for plan in plans:
             if not self._go_on(trained):
                 return "stopped"
@@ -164,8 +162,10 @@ class Stepper:
             transaction.begin_slice(part)
             try:
                 yield batch
-            except GeneratorExit:
-                self._leave()
+            except GeneratorExit:  # the user left the loop
+                if transaction.phase in (Phase.OPEN, Phase.LOST):
+                    transaction.leave()
+                self.commit()
                 raise
             self._check_body(None if part.ends_step else rates, trained)
         if transaction.phase is Phase.LOST:
@@ -180,13 +180,13 @@ class Stepper:
         if self._transaction.evaluates_again:
             trained.sync.measure(False)
         own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight]
-        control = self.control(
+        control = ControlVector(
             stop=float(self._stop_requested()),
             heard=self._workers.begin_step(),
             samples=sum(len(places) for places in own),
             checksum=sum(source.checksum(places) for places in own) % PRIME,
         )
-        self._transaction.begin(plan, trained.sync, control)
+        self._transaction.begin(plan, trained.sync, self.control(control))
 
     def backward(self, loss: torch.Tensor) -> None:
         """See ``Session.backward``."""
@@ -218,25 +218,15 @@ class Stepper:
             fix = "give the scheduler to session.prepare(model, optimizer, scheduler)"
             raise UserError("learning rates may change between steps only", "a change inside of one", fix)
 
-    def _leave(self) -> None:
-        """The user left the loop."""
-        if self._transaction.phase in (Phase.OPEN, Phase.LOST):
-            self._transaction.leave()
-        self.commit()
-
     def commit(self) -> None:
         """If the user's lines have just applied a step, it counts; what was agreed on in it is done."""
-        if self._transaction.phase is not Phase.REDUCED:
-            return
-        self._transaction.commit()
-        trained = self._trained()
-        self._stop_agreed = self._adapter.after_step(trained, self._size)
+        if self._transaction.phase is Phase.REDUCED:
+            self._transaction.commit()
+            self._stop_agreed = self._adapter.after_step(self._trained(), self._size)
 
-    def control(
-        self, stop: float = 0.0, heard: float = 0.0, samples: float = 0.0, checksum: float = 0.0
-    ) -> ControlVector:
+    def control(self, own: ControlVector) -> ControlVector:
         """This worker's part of the next step's control vector; always of the same length."""
-        return self._adapter.contribute(ControlVector(stop, heard, samples, checksum), self._times)
+        return self._adapter.contribute(own, self._times)
 
     def _tell_of_regrouping(self, now: float) -> None:
         """Report the pause when the first step of a new view completes."""
@@ -258,26 +248,11 @@ class Stepper:
                 )
             )
 
-    def _warm_up_pass(
-        self, plan: StepPlan | None, data: Iterator[Any], trained: TrainingState
-    ) -> Generator[Any, None, NoReturn]:
-        """Passes whose gradients are thrown away: a joiner's first batches, before it is a member."""
-        if plan is None:
-            raise WarmedUp
-        for part in plan.slices[:WARM_UP_SLICES]:
-            batch = to_device(next(data), self._device)
-            alone = replace(part, ends_step=False, weight=max(part.weight, 1e-9))
-            self._transaction.begin(replace(plan, slices=[alone]), trained.sync, self.control())
-            self._transaction.begin_slice(alone)
-            yield batch
-            self._transaction.abandon()
-        raise WarmedUp
-
     # -- between steps ------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
         """From here on this worker trains with the others, if it does not yet."""
-        if not self._warm_up:
+        if not self._warming_up:
             self._workers.join()
 
     def _go_on(self, trained: TrainingState) -> bool:
@@ -289,9 +264,8 @@ class Stepper:
             self.stop("policy" if self._stop_agreed else "requested")
         if self._spec.max_steps is not None and done >= self._spec.max_steps:
             progress.stopped = "max_steps"
-            self._log.flush()
             if every != 0:
-                self._state.save()
+                self.save()
             return False
         view = workers.view
         workers.boundary()
@@ -299,26 +273,26 @@ class Stepper:
             return True  # come here once more, as a member of the new view
         if self._adapter.before_step(trained, self._size):
             self.stop("policy")
-        if workers.view != view:
-            return True
-        if every and done and done % every == 0 and self._saved != done:
+        if workers.view == view and every and done and done % every == 0 and self._saved != done:
             self._saved = done
-            self._log.flush()
-            self._state.save()
+            self.save()
         return True
 
     def stop_if_asked(self) -> None:
         """Where no reduction carried the workers' votes, ask for them."""
-        votes = self._workers.gather([float(self._stop_requested())])
-        if any(vote > 0 for (vote,) in votes):
+        if any(vote > 0 for (vote,) in self._workers.gather([float(self._stop_requested())])):
             self.stop()
 
     def stop(self, why: str = "requested") -> NoReturn:
         """Save and end."""
         self._progress.stopped = why
+        self.save()
+        raise StopTraining
+
+    def save(self) -> None:
+        """Write a checkpoint; its steps are told before it."""
         self._log.flush()
         self._state.save()
-        raise StopTraining
 
     def _trained(self) -> TrainingState:
         if self._state.trained is None:

@@ -1,7 +1,7 @@
 """When a step counts: one global batch is begun, then reduced or lost, then committed.
 
 This file decides whether a step is open, reduced or committed, and nothing else does; ``docs/step.md`` tells the whole
-story. X
+story. What a step computes is the sync's and its replica's, how workers meet again after a loss is the group's.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class StepTransaction:
 
     @property
     def more_to_come(self) -> bool:
-        """Whether further batches of this worker are needed until a step is completed.
+        """Whether further batches of this worker are needed until a step is completed; so, the user's lines do nothing.
 
-        True for all of a step's batches but the last, so that the user's lines have no effect there; and for the rest
-        of a batch whose step was lost, as if there were more batches, since the step will be begun again.
+        True for all of a step's batches but the last; and for the rest of a batch whose step was lost, as if there were
+        more batches, since the step will be begun again.
         """
         if self.phase is Phase.OPEN:
             return self._slice is None or not self._slice.ends_step
@@ -120,14 +120,10 @@ class StepTransaction:
         self._sync.begin(part, starts_step=part is self.plan.slices[0])
 
     def reduce(self, loss: torch.Tensor, votes: int) -> ControlVector | None:
-        """Run the due slice's backward pass; after the step's last slice, return once the sum over workers is here.
+        """Run the due slice's backward pass; after the step's last slice, wait for the sum over workers.
 
-        Args:
-            loss: The mean over the slice's samples.
-            votes: How many of the control vector's numbers are votes.
-
-        Returns:
-            The sum of all workers' control vectors if this call completed the step's sum; else None.
+        ``loss`` is the mean over the slice's samples; ``votes`` is how many of the control vector's numbers are votes.
+        Returns the sum of all workers' control vectors if this call completed the step's sum; else None.
         """
         part, again = self.due(), self.phase is Phase.REDUCED
         self._slice, served = None, False

@@ -25,7 +25,8 @@ from elastune.journal.records import Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.session import Session
-from elastune.train.stepper import StopTraining, WarmedUp
+from elastune.train.stepper import StopTraining
+from elastune.train.warm_up import WarmedUp
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2

@@ -1,0 +1,96 @@
+"""What a pass goes through: the map-style one, and a stream, of which nobody knows the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune.core.run import Means, Position
+from elastune.journal.records import StepsCompleted
+from elastune.testing.sessions import lone_session
+from elastune.train.control import PRIME
+from elastune.train.data.loading import Loading
+from elastune.train.data.source import MapStyleSource, StepSource, plan_steps
+
+
+class Stream:
+    """Sample n is a function of n: what a reader of a stream gives that can begin at a place. It has no end."""
+
+    def batches(self, offset: int, size: int) -> Iterator[range]:
+        return (range(start, start + size) for start in itertools.count(offset, size))
+
+    def length(self, offset: int, size: int) -> int:
+        return 0
+
+    def checksum(self, places: range) -> int:
+        return sum(places) % PRIME
+
+    def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
+        for part in parts:
+            x = torch.sin(torch.arange(part.start, part.stop, dtype=torch.float64)[:, None] * torch.arange(1, 7))
+            yield x, x.sum(1, keepdim=True)
+
+
+def map_style(count: int, drop_last: bool = False) -> MapStyleSource:
+    data = TensorDataset(torch.arange(count))
+    return MapStyleSource(data, 3, 0, shuffle=True, drop_last=drop_last, loading=Loading())
+
+
+@pytest.mark.parametrize("source", [Stream(), map_style(100)], ids=["stream", "map-style"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_parts_are_the_batch(source: StepSource, workers: int) -> None:
+    """Their places add up to the global batch, and so do their checksums, whatever the position is."""
+    means = Means(num_slots=6)
+    plans = [
+        list(itertools.islice(plan_steps(source, 12, Position(offset=24, step=2), means, workers, rank), 3))
+        for rank in range(workers)
+    ]
+    for same_step in zip(*plans, strict=True):
+        places = sorted(place for plan in same_step for part in plan.own_parts for place in part)
+        offset = same_step[0].offset
+        assert places == list(range(offset, offset + 12))
+        sums = [source.checksum(part) for plan in same_step for part in plan.own_parts]
+        assert sum(sums) % PRIME == same_step[0].checksum
+        assert {plan.contributors for plan in same_step} == {workers}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_pass_ends_where_its_length_says(drop_last: bool) -> None:
+    source = map_style(50, drop_last)
+    sizes = [plan.size for plan in plan_steps(source, 16, Position(), Means(), 1, 0)]
+    assert sizes == [16, 16, 16, *([] if drop_last else [2])]
+    assert sum(sizes) == source.length(0, 16)
+
+
+def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:
+    """In two parts, on steps that nobody counted beforehand, with the weights of one part."""
+
+    def run(out: Path, steps: int) -> tuple[torch.Tensor, list[Any]]:
+        sent: list[Any] = []
+        session = lone_session(out, send=sent.append, max_steps=steps, resume=True, checkpoint_every_steps=None)
+        model = nn.Linear(6, 1).double()
+        torch.manual_seed(0)
+        nn.init.normal_(model.weight)
+        model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        for _ in session.epochs(1):
+            for x, y in session._stepper.training_pass(lambda epoch: Stream(), 16):
+                session.backward(F.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        session.flush()
+        assert (session.step, session.samples, session.stopped) == (steps, 16 * steps, "max_steps")
+        return model.weight.detach().clone(), [r for r in sent if isinstance(r, StepsCompleted)]
+
+    whole, _ = run(tmp_path / "whole", 9)
+    run(tmp_path / "parts", 4)
+    parts, told = run(tmp_path / "parts", 9)
+    assert torch.equal(parts, whole)
+    assert [(r.start, r.stop, r.first_step, r.last_step) for r in told] == [(64, 144, 5, 9)]
