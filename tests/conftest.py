@@ -10,11 +10,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
 
 torch.set_num_threads(1)
+# How fast examples are made and run says how busy the machine is.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 HERE = Path(__file__).parent
 SLOWEST_FIRST = ("faults", "e2e", "parity", "cli", "study", "report", "search", "frontier", "mechanisms")
