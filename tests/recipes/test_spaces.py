@@ -220,7 +220,7 @@ def scheduler(trial: Any, **options: Any) -> dict[str, Any]:
         (MEANS, {"workers": (0, 4)}, "workers must be"),
         (MEANS, {"modes": ["quick"]}, "mode must be known"),
         (MEANS, {"mechanisms": ["smoke"]}, "mechanism must be known"),
-        (MEANS, {"policies": ["gns:"]}, "policy must be"),
+        (MEANS, {"policies": ["gns:"]}, "a policy is written"),
     ],
 )
 def test_a_range_is_checked(suggest: Any, options: dict[str, Any], words: str) -> None:
