@@ -15,8 +15,8 @@ config = {"model": "lenet", "batch_size": 64, "epochs": 3, "lr": 0.02, "pace_s":
 class Adapt(elastune.Policy):
     """Sets batch and learning rate from the noise scale, and changes the workers.
 
-    With ``average`` the workers average what is equal already. Such a hook ends a step later, and one that waits is
-    dropped when a worker joins or dies: what becomes of such a run depends on the moment.
+    With ``average`` the workers average what is equal already. Such a hook ends a step later; one that waits when a
+    worker joins or dies begins again.
     """
 
     monitors = ("noise_scale",)

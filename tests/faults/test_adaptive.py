@@ -122,6 +122,32 @@ def test_collectives_while_workers_die_and_join(runs: Runs) -> None:
     assert ran.ledger.exact
 
 
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["kill 0 13 before"],
+        ["kill 2 13 gather"],
+        ["break 1 13 reduced"],
+        ["kill 0 13 reduced"],
+        ["kill 1 13 after", "kill 2 20 scatter"],
+        ["kill 1 17 agreeing"],
+    ],
+)
+def test_a_worker_dies_while_hooks_wait_and_nothing_that_they_decide_is_lost(
+    runs: Runs, undisturbed: Callable[[str, int], Ran], faults: list[str]
+) -> None:
+    ran = runs(3, faults=faults, spec=under("Averaging"))
+    same(ran, undisturbed("Averaging", 1))
+    assert not failed(ran)
+
+
+def test_hooks_that_wait_begin_again_among_joiners(runs: Runs, undisturbed: Callable[[str, int], Ran]) -> None:
+    ran = runs(1, resize=["5 3", "25 2"], pause_s=0.06, spec=under("Averaging"))
+    same(ran, undisturbed("Averaging", 1))
+    assert max(len(r.members) for r in ran.regrouped) == 3
+    assert not failed(ran)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_going_back_to_what_was_remembered(runs: Runs, plain: Ran, undisturbed, workers: int) -> None:
     ran = runs(workers, spec=under("Remembering"))

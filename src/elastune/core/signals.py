@@ -37,6 +37,12 @@ class Snapshot:
     lr_at_start: float = 0.0
     batch_at_start: int = 0
 
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Snapshot:
+        """What ``dataclasses.asdict`` gave, which has travelled as JSON."""
+        signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
+        return cls(**{**told, "signals": signals})
+
 
 @dataclass(frozen=True)
 class Decision:

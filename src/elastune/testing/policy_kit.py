@@ -127,7 +127,7 @@ class Crowd:
     """Workers in one process, whose hosts run the policies that ``make(rank)`` gives; they train nothing.
 
     Decisions ride through a step as in training: what a hook asks for after step s counts after step s + 1, if all ask
-    alike. When workers change, hooks that wait are cancelled, and a joiner takes over rank 0's state, as JSON.
+    alike. When workers change, hooks that wait begin again, and a joiner takes over rank 0's state, as JSON.
     """
 
     def __init__(
@@ -209,13 +209,13 @@ class Crowd:
     def _become(self, workers: int) -> None:
         if workers == len(self.hosts):
             return
-        for host in self.hosts:
-            host.cancel()
         state = json.dumps(self.hosts[0].to_json())
         del self.hosts[workers:]
         for rank in range(len(self.hosts), workers):
             self.hosts.append(PolicyHost(self._make(rank)))
             self.hosts[-1].load(json.loads(state))
+        for rank, host in enumerate(self.hosts):
+            host.begin_again(workers, self.limits, rank)
 
 
 # -- what every policy has to do ---------------------------------------------------------------------------------------

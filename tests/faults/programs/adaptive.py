@@ -28,6 +28,24 @@ class Steered(Policy):
             run.set_batch_size(48)
 
 
+class Averaging(Policy):
+    """Steers by what it averages, though that is equal already: its hooks wait for the others."""
+
+    monitors = ("noise_scale", "loss")
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def after_step(self, run) -> None:
+        asked = run.allreduce_async(1.0, "sum"), run.allreduce_async(run.grad_noise_scale(), "max")
+        size, noise = (each.result() for each in asked)
+        self.seen += 1
+        if size != run.size():
+            raise ValueError(f"{size} of {run.size()} workers")
+        if run.step % 3 == 0 and math.isfinite(noise):
+            run.scale_lr(1 + 0.01 * math.sin(1e6 * noise + self.seen))
+
+
 class Remembering(Policy):
     """Goes back once, to a state four steps old."""
 

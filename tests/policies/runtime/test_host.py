@@ -453,7 +453,7 @@ def test_an_interrupt_passes_through(wait: bool) -> None:
 # -- hooks that are dropped --------------------------------------------------------------------------------------------
 
 
-def test_cancel_drops_hooks_that_wait_as_if_they_had_never_begun() -> None:
+def test_a_hook_that_waits_leaves_no_trace_and_is_dropped_by_another_state() -> None:
     cleared: list[str] = []
 
     def body(self: Any, run: Run) -> None:
@@ -468,12 +468,39 @@ def test_cancel_drops_hooks_that_wait_as_if_they_had_never_begun() -> None:
     host = alone(does(body))
     assert cleared == ["finally"], "the attempt is over, training goes on"
     assert log_of(host) == [], "the state is that from before the hook"
-    host.cancel()
+    host.load(alone(does(lambda self, run: None)).to_json())
     assert not host.waiting
-    assert host.offer() == b""
+    assert host.offer() == alone(does(lambda self, run: None)).offer()
     assert (host.drain_proposals(), host.drain_failures()) == ([], [])
     host.call("after_step", sit(), LIMITS, 0)
     assert host.waiting, "it is called again"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_when_workers_change_hooks_that_wait_begin_again_on_all_joiners_too(workers: int) -> None:
+    def body(self: Any, run: Run) -> None:
+        self.log.append(run.allreduce(1.0, "sum"))
+        self.log.append(run.allreduce(10.0 * run.rank(), "max"))
+        self.log.append(run.step)
+
+    crowd = crowd_of(body, body, body)
+    crowd.call("after_step")
+    crowd.exchange()
+    assert crowd.waiting, "the first collective has been heard, the second has not"
+    told = json.loads(json.dumps(crowd.hosts[0].to_json()))
+    hosts = [*crowd.hosts, *crowd_of(body).hosts][:workers]
+    for rank, host in enumerate(hosts):
+        if rank == 3:
+            host.load(told)
+        host.begin_again(workers, LIMITS, rank)
+    for _ in range(2):
+        assert all(host.waits_among(workers) for host in hosts)
+        rows = [host.offer() for host in hosts]
+        for rank, host in enumerate(hosts):
+            host.deliver(rows, rank)
+    assert not any(host.waiting for host in hosts)
+    assert [log_of(host) for host in hosts] == [[workers, 10.0 * (workers - 1), crowd.snapshot.step]] * workers
+    assert [host.drain_failures() for host in hosts] == [[]] * workers
 
 
 def test_a_hook_that_swallows_what_ends_its_attempt_waits_all_the_same() -> None:

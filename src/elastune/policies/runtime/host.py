@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,11 @@ class _PolicySlot:
     def name(self) -> str:
         return self.named.name
 
+    def begin(self, hook: Hook, snapshot: Snapshot, limits: Limits, rank: int) -> _Call:
+        """A call that has heard nothing yet."""
+        attempts = Attempts(self.name, f"{self.place} {self.name} {hook} {snapshot.step}")
+        return _Call(hook, snapshot, limits, rank, attempts)
+
 
 class PolicyHost:
     """The policies of one worker, in order. ``known``: the signals of the run's monitors; None: any name may come.
@@ -99,8 +104,15 @@ class PolicyHost:
             limits = replace(limits, ended=True)
         for slot in self._by_hook[hook]:
             if not slot.standing.off and slot.call is None:
-                attempts = Attempts(slot.name, f"{slot.place} {slot.name} {hook} {snapshot.step}")
-                self._attempt(slot, _Call(hook, snapshot, limits, rank, attempts))
+                self._attempt(slot, slot.begin(hook, snapshot, limits, rank))
+
+    def begin_again(self, workers: int, limits: Limits, rank: int) -> None:
+        """The workers have changed: hooks that wait begin again, among ``workers``, since others were heard before."""
+        for slot in self._slots:
+            if (call := slot.call) is not None:
+                snapshot = replace(call.snapshot, workers=workers)
+                bounds = replace(limits, ended=call.hook == "after_train")
+                self._attempt(slot, slot.begin(call.hook, snapshot, bounds, rank))
 
     def _attempt(self, slot: _PolicySlot, call: _Call) -> None:
         """Run a hook from its start, with all that exchanges have brought for it so far."""
@@ -169,6 +181,10 @@ class PolicyHost:
         """Whether a hook waits for an exchange, which all workers must then make, at the next boundary."""
         return any(slot.call is not None for slot in self._slots)
 
+    def waits_among(self, workers: int) -> bool:
+        """Whether hooks wait, and all have begun among so many ``workers``."""
+        return {slot.call.snapshot.workers for slot in self._slots if slot.call is not None} == {workers}
+
     def offer(self) -> bytes:
         """This worker's row of the exchange; empty where no hook waits."""
         return pack(given for slot in self._slots if slot.call for given in slot.call.attempts.pending)
@@ -179,16 +195,11 @@ class PolicyHost:
             raise ValueError(f"there is no row of rank {rank} among {len(rows)}")
         calls = [(slot, slot.call) for slot in self._slots if slot.call is not None]
         if sizes := {call.snapshot.workers for _, call in calls} - {len(rows)}:
-            raise ValueError(f"{len(rows)} rows for hooks among {sizes.pop()} workers: cancel them when workers change")
+            raise ValueError(f"{len(rows)} rows for hooks among {sizes.pop()} workers: let them begin again")
         found = resolve(rows)
         for slot, call in calls:
             if call.attempts.hear(found):
                 self._attempt(slot, call)
-
-    def cancel(self) -> None:
-        """The workers have changed: hooks that wait end here, as if they had never begun."""
-        for slot in self._slots:
-            slot.call = None
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
@@ -203,38 +214,47 @@ class PolicyHost:
         return drained
 
     def to_json(self) -> list[dict[str, Any]]:
-        """What changes of all policies; of one whose hook waits, that from before the hook."""
-        return [{"name": slot.name, **to_json(slot.standing)} for slot in self._slots]
+        """What changes of all policies; of one whose hook waits, that from before the hook, and how to begin it."""
+        return [{"name": slot.name, **to_json(slot.standing), "waits": _told(slot.call)} for slot in self._slots]
 
     def load(self, told: Any, pardon: bool = False) -> None:
         """Go on from ``to_json``: policies take over what stands under their name, in order; others stay as they are.
 
-        Drops hooks that wait. ``pardon``: policies that were off get another chance (a resumed run may have fixed
-        them). Raises ``UserError`` where a policy cannot go on from what is told.
+        Hooks that waited there are to ``begin_again`` here, and none else. ``pardon``: policies that were off get
+        another chance (a resumed run may have fixed them). Raises ``UserError`` where a policy cannot go on from it.
         """
-        self.cancel()
         found = _checked(told)
         for slot in self._slots:
+            slot.call = None
             at = next((i for i, entry in enumerate(found) if entry["name"] == slot.name), None)
             if at is None:
                 continue
             entry = found.pop(at)
             try:
                 standing = from_json(slot.named, entry)
-            except ValueError as error:
+                waits = entry["waits"] and Snapshot.from_json(entry["waits"]["snapshot"])
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 fix = "start without the old state, or as the policy that it is of"
                 raise UserError(f"policy {slot.name} cannot take over its state", _described(error), fix) from error
             slot.standing = replace(standing, failures={}, off=False) if pardon else standing
+            if waits is not None:
+                slot.call = slot.begin(entry["waits"]["hook"], waits, Limits(), 0)
+
+
+def _told(call: _Call | None) -> dict[str, Any] | None:
+    """What of a hook that waits is equal on all workers."""
+    return None if call is None else {"hook": call.hook, "snapshot": asdict(call.snapshot)}
 
 
 def _checked(told: Any) -> list[dict[str, Any]]:
     """The entries of what ``PolicyHost.to_json`` gave, which came from a checkpoint or another worker."""
-    kinds = {"name": str, "state": object, "guards": dict, "failures": dict, "off": bool}
+    kinds = {"name": str, "state": object, "guards": dict, "failures": dict, "off": bool, "waits": dict | None}
     if not isinstance(told, list) or not all(
         isinstance(entry, dict)
         and entry.keys() == kinds.keys()
         and all(isinstance(entry[key], kind) for key, kind in kinds.items())
         and all(hook in HOOKS and isinstance(count, int) for hook, count in entry["failures"].items())
+        and (entry["waits"] is None or entry["waits"].get("hook") in HOOKS)
         for entry in told
     ):
         raise UserError("this is no state of policies", str(told)[:80], "use what a checkpoint of this version holds")

@@ -87,6 +87,7 @@ class Adapter:
         self._applier = DecisionApplier(workers, progress, self.monitoring)
         self._decisions = Decisions(self._host, names, self._applier, workers, progress, send)
         self._regrouped = False
+        self._others = False  # hooks that wait have begun among other workers
         self._unsure = False  # another worker may have seen something else
         self._measured_s = -math.inf
 
@@ -94,10 +95,11 @@ class Adapter:
 
     def before_step(self, trained: TrainingState, batch_size: int) -> bool:
         """Between steps, before another: what all workers have to do together. True where training is to end."""
-        if self._regrouped:  # what hooks waited for was said among others
+        if self._regrouped:
             self._regrouped = False
-            self._host.cancel()
             self._decisions.workers_changed()
+        if self._others:
+            self._begin_again()
         self._propose_wished(trained, batch_size)
         if self._at.resync_due:
             self._resync()
@@ -166,11 +168,16 @@ class Adapter:
             return
         self._at.exchange_due = False
         rows = self._workers.gather_bytes(self._host.offer())
-        if self._regrouped:  # some may have heard of the others before, some not
-            self._host.cancel()
-        elif self._host.waiting:
+        if self._others and len(rows) == self._workers.size:  # else they are from a worker that had all before a loss
+            self._begin_again()
+        if self._host.waits_among(len(rows)):
             self._host.deliver(rows, self._workers.rank)
             self._decisions.collect()
+
+    def _begin_again(self) -> None:
+        self._others = False
+        self._host.begin_again(self._workers.size, self._limits(), self._workers.rank)
+        self._decisions.collect()
 
     def after_step(self, trained: TrainingState, batch_size: int) -> bool:
         """After the user's lines of a step: do what was agreed on in it. True where training is to end."""
@@ -249,7 +256,7 @@ class Adapter:
             self._host.call(hook, snapshot, self._limits(ended), self._workers.rank)
             self._decisions.collect()
 
-    def _limits(self, ended: bool) -> Limits:
+    def _limits(self, ended: bool = False) -> Limits:
         elastic, size = self._spec.elastic, self._workers.size
         low, high = (elastic.low, self._spec.most_workers) if self._workers.elastic else (size, size)
         return Limits(min(low, size), max(high, size), self._decisions.longest_batch, ended)
@@ -276,7 +283,7 @@ class Adapter:
 
     def regrouped(self) -> None:
         """The workers are others now. What follows is done at the next boundary, where all are at the same place."""
-        self._regrouped = True
+        self._regrouped = self._others = True
         # Some may have gone on in the old view, some not: what they saw may differ. They say so in the next step, so
         # that all do the same after it: here nobody knows how far the others are.
         if not self._workers.planned and (self._adapts or self.monitoring):
@@ -289,6 +296,7 @@ class Adapter:
         found = next((each for each in self._workers.gather_bytes(own) if each), None)
         if found is not None:  # else rank 0 was lost meanwhile, and the next step brings all here again
             self._load(json.loads(found), resumed=False)
+            self._begin_again()
 
     @property
     def remembered(self) -> dict[str, Any] | None:
@@ -311,6 +319,7 @@ class Adapter:
             fix = "begin it again, or resume it with the version that wrote it"
             raise UserError("a run resumes from a checkpoint of its own version", f"one with {sorted(told)}", fix)
         self._load(told, resumed=resumed)
+        self._others = True
         self._applier.load(told["ramps"])
 
     def _told(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.core.signals import Decision, Signal, Snapshot
+from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import VOTE, outcome, vote
 from elastune.policies.arguments import MOST
 from elastune.policies.runtime.host import Proposal
@@ -76,12 +76,8 @@ class Agreement:
             own.clear()
         for p in told:
             if p["policy"] in self._open:
-                self.add(Proposal(**{**p, "decision": Decision(**p["decision"]), "cause": _snapshot(p["cause"])}))
-
-
-def _snapshot(told: Mapping[str, Any]) -> Snapshot:
-    signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
-    return Snapshot(**{**told, "signals": signals})
+                cause = Snapshot.from_json(p["cause"])
+                self.add(Proposal(**{**p, "decision": Decision(**p["decision"]), "cause": cause}))
 
 
 def wished(batch_size: int | None, lr: float | None) -> Decision:
