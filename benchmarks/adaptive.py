@@ -6,7 +6,7 @@ trials find best on validation data is trained again on fresh seeds and judged o
 come with a constant and with a cosine-decayed learning rate, tuned apart.
 
 Time is MODELLED, not measured: on one CPU large batches are not faster. ``adaptive_time.py`` says how a step of any
-batch on 16 workers is computed from steps and reductions measured here (``--calibrate`` measures anew; do that on a
+batch on 16 workers is computed from steps and reductions measured here (``--calibrate`` measures again; do that on a
 quiet machine). Adaptive steps are taken to be 2 % longer.
 
     ELASTUNE_DATA=... python benchmarks/adaptive.py --calibrate    # a minute; results/adaptive_calibration.json

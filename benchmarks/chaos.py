@@ -213,7 +213,7 @@ def verdict(told: dict[str, Any], faults: int) -> list[str]:
         wrong.append("not all faults were injected")
     if told["longest_gap_s"] > LONGEST_HANG_S:
         wrong.append(f"no step for {told['longest_gap_s']} s")
-    # Lines behind a pass's last step may run twice: a worker lost with its part of an evaluation sends all back.
+    # Lines after a pass's last step may run twice: a worker lost with its part of an evaluation sends all back.
     losses = told["faults"].get("kill", 0) + told["faults"].get("stop", 0)
     repeated = told["steps_in_survivors"]["repeated"] > HIGH * losses
     if told["steps_in_survivors"]["skipped"] or repeated:

@@ -182,7 +182,7 @@ def replay(table: Table, search: Search, nodes: int, seed: int, threshold: float
 class Effort:
     """What a success costs, over several seeds: the trainings and seconds of all searches over those that reached it.
 
-    This is the expected running time of a search that is started anew with another seed whenever it gives up (Hansen et
+    The expected running time of a search that is started again with another seed whenever it gives up (Hansen et
     al., COCO, 2016, section 3). ``generations``: the mean of those that reached it. ``test`` and ``worst_test``: mean
     and least accuracy of their winners on data that no search saw. ``runs_ci``: half of the 95 % interval (Student's t)
     about the mean of the trainings of a search. All but ``reached`` are infinite or NaN without any success.

@@ -22,7 +22,7 @@ def under(*policies: str) -> dict[str, Adapt]:
 
 
 def decided(ran: Ran) -> list[tuple[str, int, str, tuple[tuple[str, object], ...]]]:
-    """Every decision once: who, behind which step, what became of it, what it was."""
+    """Every decision once: who, after which step, what became of it, what it was."""
     found = [r for r in ran.records if isinstance(r, Decided)]
     return sorted({(r.policy, r.step, r.outcome, tuple(sorted(r.decision.items()))) for r in found})
 

@@ -311,7 +311,7 @@ DATA = TensorDataset(
 def trained(out: Path, config: dict[str, Any], until: int | None, resume: bool, *, by: str) -> list[tuple[int, float]]:
     """(step, learning rate) of each step of a run of four epochs of three steps; its checkpoints in ``out``.
 
-    The schedule moves ``by`` "step", behind each, or by "epoch".
+    The schedule moves ``by`` "step", after each, or by "epoch".
     """
     net = model()
     session = lone_session(out, config=config, max_steps=until, resume=resume, checkpoint_every_steps=None)

@@ -71,7 +71,7 @@ def test_pauses_do_not_show_in_the_result(cluster: LocalCluster, tmp_path: Path,
     assert ended[1].sha256 == ended[2].sha256
     reports = [record for record in told if isinstance(record, Reported)]
     assert [(r.epoch, r.epochs) for r in reports] == [(n, EPOCHS) for n in (1, 2, 3, 4, 4)]
-    assert reports[-1].metrics == {"at_the_end": 1.0}, "what comes behind the loop is run once, at the end"
+    assert reports[-1].metrics == {"at_the_end": 1.0}, "what comes after the loop is run once, at the end"
 
 
 def test_the_last_epoch_is_the_end(cluster: LocalCluster, tmp_path: Path, program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Being told in advance: this machine will be taken away. Where such news comes from, each behind ``poll``."""
+"""Being told in advance: this machine will be taken away. Where such news comes from; each source has a ``poll``."""
 
 from __future__ import annotations
 

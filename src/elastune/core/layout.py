@@ -55,7 +55,7 @@ def whole(name: str, shape: Sequence[int]) -> Piece:
 
 
 def moves(have: Layout, want: Layout) -> list[Move]:
-    """How ``want`` comes about where ``have`` is: equal on every worker that asks.
+    """The way from ``have`` to ``want``: equal on every worker that asks.
 
     What a worker holds stays there. Every other element comes to it once, from the holder that has sent least so far.
     Raises ``Unrecoverable`` where nobody holds one.

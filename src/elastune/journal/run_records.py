@@ -147,7 +147,7 @@ class StepsCompleted:
 
 @dataclass(frozen=True, config=_RULES)
 class Regrouped:
-    """Rank 0 of a version says how it came about: ``pause_s`` is the gap between the last step before it and the first
+    """Rank 0 of a view tells what the change cost: ``pause_s``, the gap between the last step before it and the first
     step under it, less a median step; ``discarded`` steps had been begun and were done again."""
 
     version: int

@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A study in words; ``str`` of it is text for a terminal. ``importance``: the figures behind some of the words."""
+    """A study in words; ``str`` of it is text for a terminal. ``importance``: figures for some of the words."""
 
     parts: tuple[Part, ...]
     importance: tuple[Importance, ...] = ()

@@ -133,7 +133,7 @@ def load_progress(folder: Path) -> Progress | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError("a simulated run goes on from what it kept", f"{folder}: {error}", "start it anew") from error
+        raise UserError("a simulated run goes on from what it kept", f"{folder}: {error}", "start it again") from error
     return Progress(Position(**tree["position"]), tree["seconds"], tree["metrics"], _pairs(tree["history"]))
 
 

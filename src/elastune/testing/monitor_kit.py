@@ -141,10 +141,10 @@ class MonitorKit(ABC):
         monitor = self.make()
         good = [reading(step) for step in range(1, 2001)]
         state = fed(monitor, [spoiled(reading(step), 0.0) for step in range(1, 20)])
-        clean, mended = monitor.signals(fed(monitor, good)), monitor.signals(fed(monitor, good, state))
-        assert clean.keys() == mended.keys()
+        clean, recovered = monitor.signals(fed(monitor, good)), monitor.signals(fed(monitor, good, state))
+        assert clean.keys() == recovered.keys()
         for name, signal in clean.items():
-            assert mended[name].value == pytest.approx(signal.value, rel=1e-3), name
+            assert recovered[name].value == pytest.approx(signal.value, rel=1e-3), name
 
     def test_changes_of_batch_and_workers_leave_it_talking(self) -> None:
         monitor = self.make()

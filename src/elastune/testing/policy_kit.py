@@ -73,7 +73,7 @@ def fake_run(
 
 
 class ByHand:
-    """A policy whose hooks are called by hand, one after another; behind ``guards``."""
+    """A policy whose hooks are called by hand, one after another, under ``guards``."""
 
     def __init__(self, policy: Policy | Named) -> None:
         self.named = policy if isinstance(policy, Named) else Named("it", policy)

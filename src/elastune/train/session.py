@@ -127,9 +127,9 @@ class Session:
 
     @property
     def ends_step(self) -> bool:
-        """Whether the batch at hand completed a step: with several slots a worker, a step has several batches.
+        """Whether the current batch completed a step: with several slots a worker, a step has several batches.
 
-        Inside the batch loop, whatever counts steps, reports or breaks belongs behind ``if session.ends_step:``. A step
+        Inside the batch loop, whatever counts steps, reports or breaks belongs under ``if session.ends_step:``. A step
         during which a worker was lost is done again: none of its batches ended it.
         """
         return not self._transaction.more_to_come
@@ -374,7 +374,7 @@ class Session:
         self._adapter.wish(wished(batch_size, lr))
 
     def save(self) -> None:
-        """Write a checkpoint now. Every worker must call this, between steps; a step at hand counts as completed."""
+        """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
         self._refuse_inside("save")
         self._stepper.commit()
         self._stepper.save()

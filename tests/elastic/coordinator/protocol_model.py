@@ -41,7 +41,7 @@ class Worker(NamedTuple):
     mode: str = "starting"
     version: int = 0  # that it entered last; 0: none
     heard: int = 0  # the newest it was told of
-    at: int = 0  # operations of the program behind it
+    at: int = 0  # operations of the program that it has done
     completed: int = 0
     log: tuple[Any, ...] = ()  # of each step: the view in whose group it was reduced
     part: tuple[int, int] | None = None  # of the evaluation since the last step: (of how many, which)
@@ -76,7 +76,7 @@ class State(NamedTuple):
     deaths: int = 0
     breaks: int = 0
     freezes: int = 0
-    early: int = 0  # how often a break may be told before the death behind it
+    early: int = 0  # how often a break may be told before the death that caused it
     wishes: tuple[int, ...] = ()  # which of the model's may still be made
     over: str = ""
 

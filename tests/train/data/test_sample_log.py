@@ -29,7 +29,7 @@ def test_another_length_of_the_epoch_begins_another_piece() -> None:
 
 
 def test_the_ledger_takes_what_a_checkpoint_tells() -> None:
-    """The controller before had written nothing down, and the run went on behind the second epoch."""
+    """The controller before had written nothing down, and the run went on after the second epoch."""
     started = RunStarted("program.py", {}, 0, {}, resumed_step=5)
     trail = trail_of(40, 40, 20, 50, 50)
     told = ledger(Entry(0.0, record) for record in [started, *records_of(trail)])

@@ -37,7 +37,7 @@ class Genetics:
     """How a genetic search breeds. The rates and the migration are the Cray tool's defaults; its demes are 2 x 32.
 
     ``demes`` of ``population`` each; a parent wins a tournament of ``tournament``; each gene comes from the second
-    parent with probability ``crossover``, and is mutated with probability ``mutation``, anew or, with ``step`` > 0, by
+    parent with probability ``crossover``, and mutates with probability ``mutation``, afresh or, with ``step`` > 0, by
     a normal step of that share of its range. Every ``migration`` generations (0: never) the best of a deme joins the
     next. ``steady`` 1: all that finished may be parents; 0: only earlier generations.
     """

@@ -93,10 +93,10 @@ def mutate(
 
 
 def mutation(distribution: BaseDistribution, value: Any, step: float, rng: np.random.Generator) -> Any:
-    """A gene's new value: drawn anew where ``step`` is 0, else near ``value``.
+    """A gene's new value: drawn afresh where ``step`` is 0, else near ``value``.
 
     Near: a normal step with a standard deviation of ``step`` of the gene's range (on its log scale where it has one),
-    reflected at the bounds; at least one place where the values are finitely many. Categories are always drawn anew.
+    reflected at the bounds; at least one place where the values are finitely many. Categories are always drawn afresh.
     """
     if step == 0 or distribution.single() or isinstance(distribution, CategoricalDistribution):
         return draw(distribution, rng)

@@ -2,7 +2,7 @@
 
 Every sampler learns from failures: a failed trial is told as complete, with a violated constraint and the worst values
 known. Gaussian processes want the same constraints from all trials, so the first failure changes what earlier trials
-must say, as the worst value does what failures must; then the study is built anew from the facts. Trials that are not
+must say, as the worst value does what failures must; then the study is built again from the facts. Trials that are not
 over may be estimated: samplers take them for complete, with values that change until the trial ends.
 """
 

@@ -1,4 +1,4 @@
-"""Ask for the next configuration, tell how it went: the search behind a study, one process, any number outstanding."""
+"""Ask for the next configuration, tell how it went: the search of a study, one process, any number outstanding."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from elastune.search.space.objective import Objective
 from elastune.search.space.space import Sample, Space
 
 GRID = 20_000  # configurations of a grid at most
-PROPOSALS = 2  # of a sampler for one trial, before one that breaks a constraint is mended
-MENDINGS = 2000
+PROPOSALS = 2  # of a sampler for one trial, before one that breaks a constraint is repaired
+REPAIRS = 2000
 _PROBES = 50
 
 
@@ -229,19 +229,19 @@ class Suggester:
                 self._history.tell(index, Outcome(None, {}, None, forbidden))
             else:
                 self._history.drop(index)
-        mended = self._mend(sample, derive(self._seed, "mend", number))
-        return self._history.add(mended, functools.partial(self._make, name, seed)), mended, name
+        repaired = self._repair(sample, derive(self._seed, "mend", number))
+        return self._history.add(repaired, functools.partial(self._make, name, seed)), repaired, name
 
     def _fill(self, trial: optuna.Trial) -> Sample:
         values = spaces.call(self.space, trial)
         return Sample(dict(trial.params), dict(trial.distributions), values)
 
-    def _mend(self, proposal: Sample, seed: int) -> Sample:
+    def _repair(self, proposal: Sample, seed: int) -> Sample:
         """A configuration near ``proposal`` that satisfies the constraints: redraw ever more of its parameters."""
         rng = np.random.default_rng(seed)
         closest: dict[str, float] = {}
-        for trial in range(MENDINGS):
-            keep = 0.9 * (1 - trial / (MENDINGS / 2))  # the second half is drawn afresh
+        for trial in range(REPAIRS):
+            keep = 0.9 * (1 - trial / (REPAIRS / 2))  # the second half is drawn afresh
             sample = spaces.redraw(self.space, proposal, keep, rng)
             broken = {text: v for text, v in self._decided(sample).items() if v > 0}
             if not broken:
@@ -251,7 +251,7 @@ class Suggester:
                 closest = broken
         rule = "some configuration must satisfy the constraints"
         shown = " and ".join(f"'{text}' by {v:g}" for text, v in closest.items())
-        raise UserError(rule, f"none of {MENDINGS} does, the closest breaks {shown}", "loosen them, or widen the space")
+        raise UserError(rule, f"none of {REPAIRS} does, the closest breaks {shown}", "loosen them, or widen the space")
 
     def _decided(self, sample: Sample) -> dict[str, float]:
         """Violations of the constraints that the configuration alone decides."""

@@ -66,7 +66,7 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
         raise
     except Exception as error:
         value = f"{type(error).__name__}: {error} ({_where(error, space)})"
-        raise UserError("space(trial) must not raise", value, "mend that line") from error
+        raise UserError("space(trial) must not raise", value, "fix that line") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise UserError("space(trial) must return a dict with text keys", found, "return {'lr': lr, ...}")
     try:

@@ -1,7 +1,7 @@
 """How a child's settings differ from its parent's in population-based training: *explore*, by resampling or a push.
 
-Jaderberg et al. 2017, "Population Based Training of Neural Networks", section 4: each hyperparameter is drawn anew from
-its prior (*resample*), or multiplied by 1.2 or 0.8 (*perturb*).
+Jaderberg et al. 2017, "Population Based Training of Neural Networks", section 4: each hyperparameter is drawn afresh
+from its prior (*resample*), or multiplied by 1.2 or 0.8 (*perturb*).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def explore(
     fixed: Collection[str],
     rng: np.random.Generator,
 ) -> Sample:
-    """``params`` with each parameter drawn anew with probability ``resample``, else pushed; ``fixed`` ones stay.
+    """``params`` with each parameter drawn afresh with probability ``resample``, else pushed; ``fixed`` ones stay.
 
     What ``params`` lack, or hold out of range because another parameter decides the range, is drawn.
     """
@@ -40,8 +40,8 @@ def explore(
             return draw(distribution, rng)
         if name in fixed:
             return params[name]
-        anew, up = rng.random() < resample, rng.random() < 0.5
-        return draw(distribution, rng) if anew else pushed(distribution, params[name], factor, up=up)
+        fresh, up = rng.random() < resample, rng.random() < 0.5
+        return draw(distribution, rng) if fresh else pushed(distribution, params[name], factor, up=up)
 
     return compose(space, choose)
 

@@ -97,7 +97,7 @@ class SuccessiveHalving(Schedule):
     def reported(self, glimpse: IntermediateResult) -> str:
         trial = self._trials[glimpse.trial]
         finite = all(map(math.isfinite, (*glimpse.values, glimpse.violation)))
-        trial.violation = glimpse.violation if finite else math.inf  # behind all others
+        trial.violation = glimpse.violation if finite else math.inf  # after all others
         trial.curve.epochs = glimpse.epochs
         if finite and glimpse.epoch > 0:
             trial.curve.add(glimpse.epoch, glimpse.values)

@@ -5,7 +5,7 @@ that is among the worst after some passes takes over weights and settings of one
 the settings a little (*explore*). So settings become schedules, found while the population trains once.
 
 Here the successor is a trial of its own, a child; whom it replaces never goes on. Members are compared by what they had
-reached after as many passes, however far they are now, so that being behind is no fault, nor, in seconds, a merit.
+reached after as many passes, however far they are now, so that being slow is no fault, nor, in seconds, a merit.
 Nobody waits: whoever is the least far has the next free worker.
 """
 
@@ -36,7 +36,7 @@ _PROBES = 100  # configurations that are looked at for their parameters
 class Selection:
     """How a population is selected: ``population`` members pause ``every`` so many passes.
 
-    The worst ``quantile`` of them are replaced by children of the best ``quantile``. A child's parameter is drawn anew
+    The worst ``quantile`` of them are replaced by children of the best ``quantile``. A parameter is drawn afresh
     with probability ``resample``, else multiplied by ``factor`` or divided by it. Those ``fixed`` stay: what decides
     the model's shapes must.
     """
@@ -208,6 +208,6 @@ class PopulationBasedTraining(Schedule):
 
 
 def _waiting(population: Population) -> list[_Member]:
-    """Members whose turn it may be, the least far first; those that failed begin anew."""
+    """Members whose turn it may be, the least far first; those that failed start again."""
     waiting = [member for member in population if member.state in ("paused", "failed")]
     return sorted(waiting, key=lambda m: (0 if m.state == "failed" else m.epoch, m.trial))

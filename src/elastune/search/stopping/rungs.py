@@ -71,12 +71,12 @@ class Rung:
         return len(self._entrants)
 
     def enter(self, entrant: RungEntry) -> bool:
-        """A trial has come; whether all are compared anew."""
+        """A trial has come; whether all are compared again."""
         self._entrants.append(entrant)
-        anew = len(entrant.values) == 1 or len(self) >= int(1.02 * self._compared)
-        if anew:
+        again = len(entrant.values) == 1 or len(self) >= int(1.02 * self._compared)
+        if again:
             self._compared, self._best = len(self), None
-        return anew
+        return again
 
     @property
     def best(self) -> frozenset[int]:

@@ -36,7 +36,7 @@ class Demand:
     samples to its end. ``worth``: of one useful sample, by the trial's rank on the front; divide by the rate of one
     worker where trials of different models compete (Pollux's speed-up). ``efficiency``: useful part of a sample, 1
     where the batch is fixed. ``pause_s``: what a resize or a start costs. ``since_s``: since its workers last changed,
-    or since it began to wait; the caller counts it anew after each change, a change to 0 included.
+    or since it began to wait; the caller counts it again after each change, a change to 0 included.
     """
 
     trial: int
@@ -122,7 +122,7 @@ def allocate(claims: Sequence[Demand], workers: int, rules: Rules | None = None)
         given = _decided(claims, workers, rules)
         if rules.min_residence_s == 0 or all(claim.current == given[claim.trial] for claim in claims):
             return given
-        # Who changes stays then, so what is left is shared anew, until nobody else would change.
+        # Who changes stays then, so what is left is shared again, until nobody else would change.
         claims = [c if c.current == given[c.trial] else replace(c, current=given[c.trial], since_s=0) for c in claims]
 
 
@@ -347,8 +347,8 @@ def _pays(
 ) -> bool:
     """Whether what moves gain outweighs its pauses until the first of the trials ends, at most ``horizon_s``.
 
-    Who moved already has its pause behind it, and may go further for nothing. ``spared``: what workers that are given
-    back are worth a second.
+    A trial that moved already has had its pause, and may go further for nothing. ``spared``: what workers that are
+    given back are worth a second.
     """
     during_s = min(horizon_s, *(seats[k].left_s(at[k]) for k in moves))
     gained, before = spared * during_s, 0.0

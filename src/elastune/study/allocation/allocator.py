@@ -225,7 +225,7 @@ class Broker:
         for trial, before, after, need in starved:
             if need <= max(free, 0):
                 found.append(Allocation(trial, before, after, self._standing(trial, given)))
-            free -= max(need, 0)  # where it does not fit yet: nobody behind it takes what it waits for
+            free -= max(need, 0)  # where it does not fit yet: no later one takes what it waits for
         return found
 
     def _given(self, now_s: float, waiting: Sequence[Pending], supply: bool) -> dict[int, int]:

@@ -10,11 +10,11 @@ from elastune.search.analysis.front import nondominated
 from elastune.search.stopping.rungs import levels
 
 ETA = 3
-LAYERS = 8  # fronts behind the first that are told apart
+LAYERS = 8  # fronts after the first that are told apart
 
 
 def rungs_passed(epoch: int, epochs: int) -> int:
-    """The rungs of halving as it is by default that are behind a trial which has completed ``epoch`` of ``epochs``."""
+    """The rungs of default halving that a trial has passed after ``epoch`` of ``epochs``."""
     return sum(rung <= epoch for rung in levels(max(1, round(epochs / ETA**2)), ETA, epochs))
 
 

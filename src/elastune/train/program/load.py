@@ -24,7 +24,7 @@ class LoadedProgram:
     """A user's program: ``train(session)``, its default ``config``; for tuning ``space(trial)`` and ``objectives``.
 
     ``policies``: the classes of policies that it defines, by name. ``surrogate(config, workers)``, for simulation,
-    tells of each epoch how many seconds it takes and what is reported behind it; a file with one may lack ``train``.
+    tells of each epoch how many seconds it takes and what is reported after it; a file with one may lack ``train``.
     """
 
     train: Callable[[Any], None]
@@ -91,7 +91,7 @@ def _import(path: Path) -> ModuleType:
             f"line {error.lineno}" if isinstance(error, SyntaxError) else f"{Path(last.filename).name}:{last.lineno}"
         )
         value = f"{path}: {type(error).__name__}: {error} ({where})"
-        raise UserError("a program must import without errors", value, "mend that line") from None
+        raise UserError("a program must import without errors", value, "fix that line") from None
     return module
 
 
