@@ -63,6 +63,8 @@ def frontier(
     seeds: Annotated[int, typer.Option(help="Trainings of a cell of the table.")] = 3,
     constraint: options.Constraints = None,
     sampler: options.Sampler = "auto",
+    stopping: options.Stopping = "none",
+    trial_workers: options.TrialWorkers = None,
     price: options.Price = 1.0,
 ) -> int:
     """How far does FILE scale before accuracy pays, and which settings buy it back?
@@ -77,6 +79,7 @@ def frontier(
     from elastune.study.request import FrontierRequest
 
     counts = parse.worker_counts(workers)
+    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
     request = FrontierRequest(
         program=Program(file),
         out=folders.choose(file, "frontier"),
@@ -85,10 +88,12 @@ def frontier(
         target=target,
         quality=quality,
         seeds=seeds,
-        means=execution.means(1, most_workers=max(counts)),
+        means=execution.means(1, most_workers=max((*counts, *(bounds or ())))),
         config=training.config,
         constraints=tuple(constraint or ()),
         sampler=sampler,
+        stopping=stopping,
+        trial_workers=bounds,
         epochs=training.epochs,
         seed=training.seed,
         price_per_worker_hour=check_price(price),
