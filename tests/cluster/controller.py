@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from elastune.cluster.local import LocalCluster
-from elastune.testing.cluster_kit import events_until_end, events_until_messages, exits, reports, spec_of
+from elastune.testing.kits.cluster import events_until_end, events_until_messages, exits, reports, spec_of
 
 
 def main(out: Path, how: str) -> None:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from elastune.testing.cluster_workers import FINISHED, said
+from elastune.testing.kits.cluster_workers import FINISHED, said
 
 NAP = [sys.executable, "-c", "import time; time.sleep(100)"]
 

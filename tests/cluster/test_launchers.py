@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastune.cluster.elastic_cluster import ElasticCluster
-from elastune.cluster.fork_launcher import ForkLauncher
+from elastune.cluster.fork.launcher import ForkLauncher
 from elastune.cluster.launcher import (
     VARIABLE,
     Bootstrap,
@@ -23,8 +23,8 @@ from elastune.cluster.launcher import (
     bootstrap_of,
 )
 from elastune.core.errors import UserError
-from elastune.testing.cluster_kit import ClusterKit
-from elastune.testing.launcher_kit import LauncherKit
+from elastune.testing.kits.cluster import ClusterKit
+from elastune.testing.kits.launcher import LauncherKit
 
 
 class ToyLauncher(Launcher):

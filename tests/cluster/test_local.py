@@ -16,7 +16,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means
 from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.journal.records import Record, RunFailed, WorkerGone
-from elastune.testing.cluster_kit import (
+from elastune.testing.kits.cluster import (
     ClusterKit,
     events_until_end,
     events_until_messages,
@@ -67,7 +67,7 @@ def test_an_entry_that_is_not_there_is_told(tmp_path: Path, serve) -> None:
 
 
 def test_logs_keep_attempts_apart(tmp_path: Path, serve) -> None:
-    cluster = serve("elastune.testing.cluster_workers:fail")
+    cluster = serve("elastune.testing.kits.cluster_workers:fail")
     logs = [exits(events_until_end(cluster, cluster.start(spec_of(tmp_path, seed=s))))[0].log for s in (1, 2)]
     assert "seed 2" in logs[1]
     assert "seed 1" not in logs[1]
@@ -148,7 +148,7 @@ def test_surroundings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest
 
 
 def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, gone, running, serve) -> None:
-    cluster = serve("elastune.testing.cluster_workers:work_until_stopped")
+    cluster = serve("elastune.testing.kits.cluster_workers:work_until_stopped")
     first = cluster.start(spec_of(tmp_path / "a", 2, seed=1))
     second = cluster.start(spec_of(tmp_path / "b", 1, seed=2))
     with pytest.raises(UserError, match="0 that are free of 3"):
@@ -173,7 +173,7 @@ def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, gone, running,
 
 
 def test_a_frozen_worker_can_be_killed(tmp_path: Path, serve) -> None:
-    cluster = serve("elastune.testing.cluster_workers:work_until_stopped")
+    cluster = serve("elastune.testing.kits.cluster_workers:work_until_stopped")
     handle = cluster.start(spec_of(tmp_path))
     events_until_messages(cluster, handle, 1)
     os.kill(handle.pids[0], signal.SIGSTOP)
@@ -182,7 +182,7 @@ def test_a_frozen_worker_can_be_killed(tmp_path: Path, serve) -> None:
 
 
 def test_fifty_runs_leave_nothing_open(tmp_path: Path, bare, descriptors) -> None:
-    with bare("elastune.testing.cluster_workers:speak") as cluster:
+    with bare("elastune.testing.kits.cluster_workers:speak") as cluster:
         events_until_end(cluster, cluster.start(spec_of(tmp_path, 2)))
         server = cluster.launcher.server().pid
         before = descriptors(os.getpid()), descriptors(server)
@@ -196,7 +196,7 @@ def test_fifty_runs_leave_nothing_open(tmp_path: Path, bare, descriptors) -> Non
 
 def test_an_output_folder_that_cannot_be_is_a_user_error(tmp_path: Path, serve) -> None:
     (tmp_path / "file").write_text("")
-    cluster = serve("elastune.testing.cluster_workers:speak")
+    cluster = serve("elastune.testing.kits.cluster_workers:speak")
     with pytest.raises(UserError, match="writable"):
         cluster.start(spec_of(tmp_path / "file", 2))
     assert cluster.free == 3
@@ -222,7 +222,7 @@ def devices(cluster: LocalCluster, run: ElasticRun) -> list[str]:
 
 def test_gpus_are_given_to_workers_in_turn_and_idle_ones_first(tmp_path: Path) -> None:
     two = ("cuda:0", "cuda:1")
-    work = "elastune.testing.cluster_workers:work_until_stopped"
+    work = "elastune.testing.kits.cluster_workers:work_until_stopped"
     with LocalCluster(6, devices=two, entry=work, preload=()) as cluster:
         runs = [cluster.start(spec_of(tmp_path / str(i), n, device="cuda")) for i, n in enumerate((1, 2, 2))]
         given = [devices(cluster, run) for run in runs]

@@ -19,7 +19,7 @@ from elastune.cluster.base import Message
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic
 from elastune.journal.records import RunFailed, WorkerGone
-from elastune.testing.cluster_kit import events_until_end, events_until_messages, exits, reports, spec_of
+from elastune.testing.kits.cluster import events_until_end, events_until_messages, exits, reports, spec_of
 
 HERE = Path(__file__).parent
 
@@ -76,7 +76,7 @@ def test_data_loaders_end_with_their_worker(
 
 def test_close_gives_everything_back(tmp_path: Path, gone, bare, descriptors) -> None:
     before, threads = descriptors(os.getpid()), threading.active_count()
-    cluster = bare("elastune.testing.cluster_workers:work_until_stopped")
+    cluster = bare("elastune.testing.kits.cluster_workers:work_until_stopped")
     handle = cluster.start(spec_of(tmp_path, 3))
     events_until_messages(cluster, handle, 3)
     processes = [cluster.launcher.server().pid, *handle.pids.values()]
@@ -108,7 +108,7 @@ def test_the_server_may_be_killed(tmp_path: Path, gone, bare) -> None:
 
 
 def test_the_server_may_be_killed_unnoticed(tmp_path: Path, bare) -> None:
-    with bare("elastune.testing.cluster_workers:speak") as cluster:
+    with bare("elastune.testing.kits.cluster_workers:speak") as cluster:
         events_until_end(cluster, cluster.start(spec_of(tmp_path)))
         os.kill(cluster.launcher.server().pid, signal.SIGKILL)
         time.sleep(0.05)
@@ -117,7 +117,7 @@ def test_the_server_may_be_killed_unnoticed(tmp_path: Path, bare) -> None:
 
 def test_the_thread_that_made_a_cluster_may_end(tmp_path: Path, bare) -> None:
     made: list[LocalCluster] = []
-    thread = threading.Thread(target=lambda: made.append(bare("elastune.testing.cluster_workers:speak")))
+    thread = threading.Thread(target=lambda: made.append(bare("elastune.testing.kits.cluster_workers:speak")))
     thread.start()
     thread.join()
     with made[0] as cluster:
@@ -131,7 +131,7 @@ def test_the_thread_that_made_a_cluster_may_end(tmp_path: Path, bare) -> None:
 
 
 def test_a_fork_of_the_controller_does_not_end_its_workers(tmp_path: Path, serve) -> None:
-    cluster = serve("elastune.testing.cluster_workers:work_until_stopped")
+    cluster = serve("elastune.testing.kits.cluster_workers:work_until_stopped")
     handle = cluster.start(spec_of(tmp_path))
     events_until_messages(cluster, handle, 1)
     if (child := os.fork()) == 0:

@@ -14,7 +14,7 @@ from elastune.core.run import Means, Program, RunSpec
 from elastune.job.run import check_means
 from elastune.mechanisms.registry import mechanism_for
 from elastune.mechanisms.replicated import Replicated
-from elastune.testing.mechanism_kit import MechanismKit
+from elastune.testing.kits.mechanism import MechanismKit
 
 if str(Path(__file__).parent) not in sys.path:  # worker processes import the toy by its name
     sys.path.append(str(Path(__file__).parent))

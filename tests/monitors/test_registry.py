@@ -17,7 +17,7 @@ from elastune.monitors.noise_scale import NoiseScale
 from elastune.monitors.performance import Performance
 from elastune.monitors.preconditioned import PreconditionedNoiseScale
 from elastune.monitors.registry import MONITORS, choose, parse
-from elastune.testing.monitor_kit import MonitorKit
+from elastune.testing.kits.monitor import MonitorKit
 
 
 class TestNoiseScale(MonitorKit):

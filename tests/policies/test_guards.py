@@ -21,7 +21,7 @@ from elastune.policies.guards import (
 )
 from elastune.policies.lr_rules import lr_change
 from elastune.policies.runtime.standing import Named, to_json
-from elastune.testing.policy_kit import ByHand, Crowd, sit
+from elastune.testing.kits.policy import ByHand, Crowd, sit
 
 GROW = Decision(batch_size=128, lr_factor=2.0, ramp_steps=5, correct_momentum=True)
 SHRINK = Decision(batch_size=32)

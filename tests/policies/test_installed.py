@@ -20,7 +20,7 @@ from elastune.journal.records import Decided, Record
 from elastune.policies.base import Hook, Policy
 from elastune.policies.library import registry
 from elastune.policies.run import Run
-from elastune.testing.policy_kit import CALM, ByHand, Measured, PolicyKit
+from elastune.testing.kits.policy import CALM, ByHand, Measured, PolicyKit
 from elastune.testing.sessions import lone_session
 
 

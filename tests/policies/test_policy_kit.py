@@ -19,7 +19,7 @@ from elastune.core.signals import Decision
 from elastune.policies.base import Policy
 from elastune.policies.run import Limits, Run
 from elastune.policies.runtime.standing import Named
-from elastune.testing.policy_kit import CALM, Crowd, Measured, PolicyKit, decide, moved, sit
+from elastune.testing.kits.policy import CALM, Crowd, Measured, PolicyKit, decide, moved, sit
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "gns_policy.py"

@@ -11,7 +11,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision
 from elastune.policies.run import Limits, Run
-from elastune.testing.policy_kit import fake_run
+from elastune.testing.kits.policy import fake_run
 
 Ask = Callable[[Run], object]
 

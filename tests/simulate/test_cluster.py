@@ -18,7 +18,7 @@ from elastune.journal.records import Regrouped, Reported, Restarted, RunFailed, 
 from elastune.simulate.cluster import SimulatedCluster
 from elastune.simulate.handle import SimulatedHandle
 from elastune.simulate.world import Losses
-from elastune.testing.cluster_kit import ClusterKit, exits, reports, spec_of
+from elastune.testing.kits.cluster import ClusterKit, exits, reports, spec_of
 
 
 class Ideal:

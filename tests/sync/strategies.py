@@ -12,8 +12,8 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.mechanisms.base import Replica
 from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
-from elastune.testing.mechanism_kit import SLOTS
-from elastune.testing.sync_kit import CONTROL
+from elastune.testing.kits.mechanism import SLOTS
+from elastune.testing.kits.sync import CONTROL
 
 
 class Averaging(Sync):

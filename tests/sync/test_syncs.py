@@ -11,7 +11,7 @@ if str(Path(__file__).parent) not in sys.path:  # worker processes import it by 
 
 from strategies import make_averaging, make_exact, make_fast
 
-from elastune.testing.sync_kit import SyncKit
+from elastune.testing.kits.sync import SyncKit
 
 
 class TestExactAllReduce(SyncKit):

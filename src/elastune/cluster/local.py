@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from elastune.cluster.elastic_cluster import ElasticCluster
-from elastune.cluster.fork_launcher import ForkLauncher
-from elastune.cluster.spawner import PRELOAD
+from elastune.cluster.fork.launcher import ForkLauncher
+from elastune.cluster.fork.spawner import PRELOAD
 from elastune.cluster.worker import WORK
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from elastune.cluster.elastic_cluster import ElasticCluster
 from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.fork_launcher import ForkLauncher
+from elastune.cluster.fork.launcher import ForkLauncher
+from elastune.cluster.fork.spawner import PRELOAD
 from elastune.cluster.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
-from elastune.cluster.spawner import PRELOAD
 from elastune.core.run import Elastic, Program
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.journal.records import Record

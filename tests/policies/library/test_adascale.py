@@ -5,7 +5,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.policies.library.adascale import AdaScale
 from elastune.policies.library.registry import build
-from elastune.testing.policy_kit import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import ByHand, PolicyKit, decide
 
 NOISE = {"gradient_variance": 640.0, "gradient_square": 2.0}  # sigma^2 = 10 at batch 64, mu^2 = 2
 

@@ -9,8 +9,8 @@ from elastune.core.errors import UserError
 from elastune.policies.library.cost import Caps, CostCap, Meter, judge
 from elastune.policies.run import Limits
 from elastune.policies.runtime.standing import Standing
-from elastune.testing.policy_kit import ByHand, PolicyKit
-from elastune.testing.policy_world import PolicyWorld
+from elastune.testing.kits.policy import ByHand, PolicyKit
+from elastune.testing.kits.policy_world import PolicyWorld
 
 HOUR = 3600.0
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.core.signals import Decision
 from elastune.policies.library.divergence import DEAF_STEPS, DivergenceGuard, Sanity, advance
-from elastune.testing.policy_kit import ByHand, PolicyKit
+from elastune.testing.kits.policy import ByHand, PolicyKit
 
 RULES = DivergenceGuard(factor=3.0, patience=3, every=10, tries=2)
 

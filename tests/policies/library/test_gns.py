@@ -9,7 +9,7 @@ from elastune.core.signals import Decision
 from elastune.policies.library.gns import GrowWithNoise, wanted_batch, with_batch
 from elastune.policies.library.registry import build
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import ByHand, PolicyKit, decide
 
 
 class TestIt(PolicyKit):

@@ -10,8 +10,8 @@ from elastune.plan.goodput import Noise, efficiency
 from elastune.plan.step_time import Observation, StepTime
 from elastune.policies.library.goodput import Goodput, Room, better, gradient_noise, learnt, observe
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import CALM, ByHand, PolicyKit
-from elastune.testing.policy_world import PolicyWorld
+from elastune.testing.kits.policy import CALM, ByHand, PolicyKit
+from elastune.testing.kits.policy_world import PolicyWorld
 
 BASE_S, SAMPLE_S = 0.01, 0.0005
 TRUTH = StepTime.linear(BASE_S, SAMPLE_S, 0.02, 0.004, 1.6)

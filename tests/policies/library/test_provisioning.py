@@ -7,8 +7,8 @@ from elastune.core.signals import Snapshot
 from elastune.policies.library.provisioning import Climb, Provisioning, Rate, advance, worth
 from elastune.policies.run import Limits
 from elastune.policies.runtime.standing import Standing
-from elastune.testing.policy_kit import ByHand, PolicyKit
-from elastune.testing.policy_world import PolicyWorld
+from elastune.testing.kits.policy import ByHand, PolicyKit
+from elastune.testing.kits.policy_world import PolicyWorld
 
 RULES = Provisioning(threshold=0.5, add=1, settle=5, retry=100, wait_s=10)
 

@@ -5,7 +5,7 @@ from elastune.core.signals import Decision
 from elastune.policies.library.registry import build, monitors_for
 from elastune.policies.library.schedules import ScheduledBatch, ScheduledWorkers
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import ByHand, PolicyKit, decide
 
 
 class Schedule(PolicyKit):

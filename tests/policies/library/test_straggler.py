@@ -8,7 +8,7 @@ from elastune.core.errors import UserError
 from elastune.core.signals import Decision
 from elastune.policies.library.straggler import StragglerResponse, Watch, advance
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import PolicyKit, decide
+from elastune.testing.kits.policy import PolicyKit, decide
 
 
 class TestReplaces(PolicyKit):

@@ -6,7 +6,7 @@ from elastune.core.errors import UserError
 from elastune.core.signals import Decision
 from elastune.policies.library.warmup import WarmUp
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import ByHand, PolicyKit, decide
 
 
 class TestIt(PolicyKit):

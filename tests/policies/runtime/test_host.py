@@ -22,7 +22,7 @@ from elastune.policies.run import Limits, Run
 from elastune.policies.runtime.collectives import CollectiveFailed
 from elastune.policies.runtime.host import MOST_FAILURES, Failure, PolicyHost, Proposal
 from elastune.policies.runtime.standing import Named
-from elastune.testing.policy_kit import LIMITS, Crowd, sit
+from elastune.testing.kits.policy import LIMITS, Crowd, sit
 
 HERE = __file__
 

@@ -1,6 +1,6 @@
 """A warm process that forks workers: it imports torch once, so that a worker starts in milliseconds.
 
-    python -m elastune.cluster.forkserver CONTROL_FD CONTROLLER_PID [MODULE...]
+    python -m elastune.cluster.fork.server CONTROL_FD CONTROLLER_PID [MODULE...]
 
 It imports the modules and then serves its controller over a Unix socket that keeps message borders (SOCK_SEQPACKET),
 one small JSON object a message. Requests: ``{"fork": key, "bootstrap": text}`` with a file descriptor (the worker's

@@ -26,7 +26,7 @@ from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Parted, RecordSent
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.journal.records import Reported
-from elastune.testing.cluster_kit import WORKERS
+from elastune.testing.kits.cluster import WORKERS
 
 LIMIT_S = 60.0
 

@@ -19,7 +19,7 @@ from elastune.core.batch_slices import shares
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.replicated import Replicated
 from elastune.sync.base import Sync
-from elastune.testing.mechanism_kit import BATCH, SLOTS, data, network, optimizer_of
+from elastune.testing.kits.mechanism import BATCH, SLOTS, data, network, optimizer_of
 from elastune.testing.worker_processes import Worker, processes
 
 ROUNDS, EVENT_ROUND, CONTROL = 4, 2, 3

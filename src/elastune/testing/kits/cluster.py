@@ -17,7 +17,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config, Means, Program, RunSpec
 from elastune.journal.records import Reported
 
-WORKERS = "elastune.testing.cluster_workers"
+WORKERS = "elastune.testing.kits.cluster_workers"
 LIMIT_S = 30.0
 
 

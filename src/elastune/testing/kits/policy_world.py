@@ -10,7 +10,7 @@ from elastune.core.signals import Decision, Signal
 from elastune.monitors.base import Reading, WorkerTimes
 from elastune.monitors.performance import Performance
 from elastune.policies.run import Limits
-from elastune.testing.policy_kit import ByHand
+from elastune.testing.kits.policy import ByHand
 
 StepTime = Callable[[int, int], tuple[float, float]]
 """(workers, global batch) -> seconds of a step, and how many of them are computing."""

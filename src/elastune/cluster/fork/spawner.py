@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from elastune.cluster.forkserver import REFUSED_CODE, REQUEST_LIMIT_BYTES
+from elastune.cluster.fork.server import REFUSED_CODE, REQUEST_LIMIT_BYTES
 from elastune.cluster.launcher import Bootstrap
 from elastune.core.errors import UserError
 
@@ -63,7 +63,7 @@ class Spawner:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         import_path = os.pathsep.join(path for path in sys.path if path)
         # -P: a file in this folder named like a module must not be taken for it
-        server = [*prefix, sys.executable, "-P", "-m", "elastune.cluster.forkserver"]
+        server = [*prefix, sys.executable, "-P", "-m", "elastune.cluster.fork.server"]
         with theirs:
             self._process = subprocess.Popen(
                 [*server, str(theirs.fileno()), str(os.getpid()), *preload],

@@ -1,4 +1,4 @@
-"""The launcher for this machine: workers are forked from a warm server. See ``forkserver`` and ``spawner``."""
+"""The launcher for this machine: workers are forked from a warm server. See ``server`` and ``spawner``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from elastune.cluster import devices as machine
-from elastune.cluster.forkserver import kill_group
+from elastune.cluster.fork.server import kill_group
+from elastune.cluster.fork.spawner import PRELOAD, Ended, Forked, ServerLost, Spawner
+from elastune.cluster.fork.worker_log import WorkerLog
 from elastune.cluster.launcher import (
     Bootstrap,
     Launcher,
@@ -18,8 +20,6 @@ from elastune.cluster.launcher import (
     ProcessEvent,
     ProcessStarted,
 )
-from elastune.cluster.spawner import PRELOAD, Ended, Forked, ServerLost, Spawner
-from elastune.cluster.worker_log import WorkerLog
 from elastune.core.errors import UserError
 
 

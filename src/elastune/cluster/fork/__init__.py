@@ -1,0 +1,1 @@
+"""Local workers, forked from a warm process."""

@@ -1,0 +1,1 @@
+"""Conformance kits: what every implementation of a contract inherits as its tests."""
