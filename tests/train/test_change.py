@@ -106,7 +106,9 @@ def test_what_cannot_be_is_refused_and_told(tmp_path: Path) -> None:
     assert set(map(str, seen)) == {str((10, [0.4, 0.1]))}, "all of it, or nothing"
 
 
-@pytest.mark.parametrize("wish", [{"batch_size": 0}, {"batch_size": True}, {"batch_size": 1.5}, {"lr": -1.0}])
+@pytest.mark.parametrize(
+    "wish", [{"batch_size": 0}, {"batch_size": True}, {"batch_size": 1.5}, {"lr": -1.0}, {"lr": "0.1"}]
+)
 def test_what_is_no_setting_is_an_error_at_once(tmp_path: Path, wish: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         lone_session(tmp_path).change(**wish)

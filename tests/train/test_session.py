@@ -189,7 +189,7 @@ class Breaking(WorkerGroup):
 
 
 def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's lines that are not behind ``ends_step`` run once more, and nobody hears of it."""
+    """A user's lines that are not under ``ends_step`` run once more, and nobody hears of it."""
     sent: list[Any] = []
     monkeypatch.setattr("elastune.testing.sessions.WorkerGroup", Breaking)
     session = lone_session(tmp_path, send=sent.append, means=Means(mode="fast"))
@@ -213,6 +213,24 @@ def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
     assert ended == [True, False, True, True, True]
     assert [record.metrics["step"] for record in sent if isinstance(record, Reported)] == [0, 1, 2, 3]
     assert session.samples == 50
+
+
+def test_a_step_that_is_lost_between_its_slices_begins_again(tmp_path: Path) -> None:
+    """As where the user evaluates between them, and a worker is lost meanwhile."""
+    session = lone_session(tmp_path, means=Means(num_slots=2))
+    model = network()
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ended = []
+    for _ in session.epochs(1):
+        for i, (x, y) in enumerate(session.batches(samples(), batch_size=16)):
+            session.backward(F.mse_loss(model(x.double()), y.double()))
+            if i == 2:
+                session._transaction.abandon()
+            optimizer.step()
+            optimizer.zero_grad()
+            ended.append(session.ends_step)
+    assert ended == [False, True, False, *[False, True] * 3]
+    assert (session.step, session.samples) == (4, 50)
 
 
 def broken(loss: torch.Tensor, share: Any) -> None:

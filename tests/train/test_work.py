@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
-from elastune.journal.records import Checkpointed, Record, Reported, RunFailed, RunFinished, StepsCompleted
+from elastune.elastic.protocol.transport import LINE_LIMIT_BYTES
+from elastune.journal.records import Checkpointed, Record, Reported, RunFailed, RunFinished, StepsCompleted, encode
 from elastune.train.work import EXIT_FAILED, EXIT_USER_ERROR, _factory, work
 
 LOOP = """
@@ -97,6 +98,13 @@ def test_every_bad_end_has_its_reason(
     assert ("Traceback" in capfd.readouterr().err) == (reason == "exception")
 
 
+def test_a_failure_of_any_length_keeps_its_reason(tmp_path: Path) -> None:
+    _, (failure,) = lived(tmp_path, "def train(session): raise KeyError('x' * 2_000_000)")
+    assert isinstance(failure, RunFailed)
+    assert (failure.reason, failure.detail[:9]) == ("exception", "KeyError:")
+    assert len(encode(failure)) < LINE_LIMIT_BYTES
+
+
 def test_settings_that_the_program_lacks(tmp_path: Path) -> None:
     code, (failure,) = lived(tmp_path, "config = {'lr': 1}\ndef train(session): pass", config={"rl": 2})
     assert isinstance(failure, RunFailed)
@@ -104,7 +112,7 @@ def test_settings_that_the_program_lacks(tmp_path: Path) -> None:
     assert "rl" in failure.detail
 
 
-def test_a_corrupt_checkpoint_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_is_the_users_to_fix(tmp_path: Path) -> None:
     _, sent = lived(tmp_path, LOOP)
     newest = next(Path(record.path) for record in reversed(sent) if isinstance(record, Checkpointed))
     (newest / "state.json").write_text("{")

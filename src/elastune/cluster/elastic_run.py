@@ -161,6 +161,7 @@ class ElasticRun(ElasticHandle):
         self.kill()
         self._running.clear()
         self._close_if_over()
+        self._events.clear()
 
     def hear(self, event: ProcessEvent) -> None:
         """The launcher's news of one of this run's workers."""

@@ -22,7 +22,7 @@ from elastune.cluster.launcher import VARIABLE, Bootstrap, bootstrap_of
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient
-from elastune.journal.records import RunFailed
+from elastune.journal.records import LONGEST_DETAIL, RunFailed
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
 WORK = "elastune.train.work:launched"
@@ -68,7 +68,8 @@ def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-        client.report(RunFailed("exception", f"the program called sys.exit({end.code!r})", place.rank))
+        detail = f"the program called sys.exit({end.code!r})"[:LONGEST_DETAIL]
+        client.report(RunFailed("exception", detail, place.rank))
         return exit_code(end)
     except BaseException:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
         traceback.print_exc()

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from elastune.journal.run_records import (
+    LONGEST_DETAIL,
     Checkpointed,
     Decided,
     FaultInjected,
@@ -51,6 +52,7 @@ from elastune.journal.study_records import (
 )
 
 __all__ = [
+    "LONGEST_DETAIL",
     "ArtifactKept",
     "ArtifactRemoved",
     "Checkpointed",

@@ -111,6 +111,10 @@ class RunFinished:
     kind: Literal["run_finished"] = "run_finished"
 
 
+LONGEST_DETAIL = 10_000
+"""Characters of an error that a record keeps: a worker's connection carries no line of any length."""
+
+
 @dataclass(frozen=True, config=_RULES)
 class RunFailed:
     """A run ended badly: ``detail`` is the last line of the error, ``log`` the tail of the worker's log."""

@@ -151,6 +151,8 @@ class Stepper:
             if workers.broken:
                 transaction.recover(GroupBroken("the view is over"))
                 return False
+            if transaction.phase is Phase.LOST:  # the user's lines met a loss elsewhere, such as in an evaluation
+                return False
             fetching = times.now
             batch = to_device(next(data), self._device)
             data_s += times.now - fetching

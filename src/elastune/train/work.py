@@ -21,7 +21,7 @@ from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
 from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
-from elastune.journal.records import Reason, Record, RunFailed, RunFinished
+from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.session import Session
@@ -62,7 +62,7 @@ def work(
             own = [frame for frame in frames if frame.filename == str(spec.program.path.resolve())]
             at = (own or frames)[-1]  # the user's own line, where the error came up below it
             detail = f"{detail} ({os.path.basename(at.filename)}:{at.lineno})"
-        send(RunFailed(reason=reason, detail=" ".join(detail.split()), rank=place.rank))
+        send(RunFailed(reason=reason, detail=" ".join(detail[:LONGEST_DETAIL].split()), rank=place.rank))
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
     try:

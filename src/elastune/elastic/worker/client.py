@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from elastune.core.errors import UserError
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.messages import Beat, Doing, Message
@@ -99,9 +101,11 @@ class CoordinatorClient:
                 raise ProtocolError(f"it answered {welcome.kind!r}")
         except (OSError, ValueError, ProtocolError) as error:
             self._socket.close()
+            # A message that is not valid is not repeated: it may hold the environment of the run.
+            why = type(error).__name__ if isinstance(error, ValidationError) else str(error)
             fix = "give each worker the token of this run and a number of its own"
             raise UserError(
-                "a coordinator must let its workers in", f"{address}, worker {self.worker}: {error}", fix
+                "a coordinator must let its workers in", f"{address}, worker {self.worker}: {why}", fix
             ) from None
         self._socket.setblocking(True)
         return welcome

@@ -85,6 +85,7 @@ def wished(batch_size: int | None, lr: float | None) -> Decision:
     whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
     if batch_size is not None and not (whole and 1 <= batch_size <= MOST):
         raise UserError("a batch holds a whole number of samples, at least 1", batch_size, "session.change(...)")
-    if lr is not None and not (math.isfinite(lr) and lr >= 0):
+    number = isinstance(lr, int | float) and not isinstance(lr, bool)
+    if lr is not None and not (number and math.isfinite(lr) and lr >= 0):
         raise UserError("a learning rate must be finite and not negative", lr, "session.change(lr=0.1)")
     return Decision(batch_size=batch_size, lr=None if lr is None else float(lr))
