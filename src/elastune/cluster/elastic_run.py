@@ -200,7 +200,8 @@ class ElasticRun(ElasticHandle):
                     self._start_more(workers)
                 case End(worker=worker, why=why, lost=lost):
                     self._lost += [worker] * lost
-                    if worker not in self._returned and worker not in self._ends:
+                    told_here = worker in self._ends and why == self._how(worker)  # it ended by itself
+                    if worker not in self._returned and not told_here:
                         self._doomed[worker] = why
                     if self._returned.get(worker) is None:  # else it has said its last words, and ends by itself
                         self._end([worker], self._doomed.get(worker, ""))
