@@ -76,6 +76,8 @@ def garble(spec, place, client):
             "bytes": bytes(range(256)) + b"\n",
             "endless": b"x" * (2 << 20),
         }[spec.config["garbage"]]
+        while client._outbox.size_bytes:  # another thread may be sending it
+            time.sleep(0.001)
         client._socket.sendall(garbage)
         client.report(said(1, place.rank))
         time.sleep(100)

@@ -15,7 +15,7 @@ which is right for large batches and for small ones keeps more of the past than 
 off with the smoothed tr(Sigma), which is far better known than that of one step. So a change of batch or workers leaves
 nothing to reset: new readings count for as much as they know. The ratio is biased upwards by about its squared relative
 error (of |G|^2), and lags behind training by ``memory`` readings. Of large models a reading looks at a quarter of the
-values, at all in four turns (``comm.reducer.BucketNorms``): readings swing with the quarters, and the told error with them.
+values, at all in four turns (``BucketNorms``): readings swing with the quarters, and the told error with them.
 
 Where |G|^2 cannot be told from zero (an estimate below its own standard error, or a negative one), that error stands in
 for it: the scale is then bounded, with an error as large as itself, and reads "about this, or more".
