@@ -45,4 +45,4 @@ def test_a_million_values_take_no_python_lists(tmp_path: Path) -> None:
             assert equal == torch.tensor(0.1).item()
             assert count == 3
             tensors_s, lists_s = workers.hear(rank)
-            assert tensors_s < lists_s / 2, (tensors_s, lists_s)  # as lists it would be 1
+            assert tensors_s < lists_s / 3, (tensors_s, lists_s)
