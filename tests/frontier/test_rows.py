@@ -69,6 +69,13 @@ def test_a_row_is_the_mean_of_its_seeds() -> None:
     assert found.cost == pytest.approx(15 / 3600 * 2.0)
 
 
+def test_a_row_says_whether_so_many_workers_trained_it() -> None:
+    alone, for_four = made([training(0.9)]), made([training(0.9)], workers=4)
+    assert alone is not None
+    assert for_four is not None
+    assert (alone.quality_label, for_four.quality_label) == ("measured", "emulated")
+
+
 def test_validation_stands_in_where_a_seed_has_no_held_out_figure() -> None:
     found = made([training(0.90, test=0.5), training(0.94)])
     assert found is not None

@@ -127,6 +127,8 @@ def row(
         trials=[t.trial for t in trainings],
         noise_scale=noise_scale,
         noise_scale_error=noise_scale_error,
+        quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
+        num_slots=means.num_slots,
     )
 
 

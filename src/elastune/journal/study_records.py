@@ -197,6 +197,8 @@ class FrontierRow:
 
     ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
     the program reports none, on its validation data; ``ci`` is the half-width of its 95 % confidence interval.
+    ``quality_label``: measured by trainings on so many workers, or emulated, by trainings on fewer that work as these
+    would; ``num_slots`` belongs to the settings, since a slot has its own random stream and batch statistics.
     ``seconds`` is the time of the whole training; ``time_to_target_s`` is None where the target was not reached.
     ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
     """
@@ -223,12 +225,16 @@ class FrontierRow:
     trials: list[int] = field(default_factory=list)
     noise_scale: float | None = None
     noise_scale_error: float | None = None
+    quality_label: Literal["measured", "emulated"] = "measured"
+    num_slots: int = 1
 
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierFound:
     """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
 
+    ``command`` repeats ``command_trial``, one training of the pick's row, with the same seed: ``command_metrics`` are
+    what it reports.
     ``support``: how many workers the gradient noise scale supports, in words ("": it was not measured).
     """
 
@@ -242,6 +248,8 @@ class FrontierFound:
     answer: str
     pick: int | None = None
     command: str = ""
+    command_trial: int | None = None
+    command_metrics: dict[str, float] = field(default_factory=dict)
     support: str = ""
     supported_workers: int | None = None
     kind: Literal["frontier_found"] = "frontier_found"
