@@ -344,3 +344,16 @@ def test_a_worker_dies_in_an_epochs_last_step(runs: Runs, undisturbed, worker: i
     assert any(not r.planned for r in ran.regrouped), "the fault has happened"
     assert [d[1] for d in decided(ran)] == [0, 16, 32]
     assert ran.sha256 == undisturbed("Halving", 1).sha256
+
+
+def test_the_batch_and_the_rate_follow_the_workers_with_the_momentum_corrected(runs: Runs) -> None:
+    """A run that grows decides as one on one worker whose schedule does the same at the same step, momentum and all."""
+    ran = runs(1, resize=["5 2"], pause_s=0.06, optimizer="sgd", spec=under("follow_workers"))
+    ((policy, step, outcome, change),) = decided(ran)
+    assert (policy, outcome) == ("follow_workers", "applied")
+    assert dict(change) == {"batch_size": 128, "lr_factor": 2.0, "correct_momentum": True}
+    assert ran.ledger.exact
+    scheduled = f"scheduled_batch:at={step - 1},by=step,factor=2,lr=linear,correct_momentum="
+    twin, uncorrected = (runs(1, optimizer="sgd", spec=under(f"{scheduled}{each}")) for each in ("true", "false"))
+    assert decided(twin)[0][1] == step
+    assert ran.sha256 == twin.sha256 != uncorrected.sha256

@@ -15,6 +15,7 @@ from elastune.policies.guards import GUARD_OPTIONS, guards_for
 from elastune.policies.library.adascale import AdaScale
 from elastune.policies.library.cost import CostCap
 from elastune.policies.library.divergence import DivergenceGuard
+from elastune.policies.library.follow_workers import FollowWorkers
 from elastune.policies.library.gns import GrowWithNoise
 from elastune.policies.library.goodput import Goodput
 from elastune.policies.library.provisioning import Provisioning
@@ -30,6 +31,7 @@ POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
         "adascale": AdaScale,
         "scheduled_batch": ScheduledBatch,
         "scheduled_workers": ScheduledWorkers,
+        "follow_workers": FollowWorkers,
         "warmup": WarmUp,
         "goodput": Goodput,
         "provisioning": Provisioning,
