@@ -108,6 +108,27 @@ def test_representative_points_are_the_best_subset_here():
         representative(CURVE, 0)
 
 
+@settings(deadline=None)
+@given(
+    st.integers(2, 3).flatmap(
+        lambda k: arrays(float, st.tuples(st.integers(1, 8), st.just(k)), elements=st.integers(0, 9).map(float))
+    ),
+    st.integers(1, 4),
+)
+def test_representative_points_cover_nearly_as_much_as_the_best_subset(points, k):
+    """Greedy choice reaches 1 - 1/e of the best of all subsets, on the front alone, none twice, none left out idly."""
+    reference = np.full(points.shape[1], 9.5)
+    chosen = representative(points, k, reference)
+    front = np.flatnonzero(nondominated(points))
+    different = len({tuple(points[i]) for i in front})
+    assert set(chosen) <= set(front.tolist())
+    assert len({tuple(points[i]) for i in chosen}) == len(chosen) == min(k, different)
+    best = max(hypervolume(points[list(some)], reference) for some in itertools.combinations(front, min(k, len(front))))
+    assert hypervolume(points[chosen], reference) >= (1 - 1 / np.e) * best - 1e-9
+    for n in range(1, len(chosen)):
+        assert representative(points, n, reference) == chosen[:n], "the most important first"
+
+
 OBJECTIVES = parse_objectives({"accuracy": "max", "seconds": "min", "cost": "min"})
 TRIALS = [
     {"accuracy": 0.99, "seconds": 100.0, "cost": 3.0},

@@ -73,7 +73,5 @@ class FollowWorkers(Policy):
             state = Share(batch, state.seen or workers, state.seen or workers)
         if workers != state.seen:
             wanted = state.on(workers, longest)
-            run.set_batch_size(
-                wanted, lr=self.lr, ramp_steps=self.ramp_steps, correct_momentum=self.correct_momentum
-            )
+            run.set_batch_size(wanted, lr=self.lr, ramp_steps=self.ramp_steps, correct_momentum=self.correct_momentum)
         return replace(state, seen=workers)
