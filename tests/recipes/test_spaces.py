@@ -165,6 +165,17 @@ def test_means_that_are_left_out_stay_the_studys() -> None:
     assert found == {"workers": 3, "mechanism": "ddp"}
 
 
+def test_a_batch_may_be_that_of_each_worker():
+    trial = FixedTrial({"workers": 3, "batch_per_worker": 16})
+    means = choices.suggest_means(trial, workers=(1, 4))
+    found = choices.suggest_batch(
+        trial, per_worker=(8, 16), workers=means["workers"], base_batch=8, lr_rules=["linear"]
+    )
+    assert found == {"batch_size": 48, "lr_rule": "linear", "base_batch": 8}
+    assert choices.suggest_batch(FixedTrial({}), per_worker=[8], workers=2)["batch_size"] == 16
+    assert choices.suggest_batch(FixedTrial({"batch_size": 256}))["batch_size"] == 256
+
+
 OPTIMIZER = choices.suggest_optimizer
 NETWORK = choices.suggest_network
 BATCH = choices.suggest_batch
@@ -178,6 +189,11 @@ def scheduler(trial: Any, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("suggest", "options", "words"),
     [
+        (BATCH, {"sizes": [8], "per_worker": [8], "workers": 2}, "as a whole or for each worker"),
+        (BATCH, {"per_worker": [8]}, "how many there are"),
+        (BATCH, {"sizes": [8], "workers": 2}, "does not hang on workers"),
+        (BATCH, {"per_worker": [0], "workers": 2}, "batch_size must be"),
+        (BATCH, {"per_worker": [8], "workers": 0}, "workers must be"),
         (OPTIMIZER, {"kinds": []}, "choices of optimizer"),
         (OPTIMIZER, {"kinds": "sgd"}, "choices of optimizer"),
         (OPTIMIZER, {"kinds": ["sgd", "sgd"]}, "without repetitions"),

@@ -32,6 +32,7 @@ from elastune.recipes.settings import (
 Bounds = float | tuple[float, float]
 WholeBounds = int | tuple[int, int]
 MODES: tuple[Mode, ...] = ("exact", "fast")
+BATCH_SIZES = (32, 64, 128, 256)  # where a program names none
 
 
 def suggest_optimizer(
@@ -214,15 +215,21 @@ def suggest_network(
 def suggest_batch(
     trial: Any,
     *,
-    sizes: Sequence[int] = (32, 64, 128, 256),
+    sizes: Sequence[int] | None = None,
+    per_worker: Sequence[int] = (),
+    workers: int | None = None,
     base_batch: int | None = None,
     lr_rules: Sequence[str] = ("none",),
 ) -> dict[str, Any]:
-    """Choose the global batch size, and the rule by which the learning rate follows it.
+    """Choose the batch size, global or of each worker, and the rule by which the learning rate follows it.
 
     Args:
         trial: what ``space(trial)`` was given.
-        sizes: global batch sizes, in samples.
+        sizes: global batch sizes, in samples; 32, 64, 128 and 256 if neither they nor ``per_worker`` are given.
+        per_worker: batch sizes of one worker, in samples, instead of ``sizes``; the parameter is then called
+            "batch_per_worker". The global batch is ``workers`` times what was chosen, and stays so when the trial's
+            workers change.
+        workers: those that the trial begins with, as ``suggest_means`` chose them; needed by ``per_worker``.
         base_batch: the batch size that the learning rate was given for; needed by every rule but "none".
         lr_rules: any of "none", "linear", "sqrt".
 
@@ -230,14 +237,30 @@ def suggest_batch(
         The settings batch_size, lr_rule and base_batch.
 
     Raises:
-        UserError: for a size below 1, an unknown rule, or a rule without ``base_batch``.
+        UserError: for a size below 1, both kinds of sizes, ``per_worker`` without ``workers`` or the other way round,
+            an unknown rule, or a rule without ``base_batch``.
 
     Example:
         >>> elastune.suggest_batch(trial, sizes=(64, 256, 1024), base_batch=64, lr_rules=("linear", "sqrt"))
+        >>> means = elastune.suggest_means(trial, workers=(1, 8))
+        >>> {**means, **elastune.suggest_batch(trial, per_worker=(16, 32), workers=means["workers"])}
     """
-    for size in sizes:
+    for size in (*(sizes or ()), *per_worker):
         number("batch_size", size)
-    found: dict[str, Any] = {"batch_size": _choose(trial, "batch_size", sizes)}
+    found: dict[str, Any] = {}
+    if per_worker:
+        if sizes is not None:
+            raise UserError("a batch is chosen as a whole or for each worker", sizes, "give sizes or per_worker")
+        if workers is None:
+            rule = "a batch for each worker needs to know how many there are"
+            raise UserError(rule, "no workers", "workers=suggest_means(trial, workers=...)['workers']")
+        found["batch_size"] = _choose(trial, "batch_per_worker", per_worker) * int(number("workers", workers))
+    elif workers is not None:
+        raise UserError(
+            "a global batch does not hang on workers", f"workers={workers}", "give per_worker, or no workers"
+        )
+    else:
+        found["batch_size"] = _choose(trial, "batch_size", BATCH_SIZES if sizes is None else sizes)
     rule = found["lr_rule"] = _choose(trial, "lr_rule", lr_rules, LR_RULES)
     found["base_batch"] = number("base_batch", base_batch) if rule != "none" else None
     return found

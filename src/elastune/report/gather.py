@@ -84,6 +84,11 @@ class TrialStory:
         return str(begun)
 
     @property
+    def mechanism(self) -> str:
+        """How a replica of its model lay on workers."""
+        return str(self.started.means.get("mechanism", "–"))
+
+    @property
     def complete(self) -> bool:
         return self.finished is not None and self.finished.state == "complete"
 

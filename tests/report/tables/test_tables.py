@@ -104,6 +104,15 @@ def test_front_table_is_the_front_best_first(study_entries):
     assert {int(cell) for cell in column(table, "trial")} == set(front_trials(study))
 
 
+def test_tables_of_a_study_name_the_mechanism_of_each_trial(study_entries):
+    study = gather_study(study_entries)
+    used = {str(t.trial): t.started.means.get("mechanism", "–") for t in study.trials}
+    for table in (front_table(study, front_trials(study)), trials_table(study)):
+        found = dict(zip(column(table, "trial"), column(table, "mechanism"), strict=True))
+        assert found == {trial: used[trial] for trial in found}
+    assert set(used.values()) == {"ddp"}
+
+
 def test_run_tables_hold_the_run(run_entries, failed_run_entries):
     run = gather_run(run_entries)
     cells = dict(run_table(run).rows)

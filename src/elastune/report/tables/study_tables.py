@@ -15,10 +15,10 @@ from elastune.study.results.trials import Trial
 def trials_table(study: StudyStory) -> Table:
     """Every trial in the order they started; of paused ones what their last report told."""
     names = list(study.objectives)
-    header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time (s)", "workers", "seed")
-    header = (*header, "settings", "why")
+    header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time (s)", "workers", "mechanism")
+    header = (*header, "seed", "settings", "why")
     rows = tuple(_trial_cells(trial, names) for trial in study.trials)
-    return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 6 + len(names))}))
+    return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 5 + len(names)), 6 + len(names)}))
 
 
 def front_table(study: StudyStory, best: Sequence[int]) -> Table:
@@ -28,12 +28,14 @@ def front_table(study: StudyStory, best: Sequence[int]) -> Table:
     if names:
         sign = -1.0 if study.objectives[names[0]] == "max" else 1.0
         chosen.sort(key=lambda trial: sign * (trial.value(names[0]) or 0.0))
-    header = ("trial", *(f"{plain(name, 30)} ({study.objectives[name]})" for name in names), "workers", "settings")
+    header = ("trial", *(f"{plain(name, 30)} ({study.objectives[name]})" for name in names), "workers", "mechanism")
+    header = (*header, "settings")
     rows = tuple(
         (
             str(trial.trial),
             *(number(trial.value(name)) for name in names),
             trial.workers or "–",
+            trial.mechanism,
             _settings_of(trial),
         )
         for trial in chosen
@@ -63,12 +65,13 @@ def failures_table(study: StudyStory) -> Table:
 def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
     """Trials that stand for the front, the most important first, and why each."""
     names = [objective.name for objective in study.objectives]
-    header = ("trial", *(plain(name, 30) for name in names), "workers", "settings", "why")
+    header = ("trial", *(plain(name, 30) for name in names), "workers", "mechanism", "settings", "why")
     rows = tuple(
         (
             str(trial.number),
             *(number(trial.values.get(name)) for name in names),
             value_text(trial.means.get("workers", "–")),
+            value_text(trial.means.get("mechanism", "–")),
             settings_text(trial.config),
             reason,
         )
@@ -99,6 +102,7 @@ def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
         *(number(value) for value in values),
         number(end.seconds if end else rest.seconds if rest else None),
         trial.workers or "–",
+        trial.mechanism,
         str(trial.started.seed) if trial.started else "–",
         _settings_of(trial),
         _reason(trial),
