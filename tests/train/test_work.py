@@ -112,14 +112,15 @@ def test_settings_that_the_program_lacks(tmp_path: Path) -> None:
     assert "rl" in failure.detail
 
 
-def test_a_corrupt_checkpoint_is_the_users_to_fix(tmp_path: Path) -> None:
+def test_corrupt_checkpoints_are_the_users_to_fix(tmp_path: Path) -> None:
     _, sent = lived(tmp_path, LOOP)
-    newest = next(Path(record.path) for record in reversed(sent) if isinstance(record, Checkpointed))
-    (newest / "state.json").write_text("{")
+    saved = [Path(record.path) for record in sent if isinstance(record, Checkpointed)]
+    for path in saved[-2:]:
+        (path / "state.json").write_text("{")
     code, (failure,) = lived(tmp_path, LOOP, resume=True)
     assert isinstance(failure, RunFailed)
     assert (code, failure.reason) == (2, "user_error")
-    assert str(newest) in failure.detail
+    assert str(saved[-1]) in failure.detail
 
 
 @pytest.mark.parametrize(

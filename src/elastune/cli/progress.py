@@ -77,7 +77,8 @@ class RunTracker:
     def hear(self, record: Record) -> tuple[str, bool]:
         match record:
             case RunStarted(resumed_step=step) if step is not None:
-                return f"resumed after step {step}", True
+                instead = f", since a newer checkpoint is damaged: {plain('; '.join(record.damaged), 400)}"
+                return f"resumed after step {step}{instead if record.damaged else ''}", True
             case Reported():
                 if self.epochs:
                     self._parts["epochs"] = record.epoch / self.epochs

@@ -7,6 +7,7 @@ is the controller's too; elsewhere a cluster brings its own ``RunFiles``, which 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,8 +30,12 @@ class RunFiles(Protocol):
         """Let it go on from the newest checkpoint at the end of an epoch; where there is none, from the newest."""
         ...
 
-    def drop_damaged(self, run: Path) -> None:
-        """Let it go on from the newest checkpoint that is whole; where none is, from its beginning."""
+    def damaged(self, run: Path) -> dict[int, str]:
+        """The steps of its newest checkpoints that are not whole, and why, up to the first that is."""
+        ...
+
+    def set_aside(self, run: Path, steps: Iterable[int]) -> None:
+        """Let it not go on from the checkpoints of ``steps``; they stay, under other names."""
         ...
 
     def remove(self, run: Path) -> None:
@@ -45,9 +50,9 @@ class LocalFiles:
 
     def checkpoints(self, run: Path) -> list[int]:
         """See ``RunFiles``."""
-        from elastune.train.checkpoints.checkpoint import complete
+        from elastune.train.checkpoints.checkpoint import complete, step_of
 
-        return [int(path.name.split("-")[1]) for path in complete(run / "checkpoints")]
+        return [step_of(path) for path in complete(run / "checkpoints")]
 
     def spans(self, run: Path, step: int) -> SampleSpans:
         """See ``RunFiles``."""
@@ -61,11 +66,17 @@ class LocalFiles:
 
         back_to_epoch(run / "checkpoints")
 
-    def drop_damaged(self, run: Path) -> None:
+    def damaged(self, run: Path) -> dict[int, str]:
         """See ``RunFiles``."""
-        from elastune.train.checkpoints.checkpoint import drop_damaged
+        from elastune.train.checkpoints.checkpoint import damaged
 
-        drop_damaged(run / "checkpoints")
+        return damaged(run / "checkpoints")
+
+    def set_aside(self, run: Path, steps: Iterable[int]) -> None:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import set_aside
+
+        set_aside(run / "checkpoints", steps)
 
     def remove(self, run: Path) -> None:
         """See ``RunFiles``."""

@@ -78,7 +78,7 @@ class FrontierExperiment:
     ) -> PreparedTrial:
         means = Means(**life.started.means)
         spec = replace(self._spec(life.started, means), resume=True, until_epoch=until_epoch)
-        self._files.drop_damaged(spec.out)
+        self._files.set_aside(spec.out, self._files.damaged(spec.out))
         return PreparedTrial(life.number, spec, TrialResumed(life.number, means.workers, reason, until_epoch, cut_off))
 
     def intermediate(self, life: TrialLife) -> IntermediateResult | None:

@@ -157,8 +157,11 @@ def check_means(spec: RunSpec) -> None:
 
 
 def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
-    """What a journal begins with: where the run goes on, and what had been done up to there."""
-    saved = files.checkpoints(spec.out) if spec.resume else []
+    """What a journal begins with: where the run goes on, and what had been done up to there.
+
+    Checkpoints that are not whole are set aside. Raises ``UserError``, and leaves them, where there is no other.
+    """
+    saved, damaged = _saved(spec, files)
     started = RunStarted(
         program=str(spec.program.path),
         config=dict(spec.config),
@@ -168,6 +171,20 @@ def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
         epochs=spec.epochs,
         resumed_step=saved[-1] if saved else None,
         adapt=adapt_json(spec.adapt),
+        damaged=damaged,
     )
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
     return [started, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
+
+
+def _saved(spec: RunSpec, files: RunFiles) -> tuple[list[int], list[str]]:
+    """The steps of the checkpoints that a run can go on from, and what is wrong with newer ones."""
+    if not spec.resume:
+        return [], []
+    damaged = files.damaged(spec.out)
+    whole = [step for step in files.checkpoints(spec.out) if step not in damaged]
+    if damaged and not whole:
+        fix = "restore it, or begin again in another --out"
+        raise UserError("of a run's checkpoints one must be whole", next(iter(damaged.values())), fix)
+    files.set_aside(spec.out, damaged)
+    return whole, list(damaged.values())

@@ -17,7 +17,10 @@ Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_
 
 @dataclass(frozen=True, config=_RULES)
 class RunStarted:
-    """A run begins (or, with ``resumed_step``, goes on from a checkpoint). ``adapt``: its policies and monitors."""
+    """A run begins (or, with ``resumed_step``, goes on from a checkpoint). ``adapt``: its policies and monitors.
+
+    ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on.
+    """
 
     program: str
     config: dict[str, Any]
@@ -27,6 +30,7 @@ class RunStarted:
     epochs: int | None = None
     resumed_step: int | None = None
     adapt: dict[str, list[str]] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
     kind: Literal["run_started"] = "run_started"
 
 

@@ -65,7 +65,8 @@ class Tuning:
     def again(
         self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
-        self._files.drop_damaged(self._folder(life.number))
+        folder = self._folder(life.number)
+        self._files.set_aside(folder, self._files.damaged(folder))
         spec = replace(self._spec(life.number, known(life.started)), resume=True, until_epoch=until_epoch)
         parent = life.started.parent
         spec = replace(spec, parent=None if parent is None else self._folder(parent))

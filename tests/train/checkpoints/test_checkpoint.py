@@ -7,19 +7,32 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from elastune.core.errors import UserError
 from elastune.core.run import Position
-from elastune.train.checkpoints.checkpoint import KEPT, Checkpoint, complete, load, save, spans
+from elastune.train.checkpoints.checkpoint import (
+    KEPT,
+    Checkpoint,
+    complete,
+    damaged,
+    load,
+    load_newest,
+    save,
+    set_aside,
+    spans,
+)
+from elastune.train.checkpoints.seal import seal, unseal
 
 MEGABYTES = 4
 
@@ -113,59 +126,88 @@ def test_a_kill_at_any_moment_leaves_the_newest_complete_one(tmp_path: Path) -> 
     assert len(complete(folder)) == KEPT
 
 
+def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """``state.json`` with a change, under a digest that fits."""
+    tree = unseal((path / "state.json").read_bytes())
+    change(tree)
+    (path / "state.json").write_bytes(seal(tree))
+
+
 def damage(path: Path, how: str) -> None:
     tensors, tree = path / "tensors.safetensors", path / "state.json"
+    other = save(path.parent.parent / "other", checkpoint(6))
     match how:
         case "tensors cut":
             os.truncate(tensors, tensors.stat().st_size // 2)
         case "tensors empty":
             os.truncate(tensors, 0)
+        case "tensors longer":
+            tensors.write_bytes(tensors.read_bytes() + b"0")
         case "tensors gone":
             tensors.unlink()
+        case "tensors a pipe":
+            tensors.unlink()
+            os.mkfifo(tensors)
+        case "tensors a folder":
+            tensors.unlink()
+            tensors.mkdir()
         case "tensors of another":
-            tree.write_text(tree.read_text().replace("state.model.w", "state.model.v"))
+            shutil.copy(other / "tensors.safetensors", tensors)
+        case "tensors under another name":
+            tensors.rename(path / "tensors")
+        case "a bit of a weight":
+            content = bytearray(tensors.read_bytes())
+            content[-1] ^= 1
+            tensors.write_bytes(content)
         case "json cut":
             tree.write_text(tree.read_text()[:100])
+        case "json empty":
+            tree.write_text("")
+        case "json gone":
+            tree.unlink()
+        case "json a pipe":
+            tree.unlink()
+            os.mkfifo(tree)
         case "json bytes":
             tree.write_bytes(b"\xff\xfe\x00")
+        case "json deep":
+            tree.write_text("[" * 100_000)
         case "json of something else":
             tree.write_text("[1, 2]")
+        case "json of another":
+            shutil.copy(other / "state.json", tree)
+        case "json without its digest":
+            tree.write_text(json.dumps(unseal(tree.read_bytes())))
+        case "all of another":
+            shutil.rmtree(path)
+            other.rename(path)
+        case "another step":
+            tree.write_text(tree.read_text().replace('"step": 5', '"step": 4', 1))
+        case "another epoch":
+            tree.write_text(tree.read_text().replace('"epoch": 0', '"epoch": 1', 1))
         case "field gone":
-            parsed = json.loads(tree.read_text())
-            del parsed["position"]
-            tree.write_text(json.dumps(parsed))
+            rewritten(path, lambda parsed: parsed.pop("position"))
         case "field of another type":
-            parsed = json.loads(tree.read_text())
-            parsed["position"]["step"] = "soon"
-            tree.write_text(json.dumps(parsed))
+            rewritten(path, lambda parsed: parsed["position"].update(step="soon"))
         case "parts of another type":
-            parsed = json.loads(tree.read_text())
-            parsed["parts"] = ["model"]
-            tree.write_text(json.dumps(parsed))
+            rewritten(path, lambda parsed: parsed.update(parts=["model"]))
         case "position unknown":
-            parsed = json.loads(tree.read_text())
-            parsed["position"]["page"] = 4
-            tree.write_text(json.dumps(parsed))
+            rewritten(path, lambda parsed: parsed["position"].update(page=4))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "tensors cut",
-        "tensors empty",
-        "tensors gone",
-        "tensors of another",
-        "json cut",
-        "json bytes",
-        "json of something else",
-        "field gone",
-        "field of another type",
-        "parts of another type",
-        "position unknown",
-    ],
+DAMAGES = (
+    *("tensors cut", "tensors empty", "tensors longer", "tensors gone", "tensors a pipe", "tensors a folder"),
+    *("tensors of another", "tensors under another name", "a bit of a weight", "json cut", "json empty", "json gone"),
+    *("json a pipe", "json bytes", "json deep", "json of something else", "json of another", "json without its digest"),
+    *("all of another", "another step", "another epoch"),
 )
+"""What changes bytes that were written."""
+NEVER_WRITTEN = ("field gone", "field of another type", "parts of another type", "position unknown")
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, *NEVER_WRITTEN])
 def test_rot_is_told_with_the_folder(tmp_path: Path, how: str) -> None:
-    path = save(tmp_path, checkpoint(5))
+    path = save(tmp_path / "checkpoints", checkpoint(5))
     damage(path, how)
     with pytest.raises(UserError, match="a checkpoint must be whole") as told:
         load(path)
@@ -173,17 +215,90 @@ def test_rot_is_told_with_the_folder(tmp_path: Path, how: str) -> None:
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("number", [1, None, 3, "2"])
+@pytest.mark.parametrize("how", DAMAGES)
+def test_the_one_before_a_damaged_one_is_used(tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "checkpoints"
+    save(folder, checkpoint(4))
+    damage(save(folder, checkpoint(5)), how)
+    (found,) = damaged(folder).items()
+    assert found[0] == 5
+    newest = load_newest(folder)
+    assert newest is not None
+    assert_whole(newest[1])
+    assert newest[1].position.step == 4
+    assert "going on from the one before it" in capsys.readouterr().err
+    set_aside(folder, damaged(folder))
+    assert [path.name for path in complete(folder)] == ["step-0000000004"]
+    assert (folder / "damaged-step-0000000005").is_dir(), "nothing was thrown away"
+    assert damaged(folder) == {}
+
+
+def test_where_none_is_whole_that_is_told(tmp_path: Path) -> None:
+    for step in (4, 5):
+        damage(save(tmp_path / "checkpoints", checkpoint(step)), "a bit of a weight")
+    assert list(damaged(tmp_path / "checkpoints")) == [5, 4]
+    with pytest.raises(UserError, match="step-0000000005"):
+        load_newest(tmp_path / "checkpoints")
+    assert load_newest(tmp_path / "nothing") is None
+
+
+def test_no_single_bit_may_change(tmp_path: Path) -> None:
+    """Every byte of ``state.json`` and of the tensors' header, and every 97th of the tensors: one bit of it."""
+    path = save(tmp_path, checkpoint(5))
+    rng = random.Random(5)
+    for file in (path / "state.json", path / "tensors.safetensors"):
+        whole = file.read_bytes()
+        for at in [*range(min(len(whole), 1500)), *range(1500, len(whole), 97)]:
+            changed = bytearray(whole)
+            changed[at] ^= 1 << rng.randrange(8)
+            file.write_bytes(changed)
+            with pytest.raises(UserError):
+                load(path)
+            assert list(damaged(tmp_path)) == [5]
+        file.write_bytes(whole)
+    assert_whole(load(path))
+
+
+@pytest.mark.parametrize(
+    "name", ["step-1e3", "step-", "step-0000000007x", "step-7", "step-٠٠٠٠٠٠٠٠٠٧", "step--000000001"]
+)
+def test_folders_of_other_names_are_no_checkpoints(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, checkpoint(5))
+    shutil.copytree(path, tmp_path / name)
+    assert complete(tmp_path) == [path]
+    assert damaged(tmp_path) == {}
+
+
+def test_steps_of_any_length_are_in_their_order(tmp_path: Path) -> None:
+    for step in (9_999_999_999, 10_000_000_000):
+        save(tmp_path, checkpoint(step))
+    assert [load(path).position.step for path in complete(tmp_path)] == [9_999_999_999, 10_000_000_000]
+
+
+def test_a_checkpoint_of_somebody_else_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may read it: nothing must be set aside."""
+    path = save(tmp_path, checkpoint(5))
+
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read whatever the mode says
+    assert damaged(tmp_path) == {}
+    with pytest.raises(UserError, match="must be readable"):
+        load(path)
+
+
+@pytest.mark.parametrize("number", [1, None, 2, 4, "2"])
 def test_another_format_is_refused_in_one_line(tmp_path: Path, number: object) -> None:
     """None: written before formats had numbers."""
     path = save(tmp_path, checkpoint(5))
-    parsed = json.loads((path / "state.json").read_text())
+    parsed = unseal((path / "state.json").read_bytes())
     parsed["format"] = number
     if number is None:
         parsed = {"position": parsed["position"], "meaning": parsed["meaning"], "state": {}, "seconds": 3.0}
-    (path / "state.json").write_text(json.dumps(parsed))
+    (path / "state.json").write_bytes(seal(parsed) if number == 4 else json.dumps(parsed).encode())
     for read in (load, spans):
-        with pytest.raises(UserError, match="a checkpoint must be of format 2") as told:
+        with pytest.raises(UserError, match="a checkpoint must be of format 3") as told:
             read(path)
         assert str(path) in str(told.value)
         assert "begin again" in told.value.fix
@@ -195,13 +310,13 @@ def test_a_run_does_not_resume_from_another_format(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("def train(session):\n    pass\n")
     state = save(tmp_path / "out" / "checkpoints", checkpoint(5)) / "state.json"
-    state.write_text(state.read_text().replace('"format": 2', '"format": 1'))
+    state.write_text(json.dumps({**unseal(state.read_bytes()), "format": 2}))
     before = state.read_bytes()
     command = [sys.executable, "-m", "elastune", "run", program, "--out", tmp_path / "out", "--resume"]
     ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     (line,) = [line for line in ended.stderr.splitlines() if "(got " in line]
-    assert line.startswith("elastune: a checkpoint must be of format 2 (got format 1: ")
+    assert line.startswith("elastune: a checkpoint must be of format 3 (got format 2: ")
     assert "begin again in another --out" in line
     assert state.read_bytes() == before
 
@@ -210,13 +325,6 @@ def test_the_samples_used_are_read_without_tensors(tmp_path: Path) -> None:
     path = save(tmp_path, checkpoint(5))
     (path / "tensors.safetensors").unlink()
     assert spans(path) == [[0, 0, 5, 9, 1, 5]]
-
-
-def test_a_folder_without_its_tree_is_no_checkpoint(tmp_path: Path) -> None:
-    save(tmp_path, checkpoint(1))
-    newest = save(tmp_path, checkpoint(2))
-    (newest / "state.json").unlink()
-    assert [path.name for path in complete(tmp_path)] == ["step-0000000001"]
 
 
 def save_on_a_full_disk(folder: Path, limit_bytes: int, pipe: int) -> None:

@@ -176,16 +176,15 @@ class RunState:
         """Go on from the newest checkpoint; without one from the parent's, or from the start."""
         assert self.trained is not None
         goes_on = self._spec.resume or self.workers.restart_from_checkpoint
-        found = checkpoints.complete(self._spec.out / "checkpoints") if goes_on else []
-        if found:
-            self._load(found[-1])
+        found = checkpoints.load_newest(self._spec.out / "checkpoints") if goes_on else None
+        if found is not None:
+            self._load(*found)
         elif self._spec.parent is not None:
             self._inherit(self._spec.parent / "checkpoints", self.trained)
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
 
-    def _load(self, path: Path) -> None:
-        kept = checkpoints.load(path)
+    def _load(self, path: Path, kept: checkpoints.Checkpoint) -> None:
         self._check_meaning(kept, "a run resumes with the {} it was begun with")
         load_states(self.parts, kept.states, str(path))
         self._adapter.load(self._adapter.to_json(), resumed=True)
