@@ -55,9 +55,7 @@ CASES: dict[str, tuple[Mode, int, int | None, Callable[[BatchSlice], int]]] = {
     "a slot is a part": ("exact", 4, None, lambda share: share.slot),
     "a slot in pieces is one part": ("exact", 4, 2, lambda share: share.slot),
     "more slots than samples": ("exact", 16, None, lambda share: share.slot),
-    "one slot is halved": ("exact", 1, None, lambda share: share.samples.start),
     "pieces of one slot are parts": ("exact", 1, 4, lambda share: share.samples.start),
-    "one worker's samples are halved": ("fast", 4, None, lambda share: share.samples.start),
     "micro-batches are parts": ("fast", 4, 5, lambda share: share.samples.start),
 }
 
@@ -66,7 +64,7 @@ CASES: dict[str, tuple[Mode, int, int | None, Callable[[BatchSlice], int]]] = {
 @pytest.mark.parametrize("weighed", [False, True])
 def test_norms_of_parts_and_of_the_whole(case: str, weighed: bool) -> None:
     mode, slots, micro_batch, part_of = CASES[case]
-    plan = shares(BATCH, slots, 1, 0, mode, micro_batch, compared=True)
+    plan = shares(BATCH, slots, 1, 0, mode, micro_batch)
     sync = prepared(mode, slots)
     weights = [torch.rand_like(p) + 0.5 for p in sync.replica.params] if weighed else None
     sync.measure(True, weights)
@@ -111,6 +109,16 @@ def test_measuring_changes_no_gradient(mode: Mode) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize(("mode", "slots"), [("exact", 1), ("fast", 4)])
+def test_one_pass_has_no_parts_to_compare(mode: Mode, slots: int) -> None:
+    plan = shares(BATCH, slots, 1, 0, mode, None)
+    assert [share.samples for share in plan] == [range(BATCH)], "measured or not, it is not cut"
+    sync = prepared(mode, slots)
+    sync.measure(True)
+    run_step(sync, plan)
+    assert sync.statistics.parts["count"] == 1
+
+
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_what_was_measured_of_slices_adds_up(mode: Mode) -> None:
     sync = prepared(mode, 4)
@@ -139,7 +147,7 @@ def test_four_turns_look_at_every_block_of_a_large_model_once(mode: Mode) -> Non
     module = nn.Sequential(nn.Linear(6, 700), nn.Tanh(), nn.Linear(700, 600), nn.Tanh(), nn.Linear(600, 3))
     assert sum(p.numel() for p in module.parameters()) > TURNS * BLOCK
     sync = with_optimizer(module, Means(mode=mode, num_slots=4))
-    plan = shares(BATCH, 4, 1, 0, mode, None, compared=True)
+    plan = shares(BATCH, 4, 1, 0, mode, None if mode == "exact" else 5)
     seen = []
     for turn in range(TURNS):
         sync.measure(True, None, turn)

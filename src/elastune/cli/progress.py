@@ -23,6 +23,7 @@ from elastune.journal.records import (
     FaultInjected,
     FrontierFound,
     Measured,
+    NotMeasured,
     PolicyFailed,
     Record,
     Regrouped,
@@ -41,7 +42,7 @@ from elastune.journal.records import (
     WorkerGone,
 )
 from elastune.journal.trials import fold
-from elastune.report.tables.decision_text import decided_line, failed_line, measured_text
+from elastune.report.tables.decision_text import decided_line, failed_line, measured_text, unmeasured_line
 from elastune.report.tables.text import count, duration, number, plain, settings_text
 
 PLAIN_EVERY_S = 5.0
@@ -94,6 +95,8 @@ class RunTracker:
                 return decided_line(record), True
             case PolicyFailed():
                 return failed_line(record), True
+            case NotMeasured():
+                return unmeasured_line(record), True
             case WorkerGone(how="lost"):
                 return f"worker {record.worker} is lost: {plain(record.why)}", True
             case WorkerGone():

@@ -29,6 +29,7 @@ from elastune.elastic.protocol.messages import Welcome, encode
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.journal.records import (
     Decided,
+    NotMeasured,
     PolicyFailed,
     Record,
     Reported,
@@ -286,6 +287,8 @@ class ElasticRun(ElasticHandle):
                 return self._first(worker, record, (step, policy, ""))
             case PolicyFailed(policy=policy, step=step, hook=hook):
                 return self._first(worker, record, (step, policy, hook))
+            case NotMeasured(monitor=monitor):
+                return self._first(worker, record, (0, monitor, ""))
             case Restarted(step=step):  # what was decided after it will be decided again
                 self._decided = {key for key in self._decided if key[0] <= step}
         return [Message(worker, record)]

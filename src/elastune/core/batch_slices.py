@@ -32,14 +32,11 @@ def shares(
     rank: int,
     mode: Mode,
     micro_batch: int | None,
-    *,
-    compared: bool = False,
 ) -> list[BatchSlice]:
     """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
 
     ``exact``: one pass a slot, or more where a slot exceeds ``micro_batch``. ``fast``: the worker's slots as one pass,
-    or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run. ``compared``: the
-    gradients of different parts of the batch are to be compared, so what would be one pass for all of it becomes two.
+    or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
     """
     slots = cut(batch, num_slots)
     run = cut(num_slots, workers)[rank]
@@ -53,8 +50,7 @@ def shares(
         portions, scale = [(largest, slots[largest])], 0.0
     else:
         scale = 1.0
-    least = 2 if compared and workers == 1 and (mode == "fast" or num_slots == 1) else 1
-    passes = [(slot, piece) for slot, samples in portions for piece in _pieces(samples, micro_batch, least)]
+    passes = [(slot, piece) for slot, samples in portions for piece in _pieces(samples, micro_batch)]
     return [
         BatchSlice(
             samples=piece,
@@ -67,10 +63,8 @@ def shares(
     ]
 
 
-def _pieces(samples: range, micro_batch: int | None, least: int) -> Iterator[range]:
-    count = 1 if micro_batch is None else -(-len(samples) // micro_batch)
-    # At least two samples each: BatchNorm has no variance of one.
-    for piece in cut(len(samples), max(count, min(least, len(samples) // 2))):
+def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
+    for piece in cut(len(samples), 1 if micro_batch is None else -(-len(samples) // micro_batch)):
         yield samples[piece.start : piece.stop]
 
 

@@ -18,6 +18,7 @@ from elastune.journal.run_records import (
     LinkMeasured,
     Measured,
     MembershipEvent,
+    NotMeasured,
     PolicyFailed,
     Reason,
     Regrouped,
@@ -64,6 +65,7 @@ __all__ = [
     "LinkMeasured",
     "Measured",
     "MembershipEvent",
+    "NotMeasured",
     "Phase",
     "PolicyFailed",
     "Reason",
@@ -103,6 +105,7 @@ Record = Annotated[
     | StepsCompleted
     | Regrouped
     | Measured
+    | NotMeasured
     | Decided
     | PolicyFailed
     | Restarted

@@ -186,6 +186,16 @@ class Measured:
 
 
 @dataclass(frozen=True, config=_RULES)
+class NotMeasured:
+    """``monitor`` was to measure from step ``step`` on and cannot: ``why`` says what would have to differ."""
+
+    monitor: str
+    step: int
+    why: str
+    kind: Literal["not_measured"] = "not_measured"
+
+
+@dataclass(frozen=True, config=_RULES)
 class Decided:
     """What ``policy`` decided, and what became of it at the boundary after ``step`` steps.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -36,6 +37,17 @@ class Buffers:
         """As they were at the step's start: for the next slot, or for good."""
         if self._all:
             torch._foreach_copy_(self._all, self._start)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever moves them inside (a part of the model that is run again, say) is taken back.
+
+        Not noted by autograd: the graph of the pass that is under way stays good.
+        """
+        before = [b.detach().clone() for b in self._all]
+        yield
+        for buffer, value in zip(self._all, before, strict=True):
+            buffer.data.copy_(value)
 
     def passed(self) -> None:
         """A forward pass has run; the step's first one decides on counters."""

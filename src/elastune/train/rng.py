@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -28,6 +30,22 @@ def seed_everything(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Whatever is drawn inside shows in no stream afterwards: torch's, Python's ``random``'s and NumPy's."""
+    numpy = sys.modules.get("numpy")
+    python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
+    kind = torch.accelerator.current_accelerator() if _has_accelerator() else None
+    devices = [] if kind is None else [torch.accelerator.current_device_index()]
+    try:
+        with torch.random.fork_rng(devices, device_type="cuda" if kind is None else kind.type):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(arrays)
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> torch.Tensor:

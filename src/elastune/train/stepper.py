@@ -95,7 +95,7 @@ class Stepper:
         workers, progress, means, size = self._workers, self._progress, self._means(), self._size
         place = (min(means.num_slots, means.workers), 0) if self._warming_up else (workers.size, workers.rank)
         view, start = workers.view, progress.position
-        plans, ahead = tee(plan_steps(source, size, start, means, *place, self._compares))
+        plans, ahead = tee(plan_steps(source, size, start, means, *place))
         data = source.fetch(part for plan in ahead for part in plan.own_parts)
         if self._warming_up:
             yield from warm_up(
@@ -124,9 +124,6 @@ class Stepper:
     def _means(self) -> Means:
         micro_batch = self._progress.micro_batch
         return self._spec.means if micro_batch is None else replace(self._spec.means, micro_batch=micro_batch)
-
-    def _compares(self, step: int) -> bool:
-        return not self._transaction.evaluates_again and self._adapter.monitoring.compares(step)
 
     def _may_be_last(self, plan: StepPlan) -> bool:
         """Whether the pass ends with this step: what follows may have to be repeated, and begins with this step then.

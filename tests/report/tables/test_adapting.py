@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import Decided, Measured, PolicyFailed, Restarted, RunFinished, RunStarted
+from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Restarted, RunFinished, RunStarted
 from elastune.report.document import render
 from elastune.report.figures import interactive, static
 from elastune.report.figures.adapting import MOST_LABELS, MOST_MARKS, over_time
@@ -25,7 +25,14 @@ from elastune.report.tables.adapting import (
     failures_table,
     gather_adaptation,
 )
-from elastune.report.tables.decision_text import cause_text, change_text, decided_line, failed_line, measured_text
+from elastune.report.tables.decision_text import (
+    cause_text,
+    change_text,
+    decided_line,
+    failed_line,
+    measured_text,
+    unmeasured_line,
+)
 
 SEEN = Measured(320, 2, 20_480, 12.5, 2, 64, 0.05, {"loss": (0.3123, None), "noise_scale": (412.3, 29.7)})
 
@@ -88,6 +95,7 @@ def test_the_result_counts_what_became_of_decisions():
             "disagreed": 1,
             "refused": 0,
             "failed": 1,
+            "not_measured": {},
             "noise_scale": 412.3,
             "noise_scale_error": 29.7,
             "batch_size": 64,
@@ -102,6 +110,15 @@ def test_the_result_counts_what_became_of_decisions():
     assert told(started, SEEN, end).signal("noise_scale") == (500.0, None), "the last word is the run's end"
     assert adaptation_json(told(replace(started, adapt={}))) == {}
     assert adaptation_line(Adaptation()) == ""
+
+
+def test_what_could_not_be_measured_is_told_with_its_reason():
+    started = RunStarted("p.py", {}, 0, {}, adapt={"policies": ["gns"]})
+    found = told(started, NotMeasured("noise_scale", 1, "one pass"), replace(SEEN, signals={}), Restarted(0))
+    assert adaptation_json(found)["adapt"]["not_measured"] == {"noise_scale": "one pass"}
+    assert adaptation_line(found) == "0 decisions applied, noise scale not measured"
+    assert unmeasured_line(*found.unmeasured) == "noise scale is not measured: one pass"
+    assert told(started, NotMeasured("noise_scale", 1, "one pass"), started).unmeasured == (), "begun anew"
 
 
 def test_what_a_run_went_back_behind_is_taken_back():

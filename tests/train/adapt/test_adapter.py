@@ -130,20 +130,6 @@ def test_a_batch_that_outgrows_the_epoch_leaves_an_honest_ledger(tmp_path: Path,
     assert [(seen.length, seen.once, seen.missed) for seen in found.epochs] == [(80, 80, ()), (batch, batch, ())]
 
 
-def test_halved_batches_leave_batchnorm_two_samples(tmp_path: Path) -> None:
-    """198 samples in batches of 49: the last has two, and becomes one pass."""
-    session, _ = begin(tmp_path, monitors=("noise_scale",), means=Means(mode="fast"))
-    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    net, rule = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    for _ in session.epochs(1):
-        for x, y in session.batches(TensorDataset(X[:198], Y[:198]), batch_size=49):
-            assert len(x) >= 2
-            session.backward(F.cross_entropy(net(x), y))
-            rule.step()
-            rule.zero_grad()
-    assert session.signals["noise_scale"].value > 0
-
-
 def test_curvature_of_fewer_samples_than_slots(tmp_path: Path) -> None:
     session, _ = begin(tmp_path, monitors=("curvature:every=1",))
     train(session, batch=3, epochs=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import Decided, Measured, PolicyFailed, Restarted, RunFinished, RunStarted
+from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Restarted, RunFinished, RunStarted
 from elastune.report.tables.decision_text import NOISE_SCALE, OUTCOMES, Told, cause_text, change_text, signal_text
 from elastune.report.tables.tables import Table
 from elastune.report.tables.text import count, number, plain
@@ -23,12 +23,13 @@ class Adaptation:
     measured: tuple[Measured, ...] = ()
     decided: tuple[Decided, ...] = ()
     failed: tuple[PolicyFailed, ...] = ()
+    unmeasured: tuple[NotMeasured, ...] = ()
     last_signals: Mapping[str, Told] | None = None
 
     @property
     def any(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self.policies or self.monitors or self.measured or self.decided or self.failed)
+        return bool(self.policies or self.monitors or self.measured or self.decided or self.failed or self.unmeasured)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -46,17 +47,20 @@ def gather_adaptation(entries: Iterable[Entry]) -> Adaptation:
     policies: list[str] = []
     monitors: list[str] = []
     told: list[Measured | Decided | PolicyFailed] = []
+    unmeasured: list[NotMeasured] = []
     last_signals: Mapping[str, Told] | None = None
     for record in (entry.record for entry in entries):
         match record:
             case RunStarted(adapt=adapt, resumed_step=step):
                 policies, monitors = adapt.get("policies", []), adapt.get("monitors", [])
                 told = [each for each in told if step is not None and each.step <= step]
-                last_signals = None
+                last_signals, unmeasured = None, []
             case Restarted(step=step):
                 told = [each for each in told if each.step <= step]
             case Measured() | Decided() | PolicyFailed():
                 told.append(record)
+            case NotMeasured():
+                unmeasured.append(record)
             case RunFinished(signals=signals):
                 last_signals = signals
             case _:
@@ -67,6 +71,7 @@ def gather_adaptation(entries: Iterable[Entry]) -> Adaptation:
         measured=tuple(each for each in told if isinstance(each, Measured)),
         decided=tuple(each for each in told if isinstance(each, Decided)),
         failed=tuple(each for each in told if isinstance(each, PolicyFailed)),
+        unmeasured=tuple(unmeasured),
         last_signals=last_signals,
     )
 
@@ -84,6 +89,7 @@ def adaptation_json(adaptation: Adaptation) -> dict[str, Any]:
             "disagreed": adaptation.outcomes["disagreed"],
             "refused": adaptation.outcomes["refused"],
             "failed": len(adaptation.failed),
+            "not_measured": {each.monitor: each.why for each in adaptation.unmeasured},
             "noise_scale": noise_scale,
             "noise_scale_error": error,
             "batch_size": last.batch_size if last else None,
@@ -99,6 +105,7 @@ def adaptation_line(adaptation: Adaptation) -> str:
     parts += [f"{outcomes['disagreed']} that workers disagreed on"] if outcomes["disagreed"] else []
     parts += [f"{outcomes['refused']} refused"] if outcomes["refused"] else []
     parts += [f"{count(len(adaptation.failed), 'call')} of a policy failed"] if adaptation.failed else []
+    parts += [f"{plain(each.monitor, 60).replace('_', ' ')} not measured" for each in adaptation.unmeasured]
     if adaptation.measured:
         last = adaptation.measured[-1]
         parts += [signal_text(name, told) for name in (NOISE_SCALE,) if (told := adaptation.signal(name))]

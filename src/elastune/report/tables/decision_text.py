@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastune.journal.records import Decided, Measured, PolicyFailed
+from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed
 from elastune.report.tables.text import count, number, plain
 
 NOISE_SCALE, LOSS = "noise_scale", "loss"
@@ -43,6 +43,11 @@ def failed_line(failed: PolicyFailed) -> str:
     off = "; it is not called any more" if failed.off else ""
     what = f"{plain(failed.policy, 60)}: {plain(failed.hook, 40)} failed on worker {failed.worker}"
     return f"step {failed.step}: {what}: {plain(failed.detail, 300)}{off}"
+
+
+def unmeasured_line(told: NotMeasured) -> str:
+    """``noise scale is not measured: one pass of a worker is all of the batch, ...``."""
+    return f"{plain(told.monitor, 60).replace('_', ' ')} is not measured: {plain(told.why, 300)}"
 
 
 def change_text(decided: Decided) -> str:

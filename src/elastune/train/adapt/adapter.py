@@ -19,7 +19,7 @@ from elastune.core.run import RunSpec
 from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Record
+from elastune.journal.records import NotMeasured, Record
 from elastune.monitors.base import WorkerTimes
 from elastune.policies.base import Hook, Policy
 from elastune.policies.library.registry import build_all, monitors_for
@@ -90,6 +90,7 @@ class Adapter:
         self._others = False  # hooks that wait have begun among other workers
         self._unsure = False  # another worker may have seen something else
         self._measured_s = -math.inf
+        self._told_unmeasured = False
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -125,12 +126,12 @@ class Adapter:
 
         ``own``: how long this worker's newest step took.
         """
-        workers, times = self._workers, list[float]()
-        if self.monitoring.times:
-            times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if workers.elastic else workers.size))
-            if workers.synchronised:
-                place = WORKER_TIMES * workers.rank
-                times[place : place + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
+        workers = self._workers
+        # There whether they are asked for or not: in fast mode the order of additions depends on the length.
+        times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if workers.elastic else workers.size))
+        if self.monitoring.times and workers.synchronised:
+            place = WORKER_TIMES * workers.rank
+            times[place : place + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
         return replace(
             control,
             waiting=float(self._host.waiting),
@@ -157,6 +158,17 @@ class Adapter:
         if self.monitoring:
             number = self._progress.position.step + 1
             self.monitoring.read(number, plan.size, plan.workers, statistics, found.times)
+            self._tell_unmeasured(number, plan, statistics)
+
+    def _tell_unmeasured(self, number: int, plan: StepPlan, statistics: StepStatistics) -> None:
+        """Say once what cannot be measured here, by a batch of full size."""
+        short = plan.size < 2 or 0 < plan.offset == plan.length - plan.size
+        if self._told_unmeasured or short or self._workers.rank != 0:
+            return
+        names, why = self.monitoring.unmeasured(number, statistics, self._spec.means.mode)
+        self._told_unmeasured = bool(names)
+        for name in names:
+            self._send(NotMeasured(name, number, why))
 
     def step_lost(self) -> None:
         """The step under way will be done again, and with it the user's lines that may have wished for something."""

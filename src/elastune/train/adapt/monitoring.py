@@ -9,6 +9,7 @@ import torch
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
+from elastune.core.run import Mode
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.mechanisms.base import Replica
@@ -17,6 +18,7 @@ from elastune.monitors.hessian import hessian_trace, top_eigenvalue
 from elastune.monitors.registry import choose
 from elastune.sync.base import Sync
 from elastune.sync.statistics import StepStatistics
+from elastune.train.rng import streams_kept
 
 
 class Monitoring:
@@ -39,23 +41,36 @@ class Monitoring:
         """Whether step ``step`` takes norms of parts of its batch."""
         return self.takes("norms", step) or self.takes("preconditioned", step)
 
+    def unmeasured(self, step: int, found: StepStatistics, mode: Mode) -> tuple[tuple[str, ...], str]:
+        """The monitors that compare parts of step ``step``'s batch, where it had one part; and why it had."""
+        if not self.compares(step) or found.parts["count"] >= 2:
+            return (), ""
+        names = tuple(m.name for m in self._monitors if m.needs & {"norms", "preconditioned"})
+        if found.norms is None:
+            return names, "LBFGS evaluates a batch again and again"
+        one, cut = ("a worker", "use --mode exact or two workers") if mode == "fast" else ("a slot", "use two slots")
+        return names, f"one pass of {one} is all of the batch, and to cut it would change what is trained; {cut}"
+
     def prepare(self, sync: Sync, step: int) -> None:
         """Before a step: what is to be measured of it."""
         weights = _preconditioner(sync.replica) if self.takes("preconditioned", step) else None
         sync.measure(self.compares(step), weights, (step - 1) // self._stride)
 
     def bend(self, sync: Sync, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
-        """Before a share's backward pass: measure the curvature of its loss, where that is due."""
-        due = self.takes("trace", step) or self.takes("sharpness", step)
-        if not share.weight or not due:
+        """Before a share's backward pass: measure the curvature of its loss, where that is due.
+
+        What the measurement draws, and what it moves in buffers, is taken back: parts of the model that are
+        checkpointed run again in it, and a backward pass may draw, too.
+        """
+        if not share.weight or not (self.takes("trace", step) or self.takes("sharpness", step)):
             return
         seed, params = derive(self._seed, "curvature", step), sync.replica.params
-        first = share.samples.start == 0
         try:
-            if self.takes("trace", step):
-                sync.record_statistic("trace", share.weight * hessian_trace(loss, params, seed=seed))
-            if first and self.takes("sharpness", step):
-                sync.record_statistic("sharpness", top_eigenvalue(loss, params, seed=seed))
+            with streams_kept(), sync.replica.buffers.kept():
+                if self.takes("trace", step):
+                    sync.record_statistic("trace", share.weight * hessian_trace(loss, params, seed=seed))
+                if share.samples.start == 0 and self.takes("sharpness", step):
+                    sync.record_statistic("sharpness", top_eigenvalue(loss, params, seed=seed))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

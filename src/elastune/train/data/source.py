@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,25 +107,19 @@ def plan_steps(
     means: Means,
     workers: int,
     rank: int,
-    compares: Callable[[int], bool] = lambda step: False,
 ) -> Iterator[StepPlan]:
-    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them.
-
-    Args:
-        compares: Whether in step n, counted from 1, gradients of parts of the batch are to be compared.
-    """
-    known: dict[tuple[int, bool], tuple[list[BatchSlice], int]] = {}
+    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them."""
+    known: dict[int, tuple[list[BatchSlice], int]] = {}
     length = source.length(at.offset, batch_size)
-    for step, places in enumerate(source.batches(at.offset, batch_size), at.step + 1):
-        kind = (len(places), compares(step))
-        if kind not in known:
-            cuts = means.num_slots, workers, rank, means.mode, means.micro_batch
-            own = shares(len(places), *cuts, compared=kind[1])
-            known[kind] = own, contributors(len(places), means.num_slots, workers)
-        slices, voters = known[kind]
+    for places in source.batches(at.offset, batch_size):
+        size = len(places)
+        if size not in known:
+            own = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch)
+            known[size] = own, contributors(size, means.num_slots, workers)
+        slices, voters = known[size]
         yield StepPlan(
             offset=places.start,
-            size=len(places),
+            size=size,
             slices=slices,
             contributors=voters,
             workers=workers,

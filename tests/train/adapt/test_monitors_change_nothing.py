@@ -1,0 +1,84 @@
+"""No monitor shows in what is trained: equal bits with and without each, in either mode, on any number of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune.core.run import Adapt, Means
+from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Record
+from elastune.monitors.registry import MONITORS
+from elastune.testing.sessions import lone_session
+
+COMPARING = frozenset({"noise_scale", "noise_scale_adam"})
+SETS = {"none": (), **{name: (f"{name}:every=1",) for name in MONITORS}, "all": tuple(MONITORS)}
+MEANS = {
+    **{f"exact, {n} workers": Means(workers=n, mode="exact") for n in (1, 2, 3)},
+    **{f"fast, {n} workers": Means(workers=n, mode="fast") for n in (1, 2, 3)},
+    "exact, one slot": Means(mode="exact", num_slots=1),
+    "exact, one slot in pieces": Means(mode="exact", num_slots=1, micro_batch=9),
+    "exact, slots in pieces": Means(workers=2, mode="exact", num_slots=4, micro_batch=4),
+    "fast, in pieces": Means(mode="fast", micro_batch=9),
+}
+
+ONE_PASS = (MEANS["fast, 1 workers"], MEANS["exact, one slot"])
+
+
+@pytest.fixture(autouse=True)
+def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.parametrize("means", MEANS.values(), ids=list(MEANS))
+def test_equal_bits_with_and_without(means: Means) -> None:
+    from monitored_workers import train
+
+    from elastune.testing.worker_processes import processes
+
+    found: dict[str, set[str]] = {}
+    sent: dict[str, list[Record]] = {}
+    with processes(means.workers, train, means, SETS) as workers:
+        for name in SETS:
+            said: list[tuple[Any, ...]] = [workers.hear(rank) for rank in range(means.workers)]
+            found[name] = {sha for _, sha, _ in said}
+            sent[name] = [record for *_, records in said for record in records]
+    assert len(found["none"]) == 1, "all workers hold the same"
+    assert {name for name, shas in found.items() if shas != found["none"]} == set()
+    assert all(measured(MONITORS[name].gives, sent[name]) for name in MONITORS.keys() - COMPARING)
+    for name in COMPARING:
+        told = [record for record in sent[name] if isinstance(record, NotMeasured)]
+        if means in ONE_PASS:
+            assert [(record.monitor, record.step) for record in told] == [(name, 1)], "said once"
+            assert not measured(MONITORS[name].gives, sent[name])
+        else:
+            assert not told
+            assert measured(MONITORS[name].gives, sent[name])
+
+
+def measured(names: frozenset[str], sent: list[Record]) -> bool:
+    """Whether one of the signals ``names`` was told."""
+    return any(names & record.signals.keys() for record in sent if isinstance(record, Measured))
+
+
+def test_a_policy_that_nothing_can_be_measured_for_does_nothing(tmp_path: Path) -> None:
+    sent: list[Record] = []
+    adapt = Adapt(policies=("gns:settle=1,factor=1,patience=1", "adascale:base_batch=2"))
+    session = lone_session(tmp_path, means=Means(mode="fast"), adapt=adapt, send=sent.append)
+    model: nn.Module = nn.Linear(3, 2)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.epochs(2):
+        for (x,) in session.batches(TensorDataset(torch.randn(40, 3)), batch_size=4):
+            session.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    session.finish()
+    assert session.step == 20
+    (told,) = [record for record in sent if isinstance(record, NotMeasured)]
+    assert told.monitor == "noise_scale"
+    assert "--mode exact" in told.why
+    assert not [record for record in sent if isinstance(record, Decided | PolicyFailed)]
