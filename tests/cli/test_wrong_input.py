@@ -33,6 +33,8 @@ def files(folder: Path) -> dict[str, bytes]:
         (["run", "linear.py", "--set", "lrr=1"], "known: batch_size, epochs, lr"),
         (["run", "linear.py", "--set", "lr"], "NAME=VALUE"),
         (["run", "linear.py", "--epochs", "0"], "--epochs must be at least 1"),
+        (["run", "linear.py", "--divergence", "0.5"], "a factor above 1"),
+        (["tune", "linear.py", "--trials", "2", "--divergence", "soon"], "a factor above 1"),
         (["run", "linear.py", "--max-steps", "0"], "--max-steps must be at least 1"),
         (["run", "linear.py", "--checkpoint-every", "-1"], "--checkpoint-every must be at least 0"),
         (["run", "linear.py", "--resume"], "no --out"),

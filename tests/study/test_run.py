@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,26 @@ def test_trials_that_fail_are_infeasible_with_their_reason(
     assert end.reason == "the space is exhausted"
     left = sorted(int(path.name) for path in (tmp_path / "out" / "trials").iterdir())
     assert left == sorted(trial.number for trial in study.trials if trial.state == "infeasible"), "their logs"
+
+
+def test_a_loss_that_explodes_but_stays_finite_is_infeasible_and_ends_early(
+    cluster: LocalCluster, tmp_path: Path, tiny: Program
+) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {"lr": trial.suggest_categorical("lr", [0.05, 1.2])}
+
+    asked = request(tiny, tmp_path / "out", sampler="grid", trials=9, config={"epochs": 3})
+    well, exploded = sorted(tune(asked, space=space, cluster=cluster).trials, key=lambda trial: trial.config["lr"])
+    assert (well.state, exploded.state) == ("complete", "infeasible")
+    assert re.match(
+        r"diverged: loss is \S+ at step \d+, its median over 10 is .* times that at the start", exploded.reason
+    )
+    assert int(exploded.reason.split(" at step ")[1].split(",")[0]) < 15, "of 30 steps"
+    assert [trial.config["lr"] for trial in Study.load(tmp_path / "out").front()] == [0.05]
+
+    judged_off = tune(replace(asked, out=tmp_path / "off", divergence=None), space=space, cluster=cluster)
+    assert {trial.state for trial in judged_off.trials} == {"complete"}
+    assert max(trial.values["loss"] for trial in judged_off.trials) > 1e6
 
 
 def test_two_run_at_a_time_and_the_front_is_right(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR, ReduceLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from elastune.comm.group import Group, GroupBroken
+from elastune.core.divergence import Divergence
 from elastune.core.errors import Diverged, UserError
-from elastune.core.run import Means
+from elastune.core.run import Adapt, Means
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Reported
 from elastune.testing.sessions import lone_session
@@ -336,6 +338,46 @@ def test_sums_and_means_take_numbers_tensors_and_lists(tmp_path: Path) -> None:
     assert session.mean([torch.tensor([1.0, 2.0]), 6]) == 3.0
     assert session.mean(0.1) == 0.1
     assert math.isnan(session.sum([math.nan, 1.0]))
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_loss_that_explodes_is_divergence_found_by_the_mean_over_the_global_batch(
+    tmp_path: Path, mode: Literal["exact", "fast"], slots: int
+) -> None:
+    def lose(session: Session, scales: Sequence[float]) -> int:
+        model = network()
+        model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for _ in session.epochs(100):
+            for x, y in session.batches(samples(), batch_size=16, drop_last=True):
+                if session.step >= len(scales):
+                    return session.step
+                session.backward(scales[session.step] * F.mse_loss(model(x.double()), y.double()))
+                optimizer.step()
+                optimizer.zero_grad()
+        return session.step
+
+    means = Means(mode=mode, num_slots=slots)
+    spike = [1.0] * 15 + [1e6] * 4 + [1.0] * 15
+    exploding = [1.0] * 15 + [1e6] * 15
+    assert lose(lone_session(tmp_path, means=means), spike) == len(spike)
+    with pytest.raises(Diverged, match="at step 20, its median over 10 is"):
+        lose(lone_session(tmp_path, means=means), exploding)
+    off = lone_session(tmp_path, means=means, divergence=Divergence(None))
+    assert lose(off, exploding) == len(exploding)
+    guarded = lone_session(tmp_path, means=means, adapt=Adapt(("divergence:tries=0",)))
+    assert lose(guarded, exploding[:20]) == 20, "a policy handles it"
+
+
+def test_what_divergence_is_judged_by_goes_on_with_a_run(tmp_path: Path) -> None:
+    one = lone_session(tmp_path, divergence=Divergence(10.0, ("loss",)))
+    for _ in range(3):
+        one.report(loss=0.1)
+    other = lone_session(tmp_path, divergence=Divergence(10.0, ("loss",)))
+    other._progress.load_state_dict(json.loads(json.dumps(one._progress.state_dict())))
+    other.report(loss=1.1)
+    with pytest.raises(Diverged, match="loss is 1.1 after|loss is 1.1, its median over 3"):
+        other.report(loss=1.1)
 
 
 def test_a_loss_that_is_not_finite_is_divergence(tmp_path: Path) -> None:

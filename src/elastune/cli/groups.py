@@ -11,6 +11,7 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.setup import choose_device, choose_out, use_data
+from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
 from elastune.core.run import DEFAULT_SLOTS, Config, Means, Place, Program
 
@@ -22,15 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained: the program's settings, epochs and seed."""
+    """What is trained: the program's settings, epochs and seed, and when it has failed."""
 
     set_: options.Set = None
     epochs: options.Epochs = None
     seed: options.Seed = 0
+    divergence: options.Divergence = f"{FACTOR:g}"
 
     @property
     def config(self) -> Config:
         return parse.settings(self.set_ or [])
+
+    @property
+    def factor(self) -> float | None:
+        """By how much a loss has to grow to have diverged; None: it is not judged."""
+        return parse_divergence(self.divergence)
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,7 @@ class Search:
             config=training.config,
             epochs=training.epochs,
             seed=training.seed,
+            divergence=training.factor,
             price_per_worker_hour=check_price(self.price),
             trial_timeout_s=None if timeout is None else parse.duration(timeout, "--trial-timeout"),
             resume=resume,

@@ -20,6 +20,13 @@ Set = Annotated[
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets, instead of $ELASTUNE_DATA.")]
 Epochs = Annotated[int | None, typer.Option(help="Override what the program asks of session.epochs.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Divergence = Annotated[
+    str,
+    typer.Option(
+        metavar="FACTOR|off",
+        help="A training has failed once its loss is FACTOR times that of its start; off: once it is not finite.",
+    ),
+]
 Mode = Annotated[str, typer.Option(help="exact: the same weights for any worker count; fast: equal within rounding.")]
 Slots = Annotated[
     int | None, typer.Option(help="Shares that a batch is cut into. [default: 8, or more for more workers]")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from elastune.core.divergence import Divergence
+
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
 Scalar = bool | int | float | str
@@ -95,7 +97,7 @@ class RunSpec:
     ``resume`` continues from the newest checkpoint in ``out``; ``parent``, the folder of another run, begins with the
     newest one there and goes on with this run's own config.
     ``checkpoint_every_steps``: None writes one at each epoch's end, k also after every k steps, 0 none at all.
-    ``measure_link``: time a few all-reduces at the end, for the step-time model.
+    ``measure_link``: time a few all-reduces at the end, for the step-time model. ``divergence``: when it has failed.
     """
 
     program: Program
@@ -112,6 +114,7 @@ class RunSpec:
     measure_link: bool = False
     elastic: Elastic = field(default_factory=Elastic)
     adapt: Adapt = field(default_factory=Adapt)
+    divergence: Divergence = field(default_factory=Divergence)
 
     @property
     def most_workers(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from elastune.cluster.run_files import RunFiles
+from elastune.core.divergence import Divergence
 from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.rows import FrontierCriteria, batch_of
@@ -124,4 +125,5 @@ class FrontierExperiment:
             checkpoint_every_steps=0 if calibrates else None,
             elastic=Elastic() if bounds is None or started.phase != "search" else Elastic(*bounds),
             adapt=Adapt() if calibrates else Adapt(monitors=(NOISE_SCALE,)),
+            divergence=Divergence(self._request.divergence),
         )

@@ -6,9 +6,11 @@ import math
 import random
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from elastune.cluster.base import NOBODY, ElasticHandle, Event, Exited, Message
+from elastune.core.divergence import follow_reports
 from elastune.core.errors import UserError
 from elastune.core.run import Position, RunSpec
 from elastune.core.seeds import derive
@@ -202,12 +204,15 @@ class SimulatedHandle(ElasticHandle):
             metrics = self._model.metrics(self.spec.config, self.spec.seed, position.epoch)
             metrics = {name: float(value) for name, value in metrics.items()}
             seconds = self._seconds()
-            self._progress = Progress(position, seconds, {**self._progress.metrics, **metrics}, self._progress.history)
+            known = {**self._progress.metrics, **metrics}
+            self._progress = replace(self._progress, position=position, seconds=seconds, metrics=known)
             so_far = position.epoch, position.step, position.samples, seconds
             self._emit(Message(self._members[0], Reported(*so_far, metrics, self._reports, self._planned)))
             self._reports += 1
-            if wrong := [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]:
-                self._fail("diverged", f"{', '.join(wrong)} after step {position.step}")
+            losses, wrong = follow_reports(self._progress.losses, metrics, self.spec.divergence)
+            self._progress = replace(self._progress, losses=losses)
+            if wrong:
+                self._fail("diverged", f"{wrong} after step {position.step}")
                 return
         if self._is_at_end(position):
             return

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from elastune.core.divergence import LossTrack
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Position
 from elastune.journal.atomic import atomic_write
@@ -54,13 +55,15 @@ class TrialModel(Protocol):
 class Progress:
     """How far a simulated run is: what its checkpoint holds.
 
-    ``history``: (digest of configuration and seed, the step up to which it was trained with these).
+    ``losses``: what divergence is judged by. ``history``: (digest of configuration and seed, the step up to which it was
+    trained with these).
     """
 
     position: Position = field(default_factory=Position)
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     history: tuple[tuple[str, int], ...] = ()
+    losses: dict[str, LossTrack] = field(default_factory=dict)
 
     def trained(self, digest: str, position: Position, seconds: float) -> Progress:
         """Further progress, with the configuration and seed of ``digest``."""
@@ -134,7 +137,8 @@ def load_progress(folder: Path) -> Progress | None:
         return None
     except (OSError, ValueError) as error:
         raise UserError("a simulated run goes on from what it kept", f"{folder}: {error}", "start it again") from error
-    return Progress(Position(**tree["position"]), tree["seconds"], tree["metrics"], _pairs(tree["history"]))
+    losses = {name: LossTrack.from_json(told) for name, told in tree["losses"].items()}
+    return Progress(Position(**tree["position"]), tree["seconds"], tree["metrics"], _pairs(tree["history"]), losses)
 
 
 def _pairs(history: Sequence[Any]) -> tuple[tuple[str, int], ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.static import from_environment
+from elastune.core.divergence import FACTOR, Divergence, check_factor
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, Means, Program, RunSpec
 from elastune.job.output_dir import next_folder
@@ -48,13 +49,15 @@ def run(
     epochs: int | None = None,
     policies: Sequence[str] = (),
     monitors: Sequence[str] = (),
+    divergence: float | None = FACTOR,
     resume: bool = False,
     cluster: Cluster | None = None,
 ) -> RunFinished:
     """Run ``train(session)`` on ``workers`` local processes (or ``means.workers``) and return what it reached.
 
     ``policies`` and ``monitors`` are written as on the command line: ``policies=["gns:max_batch=2048"]``; classes of
-    policies that the function's file defines go by their names.
+    policies that the function's file defines go by their names. ``divergence``: the run fails once its training loss is so
+    many times that of its start, see ``core.divergence``; None: once it is not finite.
 
     Under torchrun or srun this process is one of the workers they started, and ends here when its work is done. Call
     it below ``if __name__ == "__main__":``, since workers import the file. Raises ``UserError`` and ``JobFailed``.
@@ -72,6 +75,7 @@ def run(
         epochs=epochs,
         resume=resume,
         adapt=Adapt(tuple(policies), tuple(monitors)),
+        divergence=Divergence(check_factor(divergence)),
     )
     check_adapt(spec.adapt, load(program))
     if place is not None:
@@ -99,6 +103,7 @@ def tune(
     sampler: str = "auto",
     config: Config | None = None,
     seed: int = 0,
+    divergence: float | None = FACTOR,
     out: str | Path | None = None,
     price_per_worker_hour: float = 1.0,
     resume: bool = False,
@@ -110,7 +115,8 @@ def tune(
     micro_batch and policy set system parameters. At least one of ``trials``, ``budget_s`` and ``worker_hours`` bounds
     the search. ``stopping="asha"`` pauses trials that do not promise to be on the front; ``trial_workers=(1, 4)`` moves
     workers among the running trials, each within these bounds. ``warm_start``: folders of earlier studies; their best
-    settings are tried first, and what they measured in the same context counts for the search.
+    settings are tried first, and what they measured in the same context counts for the search. A trial whose loss
+    is ``divergence`` times that of its start ends, infeasible; None: one whose loss is not finite.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()
@@ -132,6 +138,7 @@ def tune(
         trial_workers=trial_workers,
         config=dict(config or {}),
         seed=seed,
+        divergence=divergence,
         price_per_worker_hour=price_per_worker_hour,
         resume=resume,
     )

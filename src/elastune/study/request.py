@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastune.core.divergence import FACTOR
 from elastune.core.run import Config, Means, Program
 
 
@@ -20,7 +21,8 @@ class StudyRequest:
     running trials, each within these bounds, and move them while the trials run. ``stopping``: which trials pause early
     ("none", "asha", "hyperband", see ``search.stopping``). ``warm_start``: folders of earlier studies to learn from.
 
-    ``simulated``: nothing is trained, so its folder never goes on with trials that were.
+    ``divergence``: a trial ends, infeasible, once its loss is so many times that of its start, see ``core.divergence``;
+    None: once it is not finite. ``simulated``: nothing is trained, so its folder never goes on with trials that were.
 
     At least one of ``trials``, ``budget_s`` and ``worker_hours`` (of all trials together) bounds the study.
     """
@@ -41,6 +43,7 @@ class StudyRequest:
     config: Config = field(default_factory=dict)
     epochs: int | None = None
     seed: int = 0
+    divergence: float | None = FACTOR
     price_per_worker_hour: float = 1.0
     trial_timeout_s: float | None = None
     resume: bool = False
@@ -54,7 +57,7 @@ class FrontierRequest:
     ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``). ``stopping`` and
-    ``trial_workers``: as in ``StudyRequest``, for the trainings of the search.
+    ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence``: as there, for all trainings.
     """
 
     program: Program
@@ -72,5 +75,6 @@ class FrontierRequest:
     trial_workers: tuple[int, int] | None = None
     epochs: int | None = None
     seed: int = 0
+    divergence: float | None = FACTOR
     price_per_worker_hour: float = 1.0
     resume: bool = False

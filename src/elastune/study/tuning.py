@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from elastune.cluster.run_files import RunFiles
+from elastune.core.divergence import Divergence
 from elastune.core.run import Elastic, RunSpec
 from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import check_adapt
@@ -58,6 +59,7 @@ class Tuning:
             epochs=self._plan.request.epochs,
             max_steps=trial.max_steps,
             checkpoint_every_steps=0,
+            divergence=self._divergence,
         )
         record = TrialStarted(number, trial.config, asdict(trial.means), trial.seed, trial.phase)
         return PreparedTrial(number, spec, record)
@@ -103,7 +105,14 @@ class Tuning:
             checkpoint_every_steps=None if self._pauses else 0,
             elastic=elastic,
             adapt=adapt,
+            divergence=self._divergence,
         )
+
+    @property
+    def _divergence(self) -> Divergence:
+        """Metrics that should go down may explode as the training loss does."""
+        falling = [o.name for o in self.objectives if o.direction == "min" and o.clock is None]
+        return Divergence(self._plan.request.divergence, tuple(falling))
 
     def _folder(self, number: int) -> Path:
         return self._plan.request.out / "trials" / f"{number:05d}"

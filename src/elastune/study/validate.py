@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastune.core.cost import MEASURED
+from elastune.core.divergence import check_factor
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, RunSpec
 from elastune.job.run import check_means
@@ -65,6 +66,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("epochs must be at least 1", request.epochs, "use --epochs 1 or more")
     if request.worker_hours is not None and not 0 < request.worker_hours < math.inf:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
+    check_factor(request.divergence)
     check_means(RunSpec(request.program, request.out, means=request.means))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+from elastune.core.divergence import LossTrack
 from elastune.core.run import Position
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.timing import StepTimes
@@ -24,6 +25,7 @@ class Progress:
         micro_batch: What the run was changed to use instead of what its means ask for.
         reports: How many were made since the last step.
         spans: Which samples were used.
+        losses: What divergence is judged by: the training loss, under no name, and metrics that should go down.
     """
 
     name: ClassVar[str] = "progress"
@@ -36,6 +38,7 @@ class Progress:
     micro_batch: int | None = None
     reports: int = 0
     spans: SampleSpans = field(default_factory=list)
+    losses: dict[str, LossTrack] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -46,6 +49,7 @@ class Progress:
             "reports": self.reports,
             "spans": self.spans,
             "seconds": self.times.seconds,
+            "losses": {name: track.to_json() for name, track in self.losses.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -55,6 +59,7 @@ class Progress:
         self.micro_batch = None if state["micro_batch"] is None else int(state["micro_batch"])
         self.reports = int(state["reports"])
         self.spans = spans_of(state)
+        self.losses = {str(name): LossTrack.from_json(told) for name, told in state.get("losses", {}).items()}
         self.times.go_on_from(float(state["seconds"]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from elastune.comm.exactly import exact_mean, exact_sum
 from elastune.comm.group import GroupBroken
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
-from elastune.core.errors import Diverged, UserError
+from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
@@ -31,6 +30,7 @@ from elastune.train.control import ControlVector
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
+from elastune.train.divergence import DivergenceWatch
 from elastune.train.machine import run_context
 from elastune.train.metrics import Number, floats_of
 from elastune.train.precision import autocast_forward
@@ -78,6 +78,7 @@ class Session:
         self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
         self._transaction = StepTransaction(workers, self._progress, self._log)
         self.state = RunState(spec, config, workers, self._progress, self._transaction, self._adapter, send)
+        self._watch = DivergenceWatch(spec.divergence, self._progress)
         self._stepper = Stepper(
             spec,
             workers,
@@ -86,6 +87,7 @@ class Session:
             self._log,
             self.state,
             self._adapter,
+            self._watch,
             device,
             send,
             stop_requested,
@@ -185,7 +187,6 @@ class Session:
         self._spread([*model.parameters(), *model.buffers()])
         control = len(self._stepper.control(ControlVector()).to_list())
         sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
-        sync.wants_statistics = bool(self._adapter.monitoring)
         self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
             autocast_forward(model, self.device)
@@ -272,7 +273,7 @@ class Session:
         """Backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
 
         After the last call of a step the gradients are those of the mean over the global batch, equal on all workers;
-        before it no parameter has one. Raises ``Diverged`` where the loss is not finite.
+        before it no parameter has one. Raises ``Diverged`` where the loss is not finite, or has exploded.
         """
         self._stepper.backward(loss)
 
@@ -315,7 +316,7 @@ class Session:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
 
         Names that begin with ``test_`` are held-out figures: no search ever reads them. Every worker must call this.
-        Raises ``Diverged`` where a metric is not finite.
+        Raises ``Diverged`` where a metric is not finite, or one that a study minimises has exploded.
         """
         self._refuse_inside("report")
         reserved = sorted(set(metrics) & set(MEASURED))
@@ -334,11 +335,8 @@ class Session:
             progress.reports += 1
         else:  # on the way back to where the run is: what was reported there stands
             progress.metrics = {**means, **progress.metrics}
-        if self._adapter.survives_divergence:
-            return
-        wrong = [f"{name} is {value}" for name, value in means.items() if not math.isfinite(value)]
-        if wrong:
-            raise Diverged(f"{', '.join(wrong)} after step {at.step}")
+        if not self._adapter.survives_divergence:
+            self._watch.metrics(means, at.step, again=not self._workers.synchronised)
 
     # -- change -------------------------------------------------------------------------------------------------------
 

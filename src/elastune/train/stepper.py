@@ -23,6 +23,7 @@ from elastune.train.control import PRIME, ControlVector
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_steps
+from elastune.train.divergence import DivergenceWatch
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
@@ -50,6 +51,7 @@ class Stepper:
         log: SampleLog,
         state: RunState,
         adapter: Adapter,
+        watch: DivergenceWatch,
         device: torch.device,
         send: Callable[[Record], None],
         stop_requested: Callable[[], bool],
@@ -62,6 +64,7 @@ class Stepper:
         self._log = log
         self._state = state
         self._adapter = adapter
+        self._watch = watch
         self._device = device
         self._send = send
         self._stop_requested = stop_requested
@@ -175,7 +178,9 @@ class Stepper:
         return True
 
     def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
-        self._adapter.monitoring.prepare(trained.sync, self._progress.position.step + 1)
+        monitoring = self._adapter.monitoring
+        monitoring.prepare(trained.sync, self._progress.position.step + 1)
+        trained.sync.wants_statistics = bool(monitoring) or self._looks
         if self._transaction.evaluates_again:
             trained.sync.measure(False)
         own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight]
@@ -195,8 +200,7 @@ class Stepper:
         part, sync = transaction.due(), self._trained().sync
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        looks = self._device.type == "cpu" or step % CHECK_LOSS_EVERY == 0
-        if looks and not self._adapter.survives_divergence and not math.isfinite(value := float(loss.detach())):
+        if self._looks and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
         self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step:
@@ -207,7 +211,15 @@ class Stepper:
         workers.say("computing", step + 1)
         self._stop_votes = found.stop
         self._adapter.step_reduced(found, transaction.plan, sync.statistics)
+        if self._looks:
+            self._watch.loss(sync.statistics.parts["loss"], step + 1)
         self._tell_of_regrouping(self._progress.times.now)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether this step's loss is judged."""
+        due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
+        return due and not self._adapter.survives_divergence
 
     def _check_body(self, rates: list[float] | None, trained: TrainingState) -> None:
         """The user's loop body must have done its part, and inside of a step no more than that."""

@@ -17,6 +17,7 @@ from elastune.cli.flatten import flatten
 from elastune.cli.groups import Execution, FaultOptions, Folders, Notices, Training
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
 from elastune.cli.setup import choose_workers
+from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Elastic, Place, Program, RunSpec
 
@@ -83,6 +84,7 @@ def run(
         resume=folders.resume,
         elastic=elastic,
         adapt=Adapt(tuple(policy or ()), tuple(monitor or ())),
+        divergence=Divergence(training.factor),
     )
     if place is not None:
         return _run_static(spec, place, folders.json, tensorboard)

@@ -96,6 +96,7 @@ def frontier(
         trial_workers=bounds,
         epochs=training.epochs,
         seed=training.seed,
+        divergence=training.factor,
         price_per_worker_hour=check_price(price),
         resume=folders.resume,
     )

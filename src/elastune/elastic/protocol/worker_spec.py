@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from elastune.core.divergence import Divergence
 from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec
 
 
@@ -42,6 +43,7 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         known["parent"] = None if told["parent"] is None else Path(told["parent"])
         known["elastic"] = Elastic(**told["elastic"])
         known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in told["adapt"].items()})
+        known["divergence"] = Divergence(told["divergence"]["factor"], tuple(told["divergence"]["metrics"]))
         return WorkerSpec(**{**fields, "spec": RunSpec(**{**told, **known}), "place": Place(**fields["place"])})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no worker's specification: {error!r}") from None

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from elastune.core.divergence import limit
 from elastune.core.errors import UserError
 from elastune.policies.base import Hook, Policy
 
@@ -43,8 +44,8 @@ class Sanity:
     tried: int = 0
 
     def limit(self, factor: float) -> float:
-        """Losses above it are too high: ``factor`` x the smoothed loss. Near or below 0 the losses' spread counts."""
-        return self.smooth + (factor - 1) * max(abs(self.smooth), self.spread)
+        """Losses above it are too high."""
+        return limit(self.smooth, factor, self.spread)
 
 
 def advance(sanity: Sanity, step: int, loss: float, rules: DivergenceGuard) -> tuple[Sanity, Action | None]:

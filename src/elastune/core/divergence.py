@@ -1,0 +1,132 @@
+"""When a loss has exploded: one rule for runs, studies, simulations and the divergence policy. Pure.
+
+A loss that is not finite has diverged at once. A finite one is judged by a running median, so that a spike of some
+steps, however high, is none: training has diverged when most of the last ``WINDOW`` losses lie above ``factor`` times
+the loss of the start and ``factor`` times the best that was reached. The default factor is one that no training which
+ends well comes near: its loss may rise for a while, rarely to twice that of its start, and one that explodes passes
+every factor within some steps (``docs/runs.md`` has what was measured).
+
+A loss that has been negative (a policy gradient, a log-density) has no zero to measure a factor from, so it is judged by
+its distance from 0 alone, which must not grow beyond ``BOUND`` times that of the start, or 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastune.core.errors import UserError
+
+FACTOR = 10.0  # a loss this many times that of the start has diverged
+WINDOW = 10  # losses of a step each, that are judged together
+REPORTS = 3  # values of a reported metric, which is a mean over many samples already
+BOUND = 1e9  # for losses without a scale of their own
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """``factor``: see the module; None: only what is not finite. ``metrics``: reported ones that should go down."""
+
+    factor: float | None = FACTOR
+    metrics: tuple[str, ...] = ()
+
+
+def limit(level: float, factor: float, spread: float = 0.0) -> float:
+    """Losses above it are too high: ``factor`` x ``level``; near or below 0 the losses' ``spread`` is the scale."""
+    return level + (factor - 1) * max(abs(level), spread)
+
+
+@dataclass(frozen=True)
+class LossTrack:
+    """What is remembered of a loss: the ``newest`` values, the ``first``, and the ``best`` median.
+
+    ``start``: the median of the first window, but at most ``factor`` times the first value, since what explodes at once
+    would make its own yardstick; None until there is a window. ``signed``: some value was negative.
+    """
+
+    newest: tuple[float, ...] = ()
+    first: float | None = None
+    start: float | None = None
+    best: float = math.inf
+    signed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can hold: in place of infinity and None nothing."""
+        told = {"newest": list(self.newest), "signed": self.signed, "first": self.first, "start": self.start}
+        return {name: value for name, value in {**told, "best": self.best}.items() if value not in (None, math.inf)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> LossTrack:
+        """What ``to_json`` gave."""
+        return cls(**{**told, "newest": tuple(told["newest"])})
+
+
+def follow(track: LossTrack, loss: float, factor: float | None, window: int = WINDOW) -> tuple[LossTrack, str]:
+    """What is remembered after the finite value ``loss``; and why it has diverged by now, in words, or "".
+
+    Example:
+        >>> track, why = LossTrack(), ""
+        >>> for loss in [2.3, 2.1, *[1e4] * 12]:
+        ...     track, why = follow(track, loss, factor=10.0)
+        >>> why
+        'its median over 10 is 1e+04, 434.8 times that at the start (23); the best was 2.3'
+    """
+    newest = (*track.newest, loss)[-window:]
+    first = loss if track.first is None else track.first
+    track = replace(track, newest=newest, first=first, signed=track.signed or loss < 0)
+    if len(newest) < window:
+        return track, ""
+    level = sorted(newest)[window // 2]
+    if track.start is None:
+        track = replace(track, start=_start(level, first, factor))
+    track = replace(track, best=min(track.best, level, first))
+    return track, "" if factor is None else _judged(track, level, factor, window)
+
+
+def follow_reports(
+    tracks: Mapping[str, LossTrack], metrics: Mapping[str, float], rule: Divergence
+) -> tuple[dict[str, LossTrack], str]:
+    """What is remembered of each metric after a report of ``metrics``; and what has diverged by now, in words, or ""."""
+    found, wrong = dict(tracks), [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    for name in () if wrong else rule.metrics:
+        if name in metrics:
+            found[name], why = follow(found.get(name, LossTrack()), metrics[name], rule.factor, REPORTS)
+            wrong += [f"{name} is {metrics[name]:.4g}, {why}"] if why else []
+    return found, ", ".join(wrong)
+
+
+def _start(level: float, first: float, factor: float | None) -> float:
+    return min(level, limit(first, factor)) if factor is not None and first > 0 else level
+
+
+def _judged(track: LossTrack, level: float, factor: float, window: int) -> str:
+    assert track.start is not None
+    if track.signed or track.start <= 0:
+        bound = BOUND * max(1.0, abs(track.start))
+        return f"its median over {window} is {level:.4g}, beyond {bound:.4g} from 0" if abs(level) > bound else ""
+    if level <= limit(track.start, factor):
+        return ""
+    times = level / track.start
+    shown = f"{times:.4g} times that at the start ({track.start:.4g}); the best was {track.best:.4g}"
+    return f"its median over {window} is {level:.4g}, {shown}"
+
+
+def parse_divergence(text: str) -> float | None:
+    """The factor that ``--divergence`` gives: a number above 1, or None for "off". Raises ``UserError``."""
+    if text.strip().lower() == "off":
+        return None
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    return check_factor(factor, repr(text))
+
+
+def check_factor(factor: float | None, told: object = None) -> float | None:
+    """``factor``, if losses can be judged by it. Raises ``UserError``."""
+    if factor is None or (not isinstance(factor, bool) and isinstance(factor, int | float) and 1 < factor < math.inf):
+        return factor
+    rule = "a loss has diverged at a factor above 1, or is not judged (off)"
+    raise UserError(rule, factor if told is None else told, f"such as {FACTOR:g}")
