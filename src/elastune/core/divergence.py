@@ -1,13 +1,16 @@
 """When a loss has exploded: one rule for runs, studies, simulations and the divergence policy. Pure.
 
 A loss that is not finite has diverged at once. A finite one is judged by a running median, so that a spike of some
-steps, however high, is none: training has diverged when most of the last ``WINDOW`` losses lie above ``factor`` times
-the loss of the start and ``factor`` times the best that was reached. The default factor is one that no training which
-ends well comes near: its loss may rise for a while, rarely to twice that of its start, and one that explodes passes
-every factor within some steps (``docs/runs.md`` has what was measured).
+steps, however high, is none: training has diverged when half of the last ``WINDOW`` losses lie above ``factor`` times
+the loss of its start. The best that was reached is not above that, so they are above ``factor`` times the best as well.
+Losing what was learned, back to the loss of the start, is a bad result, but no explosion.
 
-A loss that has been negative (a policy gradient, a log-density) has no zero to measure a factor from, so it is judged by
-its distance from 0 alone, which must not grow beyond ``BOUND`` times that of the start, or 1.
+The default: of 180 trainings of three small networks on digits (SGD, momentum, Adam; learning rates 1e-3 to 30) the
+90 that learned anything (over 30 % right) never rose above 1.4 x their start, and the 30 that passed 10 x were wrong on
+three of four samples or more, most of them beyond 100 x. So 10 leaves room to either side.
+
+A loss that has been negative (a policy gradient, a log-density) has no zero to measure a factor from, so it is judged
+by its distance from 0 alone, which must not grow beyond ``BOUND`` times that of the start, or 1.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ def follow(track: LossTrack, loss: float, factor: float | None, window: int = WI
 def follow_reports(
     tracks: Mapping[str, LossTrack], metrics: Mapping[str, float], rule: Divergence
 ) -> tuple[dict[str, LossTrack], str]:
-    """What is remembered of each metric after a report of ``metrics``; and what has diverged by now, in words, or ""."""
+    """What is remembered of each metric after a report of ``metrics``; and what has diverged, in words, or ""."""
     found, wrong = dict(tracks), [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
     for name in () if wrong else rule.metrics:
         if name in metrics:

@@ -55,8 +55,8 @@ class TrialModel(Protocol):
 class Progress:
     """How far a simulated run is: what its checkpoint holds.
 
-    ``losses``: what divergence is judged by. ``history``: (digest of configuration and seed, the step up to which it was
-    trained with these).
+    ``history``: (digest of configuration and seed, the step up to which it was trained with these). ``losses``: what
+    divergence is judged by.
     """
 
     position: Position = field(default_factory=Position)

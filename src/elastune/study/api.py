@@ -56,8 +56,8 @@ def run(
     """Run ``train(session)`` on ``workers`` local processes (or ``means.workers``) and return what it reached.
 
     ``policies`` and ``monitors`` are written as on the command line: ``policies=["gns:max_batch=2048"]``; classes of
-    policies that the function's file defines go by their names. ``divergence``: the run fails once its training loss is so
-    many times that of its start, see ``core.divergence``; None: once it is not finite.
+    policies that the function's file defines go by their names. ``divergence``: the run fails once its training loss is
+    so many times that of its start, see ``core.divergence``; None: once it is not finite.
 
     Under torchrun or srun this process is one of the workers they started, and ends here when its work is done. Call
     it below ``if __name__ == "__main__":``, since workers import the file. Raises ``UserError`` and ``JobFailed``.

@@ -57,7 +57,7 @@ class FrontierRequest:
     ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``). ``stopping`` and
-    ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence``: as there, for all trainings.
+    ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence``: as there, for all.
     """
 
     program: Program
