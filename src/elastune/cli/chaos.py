@@ -8,6 +8,7 @@ from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Place, RunSpec
+from elastune.core.text import count
 from elastune.job.fault_injection import Chaos, Injector, Planned, parse_chaos
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
@@ -15,7 +16,6 @@ from elastune.journal.reader import read
 from elastune.journal.records import RunFinished
 from elastune.report.tables.changes import changes_line, gather_changes
 from elastune.report.tables.sample_ledger import ledger, lines
-from elastune.report.tables.text import count
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ TrialWorkers = Annotated[
     typer.Option(metavar="LOW:HIGH", help="Share the workers out: each running trial has LOW to HIGH, changing live."),
 ]
 WorkerHours = Annotated[float | None, typer.Option(help="Worker-hours that all trials together may use.")]
-Price = Annotated[float, typer.Option(help="Price of a worker-hour.")]
+Price = Annotated[float, typer.Option(help="Dollars for a worker-hour; at 1, costs are told as the work itself.")]
 Workers = Annotated[
     str,
     typer.Option(

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from elastune.core.text import count, duration, plain, settings_text
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
@@ -43,7 +44,7 @@ from elastune.journal.records import (
 )
 from elastune.journal.trials import fold
 from elastune.report.tables.decision_text import decided_line, failed_line, measured_text, unmeasured_line
-from elastune.report.tables.text import count, duration, number, plain, settings_text
+from elastune.search.space.objective import valued
 
 PLAIN_EVERY_S = 5.0
 REFRESHES_PER_S = 4
@@ -103,7 +104,7 @@ class RunTracker:
                 return f"worker {record.worker} has left", True
             case Regrouped():
                 on = count(len(record.members), "worker")
-                return f"on {on} from step {record.step} on, after {number(record.pause_s * 1e3, 3)} ms", True
+                return f"on {on} from step {record.step} on, after {duration(record.pause_s)}", True
             case Straggling():
                 return plain(record.line, 400), True
             case FaultInjected():
@@ -157,8 +158,7 @@ class StudyTracker:
             case TrialFinished():
                 return self._ended(record), False
             case TimesFitted():
-                per_sample, base = number(record.per_sample_s * 1e6, 3), number(record.base_s * 1e3, 3)
-                return f"a step takes {base} ms + {per_sample} µs a sample", True
+                return f"a step takes {duration(record.base_s)} + {duration(record.per_sample_s)} a sample", True
             case FrontierFound() | StudyFinished(reason="interrupted"):
                 return "", False
             case StudyFinished():
@@ -269,4 +269,4 @@ class Progress:
 
 
 def _metrics(metrics: dict[str, float]) -> str:
-    return ", ".join(f"{plain(name, 40)} {number(value)}" for name, value in metrics.items()) or "no metrics"
+    return ", ".join(f"{plain(name, 40)} {valued(name, value)}" for name, value in metrics.items()) or "no metrics"

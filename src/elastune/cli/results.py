@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.text import count, duration, plain, settings_text
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
@@ -29,7 +30,7 @@ from elastune.report.tables.adapting import (
 from elastune.report.tables.changes import Changes, changes_line, gather_changes
 from elastune.report.tables.study_tables import front_table, subset_table
 from elastune.report.tables.tables import Table, frontier_table
-from elastune.report.tables.text import count, duration, number, plain, settings_text
+from elastune.search.space.objective import valued
 from elastune.study.results.study import Study
 from elastune.study.results.trials import Trial
 
@@ -119,7 +120,7 @@ def _changed(changes: Changes) -> dict[str, Any]:
 def _run_lines(
     end: RunFinished, means: dict[str, Any], changes: Changes, adaptation: Adaptation, out: Path
 ) -> tuple[str, ...]:
-    metrics = ", ".join(f"{plain(name, 40)} {number(value)}" for name, value in end.metrics.items())
+    metrics = ", ".join(f"{plain(name, 40)} {valued(name, value)}" for name, value in end.metrics.items())
     steps, on = count(end.steps, "step"), count(end.workers, "worker")
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({plain(means.get('mode'))})",
@@ -152,7 +153,7 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         why = Counter(plain(t.reason, 200) or t.state for t in study.trials).most_common(3)
         told = "; ".join(f"{times} x {reason}" for reason, times in why)
         return Result(data, lines=(f"no trial has a result{f': {told}' if told else ''}",), stopped=data["reason"])
-    values = ", ".join(f"{name} {number(value)}" for name, value in picked.trial.values.items())
+    values = ", ".join(f"{name} {valued(name, value, story.price)}" for name, value in picked.trial.values.items())
     lines = (
         f"pick    trial {picked.trial.number} ({plain(picked.reason, 300)}): {values}",
         f"        {settings_text(picked.trial.config)}",

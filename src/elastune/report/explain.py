@@ -13,9 +13,10 @@ from statistics import fmean
 import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from elastune.core.text import count, duration, number
 from elastune.search.analysis.front import nondominated
 from elastune.search.analysis.importance import Importance
-from elastune.search.space.objective import Objective, oriented
+from elastune.search.space.objective import Objective, oriented, valued
 from elastune.search.space.space import from_json
 from elastune.study.results.study import Study
 from elastune.study.results.trials import Trial
@@ -79,37 +80,39 @@ def _front(study: Study) -> tuple[str, ...]:
         return ("No trial has a result yet.",)
     first = study.objectives[0]
     picked = study.pick()
-    when = f"It was there after {_time(picked.trial.ended_s)}, everything before it counted."
+    when = f"It was there after {duration(picked.trial.ended_s)}, everything before it counted."
     if len(study.objectives) == 1:
         best = picked.trial
-        return (f"The best {first.name} is {best.values[first.name]:.6g}, by trial {best.number}. {when}",)
+        return (f"The best {first.name} is {_valued(study, first, best)}, by trial {best.number}. {when}",)
     reach = "; ".join(
-        f"{o.name} from {_valued(o, min(values))} to {_valued(o, max(values))}"
+        f"{o.name} from {_valued(study, o, ends[0])} to {_valued(study, o, ends[-1])}"
         for o in study.objectives
-        for values in [[trial.values[o.name] for trial in front]]
+        for ends in [sorted(front, key=lambda trial: trial.values[o.name])]
     )
-    chosen = ", ".join(_valued(o, picked.trial.values[o.name]) for o in study.objectives)
+    chosen = ", ".join(_valued(study, o, picked.trial) for o in study.objectives)
     size = "One trial is best in everything" if len(front) == 1 else f"No trial beats these {len(front)} in everything"
     lines = [f"{size}: {reach}.", f"The pick is trial {picked.trial.number} ({chosen}): {picked.reason}. {when}"]
-    return (*lines, *_steps(study.objectives, front))
+    return (*lines, *_steps(study, front))
 
 
-def _steps(objectives: Sequence[Objective], front: Sequence[Trial]) -> list[str]:
+def _steps(study: Study, front: Sequence[Trial]) -> list[str]:
     """What the way from each point of the front to the next better one in the first objective costs in the others."""
     shown = list(front)
     if len(shown) > MOST_STEPS + 1:
         shown = [shown[i] for i in np.linspace(0, len(shown) - 1, MOST_STEPS + 1).round().astype(int)]
     shown.reverse()  # from the worst in the first objective to the best
-    first, lines = objectives[0], []
+    objectives, lines = study.objectives, []
+    first = objectives[0]
     for near, far in pairwise(shown):
         if near.values[first.name] == far.values[first.name]:
             continue
         changes = [
-            f"{o.name} {change:+.3g}{_unit(o)} ({'better' if (change > 0) == (o.direction == 'max') else 'worse'})"
+            f"{o.name} {'+' if change > 0 else '-'}{valued(o.name, abs(change), study.price_per_worker_hour)} "
+            f"({'better' if (change > 0) == (o.direction == 'max') else 'worse'})"
             for o in objectives[1:]
             if (change := far.values[o.name] - near.values[o.name])
         ]
-        ends = f"{first.name} {near.values[first.name]:.6g} -> {far.values[first.name]:.6g}"
+        ends = f"{first.name} {_valued(study, first, near)} -> {_valued(study, first, far)}"
         lines.append(f"{ends} (trial {near.number} -> {far.number}): {', '.join(changes) or 'nothing else changes'}.")
     return lines
 
@@ -139,7 +142,8 @@ def _sureness(study: Study) -> tuple[str, ...]:
         for trial in study.front()
         if trial.number != picked.number and abs(trial.values[first.name] - picked.values[first.name]) <= reach
     ]
-    noise = f"From seed to seed {first.name} varies by {spread:.2g} (standard deviation, {freedom} degrees of freedom)"
+    of = f"(standard deviation, {freedom} degrees of freedom)"
+    noise = f"From seed to seed {first.name} varies by {number(spread, 2)} {of}"
     if ties:
         numbers = ", ".join(map(str, ties))
         return (f"{noise}: in {first.name} the pick is no different from trials {numbers} of the front.",)
@@ -215,11 +219,9 @@ def _times(study: Study) -> tuple[str, ...]:
     }
     told = [f"{used[state] / whole:.0%} {name}" for state, name in words.items() if used[state] > 0]
     waiting = max(0.0, whole - sum(used.values()))
-    workers = "worker" if study.workers == 1 else "workers"
     moved = sum(span.ended == "regrouped" for span in study.spans)
-    lines = [
-        f"{_time(study.seconds)} on {study.workers} {workers}: {', '.join([*told, f'{waiting / whole:.0%} waiting'])}."
-    ]
+    shares = ", ".join([*told, f"{waiting / whole:.0%} waiting"])
+    lines = [f"{duration(study.seconds)} on {count(study.workers, 'worker')}: {shares}."]
     if moved:
         lines.append(f"While trials ran, their workers changed {moved} {'time' if moved == 1 else 'times'}.")
     return tuple(lines)
@@ -274,18 +276,8 @@ def _best(study: Study) -> list[Trial]:
 
 
 def _trials(n: int) -> str:
-    return "1 trial" if n == 1 else f"{n} trials"
+    return count(n, "trial")
 
 
-def _valued(objective: Objective, value: float) -> str:
-    return f"{value:.4g}{_unit(objective)}"
-
-
-def _unit(objective: Objective) -> str:
-    return f" {objective.unit}" if objective.unit and objective.unit != "fraction" else ""
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _valued(study: Study, objective: Objective, trial: Trial) -> str:
+    return valued(objective.name, trial.values[objective.name], study.price_per_worker_hour)

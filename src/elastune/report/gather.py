@@ -121,6 +121,11 @@ class StudyStory:
         return self.started.settings
 
     @property
+    def price(self) -> float:
+        """Of a worker-hour."""
+        return float(self.settings.get("price_per_worker_hour", 1.0))
+
+    @property
     def is_frontier(self) -> bool:
         return self.found is not None or self.settings.get("kind") == "frontier"
 
@@ -178,8 +183,7 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
     if story is None:
         return None
     table = fold(entries)
-    price = float(story.settings.get("price_per_worker_hour", 1.0))
-    ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), price)}
+    ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), story.price)}
     stories = (TrialStory(life, ended.get(number)) for number, life in table.trials.items())
     return replace(story, trials=tuple(stories), order=tuple(table.ended))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.text import count, duration, flat, number, plain
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
@@ -23,7 +24,7 @@ from elastune.report.tables.changes import Changes, changes_line, changes_table,
 from elastune.report.tables.sample_ledger import Ledger, ledger
 from elastune.report.tables.sample_ledger import lines as ledger_lines
 from elastune.report.tables.tables import Table
-from elastune.report.tables.text import count, duration, flat, number, plain
+from elastune.search.space.objective import valued
 from elastune.study.results.command import program_path, run_command
 from elastune.study.results.study import Study
 
@@ -82,7 +83,7 @@ def run_page(
     on = count(workers, "worker") if isinstance(workers, int) else "its workers"
     end = run.finished
     if end:
-        metrics = ", ".join(f"{plain(key, 40)} {number(value)}" for key, value in end.metrics.items())
+        metrics = ", ".join(f"{plain(key, 40)} {valued(key, value)}" for key, value in end.metrics.items())
         after = f"in {duration(end.seconds)} and {count(end.steps, 'step')} on {count(end.workers, 'worker')}"
         answer, state = f"{name} reached {metrics or 'its end'} {after}.", "finished"
     elif run.failed:
@@ -256,7 +257,7 @@ def _study_answer(study: StudyStory, top: TrialStory | None, on_front: int) -> s
     if top is None:
         return f"No trial has a result; {told}."
     name = _first(study)
-    reached = ", ".join(f"{plain(key, 40)} {number(top.value(key))}" for key in study.objectives)
+    reached = ", ".join(f"{plain(key, 40)} {valued(key, top.value(key), study.price)}" for key in study.objectives)
     front = f" {count(on_front, 'point')} on the front." if len(study.objectives) > 1 else ""
     return f"Best {name}: trial {top.trial} with {reached}; {told}.{front}"
 

@@ -105,7 +105,19 @@ def test_tables_tell_of_paused_trials_and_keep_them_off_the_front() -> None:
     story = gather_study(told.entries)
     assert story is not None
     paused, done = trials_table(story).rows
-    assert paused == ("0", "search", "paused after epoch 2", "0.99", "5", "5", "1", "0", "lr=0.1", "rank 2 of 2")
+    assert paused == (
+        "0",
+        "search",
+        "paused after epoch 2",
+        "0.99",
+        "5 s",
+        "5 s",
+        "1",
+        "ddp",
+        "0",
+        "lr=0.1",
+        "rank 2 of 2",
+    )
     assert done[2] == "complete"
     assert [row[0] for row in front_table(story, (1,)).rows] == ["1"]
     assert failures_table(story).rows == ()

@@ -79,7 +79,7 @@ def test_a_decision_is_one_line_with_its_reason():
 
 def test_the_foremost_signals_come_first_and_few_are_shown():
     signals = {"zeal": (1.0, None), "step_s": (0.01, None), "noise_scale": (5.0, None)}
-    assert cause_text(replace(SEEN, signals=signals)) == "noise scale 5, step s 0.01"
+    assert cause_text(replace(SEEN, signals=signals)) == "noise scale 5, step 10 ms"
     assert measured_text(SEEN) == "loss 0.312, noise scale 412 ± 30, batch 64, lr 0.05, 2 workers"
     assert measured_text(replace(SEEN, signals={"loss": (float("nan"), None)}, workers=1)).startswith("loss NaN, batch")
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from elastune.core.text import number
 from elastune.journal.records import TimesFitted
 from elastune.report.gather import front_trials, gather_run, gather_study
 from elastune.report.tables.study_tables import failures_table, front_table, trials_table
 from elastune.report.tables.tables import Table, frontier_table, reports_table, run_table, times_table, to_html, to_rich
-from elastune.report.tables.text import number
 
 
 def printed(table, width):
@@ -117,7 +117,7 @@ def test_run_tables_hold_the_run(run_entries, failed_run_entries):
     run = gather_run(run_entries)
     cells = dict(run_table(run).rows)
     assert cells["final accuracy"] == number(run.finished.metrics["accuracy"])
-    assert cells["median step (ms)"] == "31.1"
+    assert cells["median step"] == "31.1 ms"
     assert cells["SHA-256 of the final state"] == "9f" * 32
     assert len(reports_table(run).rows) == 12
     failed = dict(run_table(gather_run(failed_run_entries)).rows)

@@ -95,7 +95,7 @@ def _data(found: Simulation) -> dict[str, Any]:
 
 
 def _line(found: Simulation) -> str:
-    from elastune.report.tables.text import duration, number
+    from elastune.core.text import duration, number
 
     of = f"{duration(found.seconds)} of {found.workers} workers in {duration(found.real_seconds)}"
     return f"{of}; trials had {number(100 * found.used, 3)} % of their time; {found.source}"

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from elastune.core.text import count, number, plain
 from elastune.journal.records import Decided, Measured
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Figure, Mark, Marker, Panel, Series
 from elastune.report.gather import RunStory
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.decision_text import LOSS, NOISE_SCALE, change_text, decided_line, measured_text
-from elastune.report.tables.text import count, number, plain
 
 MOST_LABELS = 12  # decisions, beyond which their words would cover each other
 MOST_MARKS = 80

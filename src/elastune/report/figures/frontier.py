@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from elastune.core.text import count, number, plain, plus_minus
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Figure, Level, Panel, Series
-from elastune.report.tables.text import count, number, plain, plus_minus
 
 NAIVE = "before: naive rule (batch and learning rate × workers)"
 TUNED = "after: tuned"

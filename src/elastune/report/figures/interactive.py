@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
+from elastune.core.text import number
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Bars, Figure, Marker, Panel, Series, log_ticks
-from elastune.report.tables.text import number
 
 SYMBOLS: dict[Marker, str] = {"circle": "circle", "square": "square", "diamond": "diamond", "ring": "circle"}
 PANEL_HEIGHT_PX = 360

@@ -7,11 +7,11 @@ from itertools import groupby
 
 import numpy as np
 
+from elastune.core.text import count, duration, number, plain
 from elastune.journal.trials import AllocationSpan
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Bars, Figure, Panel, Series
 from elastune.report.figures.study import front_growth
-from elastune.report.tables.text import count, duration, number, plain
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import oriented
 from elastune.study.results.study import Study

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from elastune.core.text import number
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Figure, Mark, Marker, Panel, Series, log_ticks
-from elastune.report.tables.text import number
 
 MARKERS: dict[Marker, str] = {"circle": "o", "square": "s", "diamond": "D", "ring": "o"}
 PANEL_INCHES = (4.6, 3.7)

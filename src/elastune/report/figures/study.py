@@ -8,14 +8,14 @@ from itertools import accumulate
 
 import numpy as np
 
+from elastune.core.text import count, duration, number, plain, settings_text
 from elastune.journal.records import Reported
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Figure, Level, Marker, Panel, Series
 from elastune.report.gather import RunStory, StudyStory, TrialStory, oriented_values
 from elastune.report.tables.changes import Changes, worker_steps
-from elastune.report.tables.text import count, number, plain, settings_text
 from elastune.search.analysis.front import default_reference, hypervolume, nondominated
-from elastune.search.space.objective import Floats
+from elastune.search.space.objective import Floats, valued
 
 PHASES: dict[str, tuple[str, str, Marker]] = {
     "naive": ("naive rule", palette.BEFORE, "square"),
@@ -132,7 +132,11 @@ def workers(run: RunStory, changes: Changes) -> Figure | None:
 def describe_trial(trial: TrialStory, study: StudyStory) -> str:
     """One trial in one line, for hovering."""
     parts = [f"trial {trial.trial}"]
-    parts += [f"{plain(name, 30)} {number(trial.value(name))}" for name in study.objectives if trial.complete]
+    parts += [
+        f"{plain(name, 30)} {valued(name, trial.value(name), study.price)}"
+        for name in study.objectives
+        if trial.complete
+    ]
     if trial.started:
         parts += [f"{trial.workers} worker{'' if trial.workers == '1' else 's'}"] if trial.workers else []
         parts.append(plain(settings_text(trial.settings), 160))
@@ -149,8 +153,8 @@ def _curve(name: str, reports: Sequence[Reported], place: int) -> Panel:
         palette.SEQUENCE[place % len(palette.SEQUENCE)],
         line="solid",
         labels=tuple(
-            f"{plain(name, 40)} {number(report.metrics[name])}; epoch {report.epoch}; "
-            f"{report.samples} samples; {number(report.seconds, 3)} s"
+            f"{plain(name, 40)} {valued(name, report.metrics[name])}; epoch {report.epoch}; "
+            f"{count(report.samples, 'sample')}; {duration(report.seconds)}"
             for report in reports
         ),
     )

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elastune.core.text import count, number, plain, whole
 from elastune.journal.entry import Entry
 from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Restarted, RunFinished, RunStarted
 from elastune.report.tables.decision_text import NOISE_SCALE, OUTCOMES, Told, cause_text, change_text, signal_text
 from elastune.report.tables.tables import Table
-from elastune.report.tables.text import count, number, plain
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def decisions_table(adaptation: Adaptation) -> Table:
     """One line a decision: when, whose, what, why, and what became of it."""
     rows = tuple(
         (
-            str(each.step),
+            whole(each.step),
             plain(each.policy, 60),
             change_text(each),
             cause_text(each.cause),
@@ -132,7 +132,7 @@ def failures_table(adaptation: Adaptation) -> Table:
     """One line a call of a policy that raised."""
     rows = tuple(
         (
-            str(each.step),
+            whole(each.step),
             plain(each.policy, 60),
             plain(each.hook),
             str(each.worker),

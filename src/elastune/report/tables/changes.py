@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from elastune.core.text import count, duration, plain, whole
 from elastune.journal.entry import Entry
 from elastune.journal.records import FaultInjected, Record, Regrouped, Straggling, WorkerGone
 from elastune.report.tables.tables import Table
-from elastune.report.tables.text import count, number, plain
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def changes_line(changes: Changes) -> str:
     """``4 changes of workers, pauses 12 ms median, 71 ms at most, 1 step done again``; empty without any."""
     if not changes.regroupings:
         return ""
-    pauses = f"pauses {_ms(changes.median_pause_s)} median, {_ms(changes.longest_pause_s)} at most"
+    pauses = f"pauses {duration(changes.median_pause_s)} median, {duration(changes.longest_pause_s)} at most"
     changed = count(len(changes.regroupings), "change")
     return f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
 
@@ -64,16 +64,16 @@ def changes_table(changes: Changes) -> Table:
     rows = tuple(
         (
             str(r.version),
-            str(r.step),
+            whole(r.step),
             str(len(r.members)),
             ", ".join(map(str, r.members)),
             "planned" if r.planned else "after a loss",
-            number(r.pause_s * 1e3, 3),
-            str(r.discarded),
+            duration(r.pause_s),
+            whole(r.discarded),
         )
         for r in changes.regroupings
     )
-    header = ("version", "first step", "workers", "their numbers", "how", "pause (ms)", "steps done again")
+    header = ("version", "first step", "workers", "their numbers", "how", "pause", "steps done again")
     return Table(f"Changes of workers ({len(rows)})", header, rows, frozenset({0, 1, 2, 5, 6}))
 
 
@@ -88,7 +88,3 @@ def worker_steps(workers: int, changes: Changes, steps: int) -> tuple[tuple[floa
     points = [(0.0, float(workers)), *((float(r.step), float(len(r.members))) for r in changes.regroupings)]
     points.append((float(max(steps, points[-1][0])), points[-1][1]))
     return tuple(x for x, _ in points), tuple(y for _, y in points)
-
-
-def _ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{number(seconds * 1e3, 3)} ms"

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastune.core.text import count, duration, number, plain
 from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed
-from elastune.report.tables.text import count, number, plain
+from elastune.search.space.objective import clock
 
 NOISE_SCALE, LOSS = "noise_scale", "loss"
 Told = tuple[float, float | None]  # a signal's value and its standard error, where one is known
@@ -85,8 +86,11 @@ def measured_text(measured: Measured) -> str:
 def signal_text(name: str, told: Told) -> str:
     """``noise scale 412 ± 30``: three digits of the value, two of its error."""
     value, error = told
-    known = f" ± {number(error, 2)}" if error is not None and math.isfinite(error) else ""
-    return f"{plain(name, 40).replace('_', ' ')} {number(value, 3)}{known}"
+    timed = clock(name) is not None
+    known = error is not None and math.isfinite(error)
+    error_text = f" ± {duration(error) if timed else number(error, 2)}" if known else ""
+    words = plain(name.removesuffix("_s") if timed else name, 40).replace("_", " ")
+    return f"{words} {duration(value) if timed else number(value, 3)}{error_text}"
 
 
 def _new_lr(asked: Mapping[str, Any], old: float) -> float | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elastune.core.text import duration, number, plain, settings_text, value_text
 from elastune.report.gather import StudyStory, TrialStory
 from elastune.report.tables.tables import Table
-from elastune.report.tables.text import number, plain, settings_text, value_text
 from elastune.search.analysis.importance import Importance
+from elastune.search.space.objective import valued
 from elastune.study.results.study import Study
 from elastune.study.results.trials import Trial
 
@@ -15,9 +16,9 @@ from elastune.study.results.trials import Trial
 def trials_table(study: StudyStory) -> Table:
     """Every trial in the order they started; of paused ones what their last report told."""
     names = list(study.objectives)
-    header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time (s)", "workers", "mechanism")
+    header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time", "workers", "mechanism")
     header = (*header, "seed", "settings", "why")
-    rows = tuple(_trial_cells(trial, names) for trial in study.trials)
+    rows = tuple(_trial_cells(trial, names, study.price) for trial in study.trials)
     return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 5 + len(names)), 6 + len(names)}))
 
 
@@ -33,7 +34,7 @@ def front_table(study: StudyStory, best: Sequence[int]) -> Table:
     rows = tuple(
         (
             str(trial.trial),
-            *(number(trial.value(name)) for name in names),
+            *(valued(name, trial.value(name), study.price) for name in names),
             trial.workers or "–",
             trial.mechanism,
             _settings_of(trial),
@@ -69,7 +70,7 @@ def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
     rows = tuple(
         (
             str(trial.number),
-            *(number(trial.values.get(name)) for name in names),
+            *(valued(name, trial.values.get(name), study.price_per_worker_hour) for name in names),
             value_text(trial.means.get("workers", "–")),
             value_text(trial.means.get("mechanism", "–")),
             settings_text(trial.config),
@@ -91,7 +92,7 @@ def importance_table(found: Importance) -> Table:
     return Table(f"What decides {plain(found.objective, 40)}", header, rows, frozenset({1, 2}), note=note)
 
 
-def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
+def _trial_cells(trial: TrialStory, names: Sequence[str], price: float) -> tuple[str, ...]:
     end, rest = trial.finished, trial.paused
     state = f"paused after epoch {rest.epochs}" if rest else end.state if end else "unfinished"
     values = (rest.values.get(name) if rest else trial.value(name) for name in names)
@@ -99,8 +100,8 @@ def _trial_cells(trial: TrialStory, names: Sequence[str]) -> tuple[str, ...]:
         str(trial.trial),
         trial.phase,
         state,
-        *(number(value) for value in values),
-        number(end.seconds if end else rest.seconds if rest else None),
+        *(valued(name, value, price) for name, value in zip(names, values, strict=True)),
+        duration(end.seconds if end else rest.seconds if rest else None),
         trial.workers or "–",
         trial.mechanism,
         str(trial.started.seed) if trial.started else "–",

@@ -11,9 +11,10 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from elastune.core.text import duration, flat, number, plain, plus_minus, rate, settings_text, whole
 from elastune.journal.records import FrontierFound, FrontierRow, TimesFitted
 from elastune.report.gather import RunStory
-from elastune.report.tables.text import duration, flat, number, plain, plus_minus, settings_text
+from elastune.search.space.objective import valued
 
 GAP = 2  # between columns on a terminal
 
@@ -78,9 +79,9 @@ def frontier_table(found: FrontierFound) -> Table:
 def times_table(times: TimesFitted) -> Table:
     """The fitted step-time model and how well it predicts steps that it was not fitted to."""
     rows = [
-        ("fixed part of a step", f"{number(times.base_s * 1e3)} ms"),
-        ("gradient of one sample", f"{number(times.per_sample_s * 1e6)} µs"),
-        ("latency of one message", f"{number(times.latency_s * 1e6)} µs"),
+        ("fixed part of a step", duration(times.base_s)),
+        ("gradient of one sample", duration(times.per_sample_s)),
+        ("latency of one message", duration(times.latency_s)),
         ("link", _bandwidth(times.seconds_per_byte)),
         ("gradients", f"{number(times.grad_bytes / 1e6)} MB"),
         ("worker counts measured", ", ".join(map(str, times.measured_workers))),
@@ -102,15 +103,15 @@ def run_table(run: RunStory) -> Table:
     ]
     end = run.finished
     if end:
-        rows += [(f"final {plain(name, 40)}", number(value)) for name, value in end.metrics.items()]
+        rows += [(f"final {plain(name, 40)}", valued(name, value)) for name, value in end.metrics.items()]
         rows += [
             ("ended", ENDINGS.get(end.stopped, "on request")),
             ("training time", duration(end.seconds)),
-            ("steps", str(end.steps)),
-            ("samples", str(end.samples)),
-            ("samples per second", number(end.samples / end.seconds) if end.seconds > 0 else "–"),
-            ("median step (ms)", number(end.step_s * 1e3) if end.step_s is not None else "–"),
-            ("of it waiting (ms)", number(end.wait_s * 1e3) if end.wait_s is not None else "–"),
+            ("steps", whole(end.steps)),
+            ("samples", whole(end.samples)),
+            ("throughput", rate(end.samples / end.seconds) if end.seconds > 0 else "–"),
+            ("median step", duration(end.step_s)),
+            ("of it waiting", duration(end.wait_s)),
             ("SHA-256 of the final state", plain(end.sha256)),
         ]
     if run.failed and not end:
@@ -122,14 +123,14 @@ def run_table(run: RunStory) -> Table:
 def reports_table(run: RunStory) -> Table:
     """Everything that the run reported."""
     names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
-    header = ("epoch", "step", "samples", "training (s)", *(plain(name, 30) for name in names))
+    header = ("epoch", "step", "samples", "training time", *(plain(name, 30) for name in names))
     rows = tuple(
         (
             str(report.epoch),
-            str(report.step),
-            str(report.samples),
-            number(report.seconds),
-            *(number(report.metrics.get(name)) for name in names),
+            whole(report.step),
+            whole(report.samples),
+            duration(report.seconds),
+            *(valued(name, report.metrics.get(name)) for name in names),
         )
         for report in run.reports
     )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
-from elastune.search.space.objective import Floats, Objective, oriented
+from elastune.search.space.objective import Floats, Objective, oriented, valued
 
 
 def nondominated(points: Floats) -> NDArray[np.bool_]:
@@ -152,9 +152,7 @@ def pick(
         order += [i for i in range(len(objectives)) if i not in order]
         best = min(front, key=lambda row: tuple(points[row, order]))
         chosen = objectives[order[0]]
-        return Pick(
-            int(best), f"{told}the best {chosen.name} ({values[best][chosen.name]:.6g} {chosen.unit}".rstrip() + ")"
-        )
+        return Pick(int(best), f"{told}the best {chosen.name} ({valued(chosen.name, values[best][chosen.name])})")
     return Pick(knee(points), "the knee of the front: past it, a gain in one objective costs more in the others")
 
 

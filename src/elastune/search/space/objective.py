@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
+from elastune.core.text import cost, duration, number
 
 Direction = Literal["max", "min"]
 Clock = Literal["total", "duration"]
@@ -60,6 +61,13 @@ def clock(name: str) -> Clock | None:
     if name in (*MEASURED, "time"):
         return "total"
     return "duration" if name.endswith(("_s", "_seconds")) else None
+
+
+def valued(name: str, value: float | None, price_per_worker_hour: float | None = None) -> str:
+    """The value of the metric ``name`` in a unit that a person reads; costs need the price that they are made of."""
+    if name == "cost":
+        return f"{number(value)} price units" if price_per_worker_hour is None else cost(value, price_per_worker_hour)
+    return duration(value) if clock(name) else number(value)
 
 
 def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:

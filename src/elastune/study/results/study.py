@@ -57,6 +57,7 @@ class Study:
     ending: str = ""
     spans: tuple[AllocationSpan, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
+    price_per_worker_hour: float = 1.0
 
     @classmethod
     def load(cls, out: str | Path) -> Study:
@@ -70,6 +71,7 @@ class Study:
         if started is None or "objectives" not in started.settings:
             raise UserError("a study's journal must begin with its settings", out, "give the --out of elastune tune")
         asked, table = started.settings, fold(entries)
+        price = float(asked.get("price_per_worker_hour", 1.0))
         objectives = parse_objectives(asked["objectives"])
         workers = asked.get("workers", 1)
         last = [e.record for e in entries if isinstance(e.record, (StudyStarted, StudyFinished))][-1]
@@ -79,12 +81,13 @@ class Study:
             seed=int(asked.get("seed", 0)),
             epochs=asked.get("epochs"),
             objectives=objectives,
-            trials=outcomes(table, [o.name for o in objectives], float(asked.get("price_per_worker_hour", 1.0))),
+            trials=outcomes(table, [o.name for o in objectives], price),
             workers=max(workers) if isinstance(workers, list) else int(workers),
             seconds=table.seconds,
             ending=last.reason if isinstance(last, StudyFinished) else "",
             spans=table.spans,
             defaults=dict(asked.get("defaults", {})),
+            price_per_worker_hour=price,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Numbers and foreign strings as a reader wants to see them."""
+"""Numbers, times, costs, counts and foreign strings as a reader wants to see them; made nowhere else."""
 
 from __future__ import annotations
 
@@ -38,19 +38,62 @@ def plus_minus(mean: float | None, half_width: float | None, digits: int = 4) ->
     return f"{mean:.{decimals}f} ± {half_width:.{decimals}f}"
 
 
-def duration(seconds: float) -> str:
-    """``42.3 s``, ``3 min 05 s`` or ``2 h 04 min``."""
-    if seconds < 60:
+def interval(ends: tuple[float, float] | None, digits: int = 2) -> str:
+    """``0.958 to 0.995``: both ends to as many decimals as their distance has in ``digits`` significant digits."""
+    if ends is None or not all(map(math.isfinite, ends)):
+        return "–"
+    low, high = ends
+    width = high - low
+    if not 1e-6 <= width < 1e6:
+        return f"{number(low)} to {number(high)}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(width)))
+    return f"{low:.{decimals}f} to {high:.{decimals}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """``340 µs``, ``235 ms``, ``42.3 s``, ``3.2 min``, ``2.1 h`` or ``3.4 days``; an en dash for None."""
+    if seconds is None or not math.isfinite(seconds) or seconds == 0:
+        return "0 s" if seconds == 0 else number(seconds)
+    size = abs(seconds)
+    if size < 0.9995e-3:
+        return f"{number(seconds * 1e6, 3)} µs"
+    if size < 0.9995:
+        return f"{number(seconds * 1e3, 3)} ms"
+    if size < 59.95:
         return f"{number(seconds, 3)} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    for unit, length, up_to in (("min", 60.0, 59.95), ("h", 3600.0, 47.95)):
+        if size / length < up_to:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 86400:,.1f} days"
+
+
+def cost(value: float | None, price_per_worker_hour: float = 1.0) -> str:
+    """What something costs: ``$0.41``; at a price of 1.0 the work itself, as ``52.3 worker-s`` or ``1.2 worker-h``."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    if price_per_worker_hour == 1.0:
+        amount, _, unit = duration(value * 3600).partition(" ")
+        return f"{amount} worker-{unit}"
+    if value == 0 or abs(value) < 0.00995:
+        return f"${number(value, 2)}"
+    return f"${value:,.2f}" if abs(value) < 999.5 else f"${value:,.0f}"
+
+
+def whole(n: int) -> str:
+    """``12,345``."""
+    return f"{n:,}"
 
 
 def count(n: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    """``1 worker``, ``2 workers``, ``12,345 steps``."""
+    return f"{whole(n)} {noun}" if n == 1 else f"{whole(n)} {noun}s"
+
+
+def rate(per_second: float | None, noun: str = "samples") -> str:
+    """``12,345 samples/s``, ``0.42 samples/s``."""
+    if per_second is None or not math.isfinite(per_second):
+        return number(per_second)
+    return f"{per_second:,.0f} {noun}/s" if per_second >= 999.5 else f"{number(per_second, 3)} {noun}/s"
 
 
 def value_text(value: object) -> str:
