@@ -159,6 +159,15 @@ def test_giver_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
     assert 0 in ran.lost
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_givers_die_before_they_have_told_of_their_steps(runs: Runs, undisturbed: Ran, workers: int) -> None:
+    """All that had trained up to then die in the first step with the joiner, who claims their steps for them."""
+    faults = [f"kill {worker} 2 sharing" for worker in range(workers)]
+    ran = runs(workers, act=grow(workers + 1), pause_s=0.06, faults=faults)
+    assert sorted(ran.lost) == list(range(workers))
+    same(ran, undisturbed)
+
+
 def test_a_worker_told_to_go_leaves(runs: Runs, undisturbed: Ran) -> None:
     """SIGTERM: it leaves at a step boundary, and another one comes."""
     told: list[int] = []

@@ -136,9 +136,10 @@ class StepsCompleted:
     """Worker ``worker`` says: steps ``first_step`` to ``last_step`` (counted from 1) were completed under ``version``.
 
     They used the places ``start`` to ``stop`` (exclusive) of the order of samples of ``epoch``, whose training pass
-    uses ``length`` of them (all, or all but what ``drop_last`` leaves out). Each step's reduction brought the number
-    and the checksum of its samples from all workers, and they were right. Every member of a version says this for
-    itself, so a death loses no claim.
+    uses ``length`` of them (all, or all but what ``drop_last`` leaves out; 0: nobody knows, as of a stream). Each
+    step's reduction brought the number and the checksum of its samples from all workers, and they were right. Every
+    member of a version says this for itself, and who takes over a worker's state says what that one had not told yet,
+    so a death loses no claim.
     """
 
     worker: int

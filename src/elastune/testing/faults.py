@@ -4,7 +4,8 @@ The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 ga
 of its step 5. Kinds: kill, stop (SIGSTOP), nap (half a second: others come first), break (what was done there is
 complete, but this worker believes that it failed).
 Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
-gathered (right after a gather of numbers),
+gathered (right after a gather of numbers), sharing (the second half of an exact reduction, in which every member has
+given its part; STEP is the view's number),
 forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving (a
 checkpoint), agreeing (on what was decided between epochs).
 Any other place is one that the program itself passes by ``reach``.
@@ -51,6 +52,11 @@ class Injector:
         self._session = session
         self._worker = session.state.workers.worker
         self._faults = [fault for fault in faults if fault.worker == self._worker]
+
+    @property
+    def view(self) -> int:
+        """The view that this worker is a member of."""
+        return self._session.state.workers.view
 
     def reach(self, place: str, step: int | None = None) -> None:
         """This worker has come to ``place``."""
@@ -108,6 +114,7 @@ def _wrap_library(injector: Injector) -> None:
 
     before(Group, "all_to_all", "scatter")
     before(Group, "all_gather", "gather")
+    before(Group, "all_gather", "sharing", lambda *_: _INJECTORS[0].view)
     before(elastic_group, "form_comms", "forming", lambda factory, store, name, *_: int(name))
     before(state_transfer, "send_packed", "giving")
     before(state_transfer, "receive_packed", "taking")

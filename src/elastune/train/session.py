@@ -77,7 +77,9 @@ class Session:
         self._adapter = Adapter(spec, workers, self._progress, send, policies)
         self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
         self._transaction = StepTransaction(workers, self._progress, self._log)
-        self.state = RunState(spec, config, workers, self._progress, self._transaction, self._adapter, send)
+        self.state = RunState(
+            spec, config, workers, self._progress, self._transaction, self._adapter, send, parts=(self._log,)
+        )
         self._watch = DivergenceWatch(spec.divergence, self._progress)
         self._stepper = Stepper(
             spec,

@@ -67,6 +67,13 @@ def test_the_last_epoch_may_be_unfinished_if_training_is() -> None:
     assert not of(claim(1, 4, 0, 40), claim(5, 5, 0, 10, epoch=1)).exact
 
 
+def test_of_a_stream_whose_length_nobody_knows_all_that_was_used_counts() -> None:
+    stream = of(claim(1, 4, 0, 40, length=0), claim(5, 10, 40, 90, length=0), finished())
+    assert lines(stream) == ("epoch 1: 90/90 seen once", "ledger: 90 samples in 10 steps, each seen once")
+    missed = of(claim(1, 4, 0, 40, length=0), claim(5, 9, 50, 90, length=0), finished())
+    assert missed.epochs[0].missed == ((40, 50),)
+
+
 def test_a_resumed_run_takes_back_what_its_checkpoint_did_not_hold() -> None:
     resumed = replace(STARTED, resumed_step=4)
     assert of(claim(1, 4, 0, 40), claim(5, 8, 40, 80), resumed, claim(5, 10, 40, 100), finished()).exact

@@ -69,6 +69,7 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
         disputes += [f"epoch {epoch + 1}: {words}" for words in contradictions]
         taken += pieces
         length = max(own, key=lambda claim: (claim.last_step, claim.version)).length
+        length = length or max(claim.stop for claim in own)  # of a stream nobody knows it: all that was used counts
         seen.append(_count(epoch, length, list(pieces.values()), complete or epoch < last))
     steps = sum(after - before for before, after in taken)
     for (_, before), (after, _) in pairwise([(0, 0), *sorted(taken)]):

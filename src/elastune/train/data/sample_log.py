@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
 
 from elastune.core.run import Position
 from elastune.journal.records import Record, StepsCompleted
@@ -39,7 +40,13 @@ def records_of(spans: SampleSpans) -> list[StepsCompleted]:
 
 
 class SampleLog:
-    """Joins the steps that one worker completed under one view to records, and sends them."""
+    """Joins the steps that one worker completed under one view to records, and sends them.
+
+    A part of a run's state: who takes over a worker's state claims what that worker had not told yet, for it may be
+    lost with nobody else left who knows of those steps. Said twice is said once (``report.tables.sample_ledger``).
+    """
+
+    name: ClassVar[str] = "claims"
 
     def __init__(self, worker: int, send: Callable[[Record], None]) -> None:
         self._worker = worker
@@ -79,3 +86,10 @@ class SampleLog:
         known, self._open = self._open, None
         if known is not None:
             self._send(known)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"open": None if self._open is None else asdict(self._open)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        known = state["open"]
+        self._open = None if known is None else StepsCompleted(**{**known, "worker": self._worker})
