@@ -199,6 +199,14 @@ def test_all_die_and_the_run_goes_on_from_its_checkpoint(runs: Runs, undisturbed
     same(ran, undisturbed)
 
 
+def test_all_die_again_and_again_and_the_run_comes_further_each_time(runs: Runs, undisturbed: Ran) -> None:
+    """Right after every second checkpoint; two losses without progress in between would end it."""
+    faults = [f"kill {worker} {4 * worker + 4} before" for worker in range(8)]
+    ran = runs(1, faults=faults, elastic=Elastic(most_losses=2), spec={"checkpoint_every_steps": 2})
+    same(ran, undisturbed)
+    assert ran.lost == list(range(8))
+
+
 def decided(ran: Ran) -> list[tuple[str, int, str, dict[str, object]]]:
     return [(r.policy, r.step, r.outcome, r.decision) for r in ran.records if isinstance(r, Decided)]
 

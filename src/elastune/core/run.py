@@ -66,8 +66,9 @@ class Means:
 class Elastic:
     """How a run's workers may change while it goes on: from ``low`` to ``high`` (None: as many as it began with).
 
-    A worker that is silent for ``heartbeat_s`` counts as lost. A run that loses workers ``most_losses`` times without
-    completing a step in between has failed: whatever kills them would go on killing.
+    A worker that is silent for ``heartbeat_s`` counts as lost. A run that loses workers ``most_losses`` times and comes
+    no further in between (steps that survive, a later checkpoint or report) has failed: whatever kills them would go on
+    killing.
     """
 
     low: int = 1

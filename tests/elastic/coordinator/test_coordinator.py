@@ -14,6 +14,7 @@ import pytest
 from elastune.elastic.coordinator import connections as hub
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.coordinator.for_controller import RecordSent
 from elastune.elastic.protocol import instructions
 from elastune.elastic.protocol.messages import (
     Answer,
@@ -196,6 +197,22 @@ def test_a_worker_that_neither_beats_nor_closes_is_lost() -> None:
         assert found[0].await_version(number, LIMIT_S).members == (0,)
         assert mute.ended()
         assert "silent for 0.3 s" in Events(coordinator).text()
+
+
+def test_a_controller_that_takes_nothing_stops_no_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More reports lie there than anybody should keep: workers wait with theirs, hear that the run lives, and live."""
+    monkeypatch.setattr("elastune.elastic.coordinator.for_controller.BACKLOG_LIMIT_BYTES", 1 << 16)
+    with coordinating(2, heartbeat_s=0.5, silence_s=1.0) as coordinator, members(coordinator, 0, 1) as found:
+        number = begun(found)
+        for _ in range(8):
+            found[0].report(Straggling(0, "x" * (1 << 15)))
+        time.sleep(2.5)  # the workers' patience is 1 s, this side's half a second
+        assert not found[0].superseded(number)
+        assert not found[1].superseded(number)
+        heard: list[RecordSent] = []
+        while len(heard) < 8:
+            heard += eventually(lambda: [told for told in coordinator.take() if isinstance(told, RecordSent)])
+        assert coordinator.members == [0, 1], Events(coordinator).text()
 
 
 def test_beats_keep_a_worker(coordinator: Coordinator) -> None:

@@ -20,6 +20,7 @@ from elastune.elastic.protocol.messages import (
     Left,
     Lost,
     Noticed,
+    Progressed,
     Ready,
     ReplaceAsked,
     ResizeAsked,
@@ -364,6 +365,15 @@ def test_losses_without_progress_end_the_run() -> None:
     for worker in range(6):
         state = told(state, (worker, Lost()), (None, CapacityChanged(1)), *warm(worker + 1))[0]
         state = told(state, (worker + 1, Running(worker + 2, 10 * worker + 10)))[0]
+    assert state.stage == "open"
+
+
+def test_losses_of_all_with_progress_in_between_do_not_end_the_run() -> None:
+    """They begin again at a checkpoint, so their views begin with step 0 as far as anybody says."""
+    state = training(1, most_losses=2)
+    for worker in range(6):
+        state = told(state, (worker, Lost()), (None, CapacityChanged(1)), *warm(worker + 1))[0]
+        state = told(state, (worker + 1, Running(worker + 2, 0)), (None, Progressed(10 * worker + 10)))[0]
     assert state.stage == "open"
 
 

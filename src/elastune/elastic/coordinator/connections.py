@@ -94,6 +94,7 @@ class ConnectionServer:
         self._guests: dict[int, Connection] = {}  # oldest first
         self._cut: list[Connection] = []
         self._muted_until = 0.0
+        self._hears = True
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(bell, selectors.EVENT_READ)
@@ -115,6 +116,25 @@ class ConnectionServer:
                     yield from self._read(connection)
         self._expire()
         yield from self._bury()
+
+    def hear_workers(self, hears: bool) -> None:
+        """Whether workers are read. What they say meanwhile waits with them; they are sent to as ever."""
+        if hears != self._hears:
+            self._hears = hears
+            for connection in self._connections.values():
+                self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        """Have the selector look for what is to be done with it now."""
+        reads = self._hears or connection.worker is None
+        events = reads * selectors.EVENT_READ | bool(connection.output) * selectors.EVENT_WRITE
+        watched = connection.socket in self._selector.get_map()
+        if events and watched:
+            self._selector.modify(connection.socket, events, connection)
+        elif events:
+            self._selector.register(connection.socket, events, connection)
+        elif watched:
+            self._selector.unregister(connection.socket)
 
     def _patience(self) -> float:
         """Seconds until a guest's time is up, the listener is to be heard again, or somebody is to be buried."""
@@ -189,6 +209,7 @@ class ConnectionServer:
         connection.lines.limit_bytes = LINE_LIMIT_BYTES
         if hello.worker is not None:
             del self._guests[connection.socket.fileno()]
+            self._watch(connection)
         return hello
 
     def _expire(self) -> None:
@@ -247,8 +268,7 @@ class ConnectionServer:
         if connection.last_words and not connection.output:
             self._close(connection)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.output else 0)
-        self._selector.modify(connection.socket, events, connection)
+        self._watch(connection)
 
     def _cut_off(self, connection: Connection, why: str) -> None:
         """Close it at the end of this round: whoever sends to many must not meet the consequences half-way."""
@@ -263,5 +283,6 @@ class ConnectionServer:
         connection.dead = connection.dead or GONE
         del self._connections[descriptor]
         self._guests.pop(descriptor, None)
-        self._selector.unregister(connection.socket)
+        if connection.socket in self._selector.get_map():
+            self._selector.unregister(connection.socket)
         connection.socket.close()

@@ -44,6 +44,7 @@ from elastune.elastic.protocol.messages import (
     Lost,
     Message,
     Noticed,
+    Progressed,
     ReplaceAsked,
     Report,
     ResizeAsked,
@@ -53,7 +54,7 @@ from elastune.elastic.protocol.rendezvous import RendezvousStore
 from elastune.elastic.protocol.transport import ProtocolError, WakeupPipe
 from elastune.elastic.protocol.view import View
 from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.journal.records import MembershipEvent, Record, Straggling
+from elastune.journal.records import Checkpointed, MembershipEvent, Record, Reported, Straggling
 
 BROKEN_GRACE_S = 0.02
 LONGEST_BEAT_S = 0.5
@@ -111,7 +112,8 @@ class Coordinator:
         self._calls: deque[Callable[[], None]] = deque()
         self._broken: deque[tuple[float, int, Broken]] = deque()
         self._due = self._next_beat = time.monotonic()
-        self._out = ControllerQueue()
+        self._reached = -1  # the furthest step that a checkpoint or a report has told of
+        self._out = ControllerQueue(on_room=self._bell.ring)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
 
@@ -167,7 +169,6 @@ class Coordinator:
     def close(self) -> None:
         """Hear no more, close every connection. Idempotent."""
         self._closing = True
-        self._out.close()
         self._bell.ring()
         self._thread.join(CLOSE_LIMIT_S)
         self._out.release()
@@ -193,6 +194,8 @@ class Coordinator:
             self._bell.close()
 
     def _round(self) -> None:
+        full = self._out.full  # the controller is busy: its workers wait with what they have to say
+        self._hub.hear_workers(not full)
         waits = [at for at, *_ in list(self._broken)[:1]] + [until for until, _ in self._ending.values()]
         self._due = min([self._next_beat, self._peers.next_silence, *waits])
         # What the controller says of a worker comes after what the worker itself had said before that.
@@ -212,6 +215,8 @@ class Coordinator:
             self._feed(*self._broken.popleft()[1:])
         for worker in [worker for worker, (until, _) in self._ending.items() if until <= now]:
             self._bury(worker)
+        if full:
+            self._peers.excuse(now)
         for worker in self._peers.silent(now, self._due):
             self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
         if now >= self._next_beat:
@@ -257,6 +262,7 @@ class Coordinator:
         match message:
             case Report(record):
                 self._out.put(RecordSent(worker, record), size)
+                self._note_progress(record)
             case Exit(code):
                 self._end_connection(worker, code, f"it ended with exit code {code}")
             case _ if worker in self._gone:  # released, or about to be ended
@@ -274,6 +280,12 @@ class Coordinator:
                 self._feed(worker, message)
             case _:
                 self._cut_off(worker, f"it sent {message.kind!r}, which no worker sends")
+
+    def _note_progress(self, record: Record) -> None:
+        if isinstance(record, Checkpointed | Reported) and record.step > self._reached:
+            self._reached = record.step
+            if self._state.consecutive_failures:  # else it would change nothing
+                self._feed(None, Progressed(record.step))
 
     def _publish(self, worker: int, message: messages.Publish) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
@@ -39,56 +40,55 @@ ForController = Start | End | GiveUp | StopRun | RecordSent | Parted | Buried
 
 
 class ControllerQueue:
-    """Filled by the coordinator's thread, emptied by the controller's."""
+    """Filled by the coordinator's thread, which never waits here; emptied by the controller's. ``on_room`` is called in
+    the controller's thread whenever it has taken what was ``put``."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_room: Callable[[], None] = lambda: None) -> None:
         self._told: list[ForController] = []
         self._records: list[Record] = []
         self._backlog_bytes = 0
-        self._closed = False
-        self._changed = threading.Condition()
+        self._on_room = on_room
+        self._changing = threading.Lock()
         self._bell = WakeupPipe()
 
     def fileno(self) -> int:
         """Readable while there is anything to take."""
         return self._bell.fileno()
 
+    @property
+    def full(self) -> bool:
+        """Whether so much lies here that nothing more should be heard: workers that nobody reads slow down."""
+        return self._backlog_bytes > BACKLOG_LIMIT_BYTES
+
     def put(self, told: ForController, size_bytes: int = 0) -> None:
-        """Append ``told``. Waits while too much lies here: a coordinator that reads no more slows its workers down."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._backlog_bytes <= BACKLOG_LIMIT_BYTES)
+        """Append ``told``."""
+        with self._changing:
             self._told.append(told)
             self._backlog_bytes += size_bytes
             self._bell.ring()
 
     def keep(self, record: Record) -> None:
         """Append a record of what happened."""
-        with self._changed:
+        with self._changing:
             self._records.append(record)
             self._bell.ring()
 
     def take(self) -> list[ForController]:
         """All that was ``put``, in order."""
-        with self._changed:
+        with self._changing:
             taken, self._told, self._backlog_bytes = self._told, [], 0
-            self._changed.notify_all()
             if not self._records:
                 self._bell.quiet()
-            return taken
+        self._on_room()
+        return taken
 
     def take_records(self) -> list[Record]:
         """All that was ``kept``, in order."""
-        with self._changed:
+        with self._changing:
             taken, self._records = self._records, []
             if not self._told:
                 self._bell.quiet()
             return taken
-
-    def close(self) -> None:
-        """Let nobody wait any more. What is here can still be taken."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
     def release(self) -> None:
         """Give the file descriptor back. Idempotent."""

@@ -79,6 +79,11 @@ class WorkerConnections:
         peer.beat, peer.beat_at = beat, now
         self._pace.heard(now, beat.step)
 
+    def excuse(self, now: float) -> None:
+        """Nobody could be heard until ``now``, and that was nobody's fault."""
+        for peer in self._peers.values():
+            peer.heard_at = now
+
     def silent(self, now: float, due: float) -> list[int]:
         """Who is silent. ``due``: when this question was to be asked at the latest."""
         if (late := now - due) > self._heartbeat_s / 2:

@@ -32,6 +32,7 @@ from elastune.elastic.protocol.messages import (
     Left,
     Lost,
     Noticed,
+    Progressed,
     Ready,
     ReplaceAsked,
     ResizeAsked,
@@ -169,6 +170,10 @@ def _capacity(state: Membership, event: CapacityChanged) -> Facts:
     return replace(state, free=event.free, capacity_stale=False), (), False
 
 
+def _progressed(state: Membership, event: Progressed) -> Facts:
+    return replace(state, consecutive_failures=0), (), False
+
+
 _OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
     Connected: _connected,
     Ready: _ready,
@@ -183,6 +188,7 @@ _OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
 _OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     ResizeAsked: _resize,
     CapacityChanged: _capacity,
+    Progressed: _progressed,
 }
 
 # -- what follows -----------------------------------------------------------------------------------------------------
@@ -206,7 +212,7 @@ def _ending(state: Membership, why: str) -> Instruction | None:
         return Dismiss()
     if state.consecutive_failures >= state.most_losses:
         return GiveUp(
-            f"{state.consecutive_failures} times a view broke with no step completed in between; the last: {why}"
+            f"{state.consecutive_failures} times a view broke, and the run came no further in between; the last: {why}"
         )
     if state.stage == "stopping" and not members:
         return GiveUp(f"all members were lost before they could end; the last: {why}")

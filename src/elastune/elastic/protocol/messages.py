@@ -125,7 +125,16 @@ class CapacityChanged:
     kind: Literal["capacity_changed"] = "capacity_changed"
 
 
-OfRun = ResizeAsked | CapacityChanged
+@dataclass(frozen=True, config=_RULES)
+class Progressed:
+    """The run was written down, or told of, as having come to ``step``, further than ever. (Seen by the coordinator in
+    workers' records, never sent.)"""
+
+    step: Count
+    kind: Literal["progressed"] = "progressed"
+
+
+OfRun = ResizeAsked | CapacityChanged | Progressed
 Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked
 """Events that are sent."""
 Event = Connected | Lost | Said | OfRun
