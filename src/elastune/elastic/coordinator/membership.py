@@ -39,8 +39,8 @@ class Membership:
     None while nobody holds state. ``proposed``: the newest view, as long as it is not complete. ``free``: how many more
     workers could be started; ``capacity_stale``: a worker has gone since that was told, so there may be more room by
     now. ``max_first_step``: the highest first step of any view; ``consecutive_failures``: breaks since it rose, or
-    since a checkpoint or a report told of more steps than any before; ``failed_starts``: workers lost before they became
-    members, since the last one that did.
+    since a checkpoint or a report told of more steps than any before; ``failed_starts``: workers lost before they
+    became members, since the last one that did.
     """
 
     low: int
