@@ -19,6 +19,7 @@ from elastune.elastic.coordinator.connections import GONE, Closed, Connection, C
 from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
 from elastune.elastic.coordinator.liveness import WorkerConnections
 from elastune.elastic.coordinator.membership import ProtocolViolation, begin
+from elastune.elastic.coordinator.roll import Roll
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.instructions import (
     Confirm,
@@ -40,12 +41,10 @@ from elastune.elastic.protocol.messages import (
     Exit,
     Hello,
     InstallView,
-    Left,
     Lost,
     Message,
     Noticed,
     Progressed,
-    ReplaceAsked,
     Report,
     ResizeAsked,
     Said,
@@ -54,7 +53,7 @@ from elastune.elastic.protocol.rendezvous import RendezvousStore
 from elastune.elastic.protocol.transport import ProtocolError, WakeupPipe
 from elastune.elastic.protocol.view import View
 from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.journal.records import Checkpointed, MembershipEvent, Record, Reported, Straggling
+from elastune.journal.records import MembershipEvent, Record, Straggling
 
 BROKEN_GRACE_S = 0.02
 LONGEST_BEAT_S = 0.5
@@ -98,13 +97,10 @@ class Coordinator:
         self._silence_s = silence_s
         self._spec_of = spec_of
         self._last_line = last_line
-        self._known = set(workers)
-        self._gone: set[int] = set()
+        self._roll = Roll(workers)
         self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, silence_s))
         self._newest: View | None = None
         self._board = RendezvousStore()
-        self._reasons: dict[int, str] = {}
-        self._resized = ""
         self._ending: dict[int, tuple[float, str]] = {}  # until when last words are awaited; how the process ended
         self._over = False
         self._stopping = False
@@ -112,7 +108,6 @@ class Coordinator:
         self._calls: deque[Callable[[], None]] = deque()
         self._broken: deque[tuple[float, int, Broken]] = deque()
         self._due = self._next_beat = time.monotonic()
-        self._reached = -1  # the furthest step that a checkpoint or a report has told of
         self._out = ControllerQueue(on_room=self._bell.ring)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
@@ -144,7 +139,7 @@ class Coordinator:
 
     def why_left(self, worker: int) -> str:
         """Why ``worker`` was to leave, as it was asked for: what it was given notice by, or the newest resize."""
-        return self._reasons.get(worker, self._resized)
+        return self._roll.why_left(worker)
 
     def lost(self, worker: int, why: str) -> None:
         """``worker``'s process has ended or could not be started. ``Buried`` follows all that it had sent."""
@@ -238,7 +233,7 @@ class Coordinator:
         worker = hello.worker
         if worker is None:
             return
-        if worker not in self._known or worker in self._gone or worker in self._peers or self._over:
+        if not self._roll.expects(worker) or worker in self._peers or self._over:
             self._hub.end(connection)
             return
         self._peers.add(worker, connection, hello.host, time.monotonic())
@@ -262,10 +257,12 @@ class Coordinator:
         match message:
             case Report(record):
                 self._out.put(RecordSent(worker, record), size)
-                self._note_progress(record)
+                # It would change nothing while nothing has failed.
+                if (step := self._roll.further(record)) is not None and self._state.consecutive_failures:
+                    self._feed(None, Progressed(step))
             case Exit(code):
                 self._end_connection(worker, code, f"it ended with exit code {code}")
-            case _ if worker in self._gone:  # released, or about to be ended
+            case _ if not self._roll.expects(worker):  # released, or about to be ended
                 pass
             case Beat():
                 self._peers.beaten(worker, message, now)
@@ -280,12 +277,6 @@ class Coordinator:
                 self._feed(worker, message)
             case _:
                 self._cut_off(worker, f"it sent {message.kind!r}, which no worker sends")
-
-    def _note_progress(self, record: Record) -> None:
-        if isinstance(record, Checkpointed | Reported) and record.step > self._reached:
-            self._reached = record.step
-            if self._state.consecutive_failures:  # else it would change nothing
-                self._feed(None, Progressed(record.step))
 
     def _publish(self, worker: int, message: messages.Publish) -> None:
         try:
@@ -346,22 +337,14 @@ class Coordinator:
     def _lose(self, worker: int, why: str) -> None:
         if connection := self._peers.remove(worker):
             self._hub.end(connection)
-        if worker in self._known and worker not in self._gone:
-            self._gone.add(worker)
+        if self._roll.expects(worker):
+            self._roll.strike(worker)
             self._feed(worker, Lost(why))
 
     def _feed(self, worker: int | None, event: Event) -> None:
         if self._over:
             return
-        match event:
-            case Left() if worker is not None:
-                self._gone.add(worker)
-            case Noticed(why=why) if worker is not None:
-                self._reasons[worker] = why
-            case ReplaceAsked() if worker is not None:
-                self._reasons[worker] = "another was to take its place"
-            case ResizeAsked(workers=workers, why=why):
-                self._resized = why or f"a resize to {workers} workers"
+        self._roll.note(worker, event)
         self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
         try:
             self._state, instructions = machine.step(self._state, worker, event)
@@ -380,16 +363,16 @@ class Coordinator:
             case Confirm(worker, view):
                 self._say_to(worker, messages.Confirmed(view))
             case Release(worker):
-                self._gone.add(worker)
+                self._roll.strike(worker)
                 self._say_to(worker, messages.Bye())
             case Dismiss():
                 self._over = True
                 self._say(everybody, messages.Bye())
             case Start(workers):
-                self._known.update(workers)
+                self._roll.add(workers)
                 self._out.put(instruction)
             case End(worker):
-                self._gone.add(worker)
+                self._roll.strike(worker)
                 self._say_to(worker, messages.Bye())  # who cannot be reached by the controller ends itself
                 self._out.put(instruction)
             case GiveUp():
