@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.batch_slices import shares
+from elastune.core.batch_slices import contributors, shares
 
 SETTINGS = {
     "batch": st.integers(1, 300),
@@ -41,6 +41,24 @@ def test_exact_passes_do_not_depend_on_workers(batch, num_slots, mode, micro_bat
         return [(s.slot, s.samples, s.weight) for s in everyone if s.weight]
 
     assert passes(workers) == passes(1)
+
+
+@given(**SETTINGS, data=st.data())
+def test_a_pass_has_the_samples_that_it_needs_where_the_batch_has_them(batch, num_slots, mode, micro_batch, data):
+    workers = data.draw(st.integers(1, num_slots))
+    everyone = [shares(batch, num_slots, workers, rank, mode, None, 2) for rank in range(workers)]
+    assert min(len(share.samples) for own in everyone for share in own) >= min(2, batch)
+    real = [share for own in everyone for share in own if share.weight]
+    assert sorted(i for share in real for i in share.samples) == list(range(batch))
+    assert sum(any(share.weight for share in own) for own in everyone) == contributors(
+        batch, num_slots, workers, mode, 2
+    )
+    if mode == "exact":
+        alone = [(share.slot, share.samples) for share in shares(batch, num_slots, 1, 0, mode, None, 2)]
+        assert [(share.slot, share.samples) for share in real] == alone, "whatever the workers"
+    if batch >= 2 * num_slots:
+        usual = [shares(batch, num_slots, workers, rank, mode, None) for rank in range(workers)]
+        assert everyone == usual, "nothing else changes"
 
 
 def test_a_worker_without_samples_runs_a_copy_that_counts_nothing() -> None:

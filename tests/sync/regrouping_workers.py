@@ -173,7 +173,7 @@ def disturbed(worker: Worker, mode: Mode, stage: str) -> None:
                 group.receive(tensor, 1 - worker.rank)
             sync.adopt_result(result)
             sync.regroup(replicated(group))
-        assert sync.totals[:2] == [c * contributors(BATCH, SLOTS, round(sync.totals[0])) for c in (1, completed)]
+        assert sync.totals[:2] == [c * contributors(BATCH, SLOTS, round(sync.totals[0]), mode) for c in (1, completed)]
         finish_step(sync, optimizer)
         completed += 1
     worker.say("ended", redone, digest(state_of(sync)), [t.tolist() for t in state_of(sync)])

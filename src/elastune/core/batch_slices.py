@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from elastune.core.run import Mode
 from elastune.core.slots import cut
@@ -32,13 +33,15 @@ def shares(
     rank: int,
     mode: Mode,
     micro_batch: int | None,
+    least: int = 1,
 ) -> list[BatchSlice]:
     """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
 
     ``exact``: one pass a slot, or more where a slot exceeds ``micro_batch``. ``fast``: the worker's slots as one pass,
     or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
+    ``least``: samples that a pass must have, where the batch has as many (``samples_of_slots``).
     """
-    slots = cut(batch, num_slots)
+    slots = samples_of_slots(batch, num_slots, workers, mode, least)
     run = cut(num_slots, workers)[rank]
     if mode == "exact":
         portions = [(slot, slots[slot]) for slot in run if slots[slot]]
@@ -68,7 +71,24 @@ def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
         yield samples[piece.start : piece.stop]
 
 
-def contributors(batch: int, num_slots: int, workers: int) -> int:
-    """How many of ``workers`` have at least one sample of a global batch of ``batch``."""
+def samples_of_slots(batch: int, num_slots: int, workers: int, mode: Mode, least: int) -> list[range]:
+    """Which samples of a global batch each slot has.
+
+    Where a pass (in ``exact`` mode a slot, in ``fast`` mode all that a worker has) would get fewer than ``least`` but
+    not none, the batch goes to as many slots as can have that many, spread over all; in ``exact`` mode whatever the
+    workers. A batch of fewer than ``least`` is one slot's.
+    """
     slots = cut(batch, num_slots)
+    runs = cut(num_slots, num_slots if mode == "exact" else workers)
+    passes = [slots[run.stop - 1].stop - slots[run.start].start for run in runs if run]
+    if not any(0 < samples < least for samples in passes):
+        return slots
+    filled = max(1, batch // least)
+    edges = [batch * (filled * slot // num_slots) // filled for slot in range(num_slots + 1)]
+    return [range(low, high) for low, high in pairwise(edges)]
+
+
+def contributors(batch: int, num_slots: int, workers: int, mode: Mode, least: int = 1) -> int:
+    """How many of ``workers`` have at least one sample of a global batch of ``batch``; see ``shares``."""
+    slots = samples_of_slots(batch, num_slots, workers, mode, least)
     return sum(any(slots[slot] for slot in run) for run in cut(num_slots, workers))

@@ -98,7 +98,7 @@ class Stepper:
         workers, progress, means, size = self._workers, self._progress, self._means(), self._size
         place = (min(means.num_slots, means.workers), 0) if self._warming_up else (workers.size, workers.rank)
         view, start = workers.view, progress.position
-        plans, ahead = tee(plan_steps(source, size, start, means, *place))
+        plans, ahead = tee(plan_steps(source, size, start, means, *place, trained.replica.least_samples))
         data = source.fetch(part for plan in ahead for part in plan.own_parts)
         if self._warming_up:
             yield from warm_up(

@@ -107,15 +107,20 @@ def plan_steps(
     means: Means,
     workers: int,
     rank: int,
+    least: int = 1,
 ) -> Iterator[StepPlan]:
-    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them."""
+    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them.
+
+    Args:
+        least: Samples that a forward pass must have, where the batch has as many.
+    """
     known: dict[int, tuple[list[BatchSlice], int]] = {}
     length = source.length(at.offset, batch_size)
     for places in source.batches(at.offset, batch_size):
         size = len(places)
         if size not in known:
-            own = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch)
-            known[size] = own, contributors(size, means.num_slots, workers)
+            own = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch, least)
+            known[size] = own, contributors(size, means.num_slots, workers, means.mode, least)
         slices, voters = known[size]
         yield StepPlan(
             offset=places.start,
