@@ -105,7 +105,8 @@ def test_what_the_study_cut_off_was_not_stopped_by_the_search() -> None:
 def test_worker_time_adds_up() -> None:
     told = Telling({**SETTINGS, "workers": 2}).start(0, lr=0.1).start(1, lr=0.1).wait(30).fail(1, "diverged", 30.0)
     told.wait(30).complete(0, 0.9, 60.0).start(2, lr=0.1).wait(40).pause(2, 1, 40.0, "rank 2 of 2").finish()
-    (line,) = explained(told)["Where the time went"]
+    line, end = explained(told)["Where the time went"]
+    assert end == "The study ended: 40 trials."
     assert line == (
         "1.7 min on 2 workers: 30% trials that completed, 20% trials that are paused, "
         "15% trials that failed or broke a constraint, 35% waiting."

@@ -133,6 +133,8 @@ class Search:
     trials: Annotated[int | None, typer.Option(help="Trials to run.")] = None
     budget: options.Budget = None
     worker_hours: options.WorkerHours = None
+    until: options.Until = None
+    patience: options.Patience = None
     stopping: options.Stopping = "none"
     trial_workers: options.TrialWorkers = None
     price: options.Price = 1.0
@@ -164,6 +166,8 @@ class Search:
             trials=self.trials,
             budget_s=self.budget_s,
             worker_hours=self.worker_hours,
+            until=tuple(self.until or ()),
+            patience=self.patience,
             stopping=self.stopping,
             workers=workers,
             trial_workers=self.bounds,

@@ -60,6 +60,15 @@ TrialWorkers = Annotated[
     typer.Option(metavar="LOW:HIGH", help="Share the workers out: each running trial has LOW to HIGH, changing live."),
 ]
 WorkerHours = Annotated[float | None, typer.Option(help="Worker-hours that all trials together may use.")]
+Until = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT", help='End once a trial has reached it, such as "accuracy >= 0.98"; several: all of it.'
+    ),
+]
+Patience = Annotated[
+    int | None, typer.Option(help="End after so many trials (genetic: generations) in a row without a better one.")
+]
 Price = Annotated[float, typer.Option(help="Dollars for a worker-hour; at 1, costs are told as the work itself.")]
 Workers = Annotated[
     str,

@@ -224,6 +224,8 @@ def _times(study: Study) -> tuple[str, ...]:
     lines = [f"{duration(study.seconds)} on {count(study.workers, 'worker')}: {shares}."]
     if moved:
         lines.append(f"While trials ran, their workers changed {moved} {'time' if moved == 1 else 'times'}.")
+    if study.ending:
+        lines.append(f"The study ended: {' '.join(study.ending.split())[:300]}.")
     return tuple(lines)
 
 

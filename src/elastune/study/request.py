@@ -24,7 +24,9 @@ class StudyRequest:
     ``divergence``: a trial ends, infeasible, once its loss is so many times that of its start, see ``core.divergence``;
     None: once it is not finite. ``simulated``: nothing is trained, so its folder never goes on with trials that were.
 
-    At least one of ``trials``, ``budget_s`` and ``worker_hours`` (of all trials together) bounds the study.
+    At least one of ``trials``, ``budget_s``, ``worker_hours`` (of all trials together) and ``patience`` (generations of
+    a genetic search, or trials of another one, without a better trial) bounds the study. ``until``: comparisons, such
+    as "accuracy >= 0.98"; it ends once one trial has ended with all of them. See ``study.loop.stop_rules``.
     """
 
     program: Program
@@ -35,6 +37,8 @@ class StudyRequest:
     trials: int | None = None
     budget_s: float | None = None
     worker_hours: float | None = None
+    until: tuple[str, ...] = ()
+    patience: int | None = None
     workers: int = 1
     trial_workers: tuple[int, int] | None = None
     stopping: str = "none"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.local import LocalCluster
@@ -14,16 +14,20 @@ from elastune.job.output_dir import open_out
 from elastune.job.pool import Pool
 from elastune.job.run import Observe
 from elastune.job.signals import Interrupts
+from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import Record, StudyFinished, TrialFinished, TrialPaused
+from elastune.journal.records import Record, StudyFinished, StudyStarted, TrialFinished, TrialPaused
 from elastune.journal.writer import JournalWriter
+from elastune.search.samplers.registry import generation_size
 from elastune.search.samplers.suggest import Suggester
+from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.space import Space
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.allocation.rebalancer import sharing
 from elastune.study.loop.async_suggester import Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.retention import Keeper, KeepNothing, KeepState, Retention
+from elastune.study.loop.stop_rules import StopRules
 from elastune.study.loop.study_loop import StudyLoop
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
@@ -76,6 +80,7 @@ def tune(
     path = open_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
+    plan = replace(plan, request=_with_kept_rules(request, before))
     earlier = earlier_studies(request, before)
     if cluster is not None and cluster.capacity < request.workers:
         rule = "a study's workers must fit into its cluster"
@@ -97,6 +102,16 @@ def tune(
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+def _with_kept_rules(request: StudyRequest, before: Sequence[Entry]) -> StudyRequest:
+    """The request with the rules that an earlier controller ended by, where it names none of its own."""
+    begun = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
+    if not begun:
+        return request
+    until, patience = begun[-1].get("until", ()), begun[-1].get("patience")
+    kept = request.patience if request.patience is not None else patience
+    return replace(request, until=request.until or tuple(until), patience=kept)
 
 
 def _loop(
@@ -129,4 +144,10 @@ def _loop(
         Keeper(retention or default, cluster.files, request.out),
         flush=flush,
         share=sharing(request.trial_workers, request.means),
+        rules=StopRules(
+            parse_constraints(request.until),
+            request.patience,
+            generation_size(request.sampler),
+            pricing.objectives,
+        ),
     )

@@ -72,7 +72,7 @@ def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult
     """
     report, _ = life.reports[-1]
     workers = life.average or float(life.first_workers)
-    metrics = _visible(measured(life.metrics, report.seconds, workers, pricing.price_per_worker_hour))
+    metrics = visible(measured(life.metrics, report.seconds, workers, pricing.price_per_worker_hour))
     if not report.epochs or any(o.name not in metrics for o in pricing.objectives):
         return None
     names = {**known(life.started), **metrics}
@@ -96,10 +96,10 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
         return TrialFinished(life.number, "infeasible", seconds=seconds, reason=reason, worker_seconds=worker_seconds)
     workers = worker_seconds / seconds if seconds > 0 else outcome.workers
     metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour)
-    visible = _visible(metrics)
-    _refuse_unknown(pricing.objectives, visible)
-    values = {o.name: visible[o.name] for o in pricing.objectives}
-    everything = {**known(life.started), **visible}
+    seen = visible(metrics)
+    _refuse_unknown(pricing.objectives, seen)
+    values = {o.name: seen[o.name] for o in pricing.objectives}
+    everything = {**known(life.started), **seen}
     for constraint in pricing.constraints:
         if missing := sorted(constraint.names - set(everything)):
             known_names = ", ".join(sorted(everything))
@@ -120,7 +120,7 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
     )
 
 
-def _visible(metrics: Mapping[str, float]) -> dict[str, float]:
+def visible(metrics: Mapping[str, float]) -> dict[str, float]:
     """Without what no search may see."""
     return {name: value for name, value in metrics.items() if not name.startswith("test_")}
 

@@ -54,8 +54,10 @@ class Plan:
 
 def check(request: StudyRequest, space: Space | None = None) -> Plan:
     """Raise ``UserError`` for all that can be known to be wrong before a trial runs."""
-    if request.trials is None and request.budget_s is None and request.worker_hours is None:
-        raise UserError("a study needs a budget", "none", "use --trials, --budget or --worker-hours")
+    if all(bound is None for bound in (request.trials, request.budget_s, request.worker_hours, request.patience)):
+        fix = "use --trials, --budget, --worker-hours or --patience"
+        raise UserError("a study needs a budget", "none", fix)
+    _check_rules(request)
     if request.trials is not None and request.trials < 1:
         raise UserError("trials must be at least 1", request.trials, "use --trials 1 or more")
     if request.budget_s is not None and not request.budget_s > 0:
@@ -102,6 +104,15 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_feasible(complete_space, constraints, {}, request.seed)
     pricing = Pricing(objectives, constraints, request.price_per_worker_hour)
     return Plan(request, complete_space, config, pricing, program)
+
+
+def _check_rules(request: StudyRequest) -> None:
+    for rule in parse_constraints(request.until):
+        if hidden := sorted(name for name in rule.names if name.startswith("test_")):
+            raise UserError("no search sees held-out metrics", hidden[0], "let --until name a validation metric")
+    patience = request.patience
+    if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
+        raise UserError("patience must be a whole number, at least 1", patience, "for example --patience 10")
 
 
 def _check_set(config: Config, samples: Sequence[Sample]) -> None:

@@ -55,6 +55,14 @@ def generational(name: str) -> bool:
     return name.startswith("genetic") and not parse_genetics(name).steady
 
 
+def generation_size(name: str) -> int:
+    """How many trials a generation of a genetic search has, in all its demes; 1 for any other sampler."""
+    if not name.startswith("genetic"):
+        return 1
+    genetics = parse_genetics(name)
+    return genetics.demes * genetics.population
+
+
 def resolve(name: str, objectives: Sequence[Objective], trials: Sequence[FrozenTrial]) -> str:
     """``name``, or what ``auto`` stands for after ``trials``: ``gp`` as long as it can work well, else ``tpe``.
 

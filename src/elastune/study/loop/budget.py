@@ -9,6 +9,7 @@ from statistics import median
 from elastune.core.clock import Clock
 from elastune.job.pool import Pool
 from elastune.journal.trials import TrialLife, TrialTable
+from elastune.study.loop.stop_rules import StopRules
 
 TICK_S = 0.01
 
@@ -28,10 +29,11 @@ class Bounds:
 
 
 class Budget:
-    """``bounds``, against what trials on ``pool``, and those of ``table`` before, have used."""
+    """``bounds``, against what trials on ``pool``, and those of ``table`` before, have used; and what they found."""
 
-    def __init__(self, table: TrialTable, pool: Pool, clock: Clock) -> None:
+    def __init__(self, table: TrialTable, pool: Pool, clock: Clock, rules: StopRules) -> None:
         self.bounds = Bounds()
+        self._rules = rules
         self._table = table
         self._pool = pool
         self._clock = clock
@@ -67,7 +69,9 @@ class Budget:
         return max(min(self.left_s, self.left_worker_s / busy if busy else float("inf")), TICK_S)
 
     def over(self) -> str:
-        """The budget that ends what runs; empty while there is some left."""
+        """The budget, or the find, that ends what runs; empty while there is some left."""
+        if self._rules.met:
+            return self._rules.met
         if self.left_s <= 0:
             return f"a budget of {self.bounds.budget_s:g} s"
         if self.left_worker_s <= 0:
@@ -75,7 +79,9 @@ class Budget:
         return ""
 
     def spent(self) -> str:
-        """The budget that has no room for one more new trial; empty while it has."""
+        """The budget that has no room for one more new trial, or why none is wanted; empty while it has."""
+        if self._rules.stale:
+            return self._rules.stale
         if self.bounds.trials is not None and len(self._table.trials) >= self.bounds.trials:
             return f"{self.bounds.trials} trials"
         budget_s, hours = self.bounds.budget_s, self.bounds.worker_hours

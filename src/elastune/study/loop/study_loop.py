@@ -37,6 +37,7 @@ from elastune.study.loop.decisions import Decisions
 from elastune.study.loop.experiment import Experiment, PreparedTrial
 from elastune.study.loop.next_trial import NextTrial
 from elastune.study.loop.retention import Keeper
+from elastune.study.loop.stop_rules import StopRules
 from elastune.study.loop.troubles import Hope, interrupted, refuse_full_disk
 
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
@@ -47,7 +48,7 @@ class StudyLoop:
 
     ``keep`` writes into its journal, ``flush`` is called every now and then. ``schedule``: that of the search; ``run``
     may be given others. ``keeper``: decides what stays of a trial that is over. ``share``: moves workers among the
-    trials of a search while they run.
+    trials of a search while they run. ``rules``: by what is found, when the study ends.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class StudyLoop:
         *,
         flush: Callable[[], None] = lambda: None,
         share: MakeSharing | None = None,
+        rules: StopRules | None = None,
     ) -> None:
         self.table = TrialTable()
         self._experiment = experiment
@@ -74,7 +76,8 @@ class StudyLoop:
         self._make_sharing = share
         self._sharing: Sharing | None = None
         self._keeper = keeper
-        self._budget = Budget(self.table, pool, clock)
+        self._rules = rules or StopRules()
+        self._budget = Budget(self.table, pool, clock, self._rules)
         self._ready: PreparedTrial | None = None
         self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget)
         self._hope = Hope()
@@ -264,3 +267,4 @@ class StudyLoop:
         number = getattr(entry.record, "trial", None)
         if number in self.table.trials:
             self._decisions.hear(entry.record, self.table.trials[number])
+            self._rules.hear(entry.record, self.table.trials[number])
