@@ -12,7 +12,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
-from elastune.core.run import Program
+from elastune.core.run import Means, Program
 from elastune.frontier.phases import FRESH_SEEDS, frontier
 from elastune.journal.reader import read
 from elastune.journal.records import (
@@ -37,6 +37,11 @@ def request(tiny: Program, out: Path, **changes: Any) -> FrontierRequest:
 
 def records(out: Path) -> list[Record]:
     return [entry.record for entry in read(out / "journal.jsonl")]
+
+
+def identity(started: TrialStarted) -> str:
+    """All that decides a training's result."""
+    return str((started.config, started.means["num_slots"], started.seed))
 
 
 def of_kind(records: list[Record], kind: type) -> list[Any]:
@@ -101,8 +106,24 @@ def test_tuned_rows_are_confirmed_on_seeds_no_search_saw(found: tuple[FrontierFo
     for r in answer.rows:
         seeds = sorted(begun[trial].seed for trial in r.trials)
         assert seeds == [0, 1] if r.role == "naive" else seeds in ([0, 1], [FRESH_SEEDS, FRESH_SEEDS + 1])
-    pairs = Counter(str((t.config, t.seed)) for t in begun.values() if t.phase in ("naive", "confirm"))
-    assert max(pairs.values()) == 1
+        assert {begun[trial].means["num_slots"] for trial in r.trials} == {r.workers} == {r.num_slots}
+        assert r.quality_label == ("measured" if r.workers == 1 else "emulated")
+    trained = Counter(identity(t) for t in begun.values() if t.phase in ("naive", "confirm"))
+    assert max(trained.values()) == 1
+
+
+def test_the_search_fills_the_workers_it_trains_for(found: tuple[FrontierFound, Path]) -> None:
+    searched = [t for t in of_kind(records(found[1]), TrialStarted) if t.phase == "search"]
+    assert searched
+    for t in searched:
+        assert t.means["num_slots"] == {20: 1, 40: 2, 80: 4}[t.config["batch_size"]]
+        assert (t.means["workers"], t.means["mode"]) == (1, "exact")
+
+
+def test_monitoring_does_not_show_in_what_is_told(found: tuple[FrontierFound, Path]) -> None:
+    """A batch of one slot has nothing to compare without being trained in two."""
+    for r in found[0].rows:
+        assert (r.noise_scale is None) is (r.workers == 1)
 
 
 def test_the_front_and_the_pick(found: tuple[FrontierFound, Path]) -> None:
@@ -148,7 +169,7 @@ def test_an_interrupted_frontier_does_not_train_anything_twice(
     begun = {record.trial: record for record in of_kind(after, TrialStarted)}
     ended = [record.trial for record in of_kind(after, TrialFinished)]
     assert len(ended) == len(set(ended))
-    trained = Counter(str((begun[t].config, begun[t].seed)) for t in ended if begun[t].phase in ("naive", "confirm"))
+    trained = Counter(identity(begun[t]) for t in ended if begun[t].phase in ("naive", "confirm"))
     assert max(trained.values()) == 1
     assert len([t for t in ended if begun[t].phase == "naive"]) == 6
 
@@ -179,6 +200,19 @@ def test_a_small_space_ends_the_search(cluster: LocalCluster, tmp_path: Path, pr
     assert end.seconds < 30
 
 
+def test_in_fast_mode_as_many_workers_train_as_are_told_of(tmp_path: Path, tiny: Program) -> None:
+    asked = request(tiny, tmp_path / "out", workers=(1, 3), means=Means(mode="fast"), budget_s=2.0)
+    answer = frontier(asked)
+    assert {r.quality_label for r in answer.rows} == {"measured"}
+    kept = records(tmp_path / "out")
+    slots = {r.trial: r.means["num_slots"] for r in of_kind(kept, TrialStarted) if r.phase != "calibrate"}
+    trained = {r.trial: r.run.workers for r in of_kind(kept, TrialFinished) if r.trial in slots}
+    assert trained == {trial: slots[trial] for trial in trained}
+    assert set(trained.values()) == {1, 3}
+    with LocalCluster(capacity=1) as small, pytest.raises(UserError, match="room for 1"):
+        frontier(request(tiny, tmp_path / "other", means=Means(mode="fast")), cluster=small)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workers": ()}, "worker counts must ascend"),
     ({"workers": (2, 1)}, "worker counts must ascend"),
@@ -192,6 +226,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stopping": "pbt:every=2"}, "their own settings decide"),
     ({"stopping": "sometimes"}, "one that is known"),
     ({"trial_workers": (3, 2)}, "between a low and a high"),
+    ({"trial_workers": (1, 5)}, "within the counts asked about, up to 4"),
+    ({"trial_workers": (1, 2), "means": Means(mode="fast")}, "do not show in the result"),
     ({"constraints": ("lr > 9",)}, "must be satisfiable|must satisfy"),
 ]
 

@@ -45,12 +45,12 @@ def training(
 ) -> Training:
     """Of 30 steps, with a report after every ten; ``quality`` None: it failed."""
     if quality is None:
-        return Training(seed, {"batch_size": batch, "lr": 0.1}, seed, "naive", (), TrialFinished(seed, "infeasible"))
+        return Training(seed, {"batch_size": batch, "lr": 0.1}, seed, 1, "naive", (), TrialFinished(seed, "infeasible"))
     metrics = {"accuracy": quality} | ({} if test is None else {"test_accuracy": test})
     run = RunFinished("sha", 1, 30, 30 * batch, 1.0, metrics, step_s=0.6, grad_bytes=grad_bytes)
     reports = tuple(Reported(i, 10 * i, 0, 0.0, {"accuracy": quality * i / 3}) for i in (1, 2, 3))
     result = TrialFinished(seed, "complete", metrics=metrics, run=run)
-    return Training(seed, {"batch_size": batch, "lr": 0.1}, seed, "naive", reports, result)
+    return Training(seed, {"batch_size": batch, "lr": 0.1}, seed, 1, "naive", reports, result)
 
 
 def made(trainings: list[Training], workers: int = 1, by: FrontierCriteria = BY) -> FrontierRow | None:

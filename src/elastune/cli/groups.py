@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,31 +41,36 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Execution:
-    """How a training is executed."""
+class WorkerExecution:
+    """How each worker of a training works."""
 
     mode: options.Mode = "exact"
-    slots: options.Slots = None
     micro_batch: options.MicroBatch = None
     precision: options.Precision = "fp32"
     threads: options.Threads = 1
     device: options.Device = "auto"
 
-    def means(self, workers: int, most_workers: int | None = None) -> Means:
-        """The system parameters asked for. Only the device is checked here: the job checks the others.
-
-        ``most_workers``: how many there may be later.
-        """
-        least_slots = max(DEFAULT_SLOTS, workers, most_workers or 0)
+    def of_one(self) -> Means:
+        """The system parameters of one worker. Only the device is checked here: the job checks the others."""
         return Means(
-            workers=workers,
             mode=self.mode,  # type: ignore[arg-type]  # checked by job.run.check_means
-            num_slots=least_slots if self.slots is None else self.slots,
             threads=self.threads,
             device=choose_device(self.device),
             precision=self.precision,  # type: ignore[arg-type]
             micro_batch=self.micro_batch,
         )
+
+
+@dataclass(frozen=True)
+class Execution(WorkerExecution):
+    """How a training is executed."""
+
+    slots: options.Slots = None
+
+    def means(self, workers: int, most_workers: int | None = None) -> Means:
+        """The system parameters asked for. ``most_workers``: how many there may be later."""
+        least_slots = max(DEFAULT_SLOTS, workers, most_workers or 0)
+        return replace(self.of_one(), workers=workers, num_slots=least_slots if self.slots is None else self.slots)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Calibration:
                 raise UserError("the program must train with its own settings", life.finished.reason, fix)
 
     def _trial(self, config: Config, batch: int, workers: int) -> FixedTrial:
-        means = replace(self._request.means, workers=workers, num_slots=max(self._request.means.num_slots, workers))
+        means = replace(self._request.means, workers=workers, num_slots=workers)
         return FixedTrial({**config, "batch_size": batch}, self._request.seed, means, "calibrate", STEPS)
 
 

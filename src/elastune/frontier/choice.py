@@ -8,11 +8,13 @@ from statistics import fmean, median
 from elastune.core.run import Config
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.rows import FrontierCriteria
-from elastune.frontier.trainings import Training, Trainings, key
+from elastune.frontier.trainings import Training, Trainings, key, name_of
 from elastune.search.stopping.schedule import FixedTrial, Next
 from elastune.study.loop.fixed_trials import FixedTrials
 
 FRESH_SEEDS = 1000  # confirmations use seeds that no search has seen
+Cell = tuple[Config, int]
+"""A configuration, and the workers that its training is to speak for."""
 
 
 class Choice:
@@ -26,46 +28,57 @@ class Choice:
     def seeds(self, first: int = 0) -> range:
         return range(self._request.seed + first, self._request.seed + first + self._request.seeds)
 
-    def missing(self, phase: str, configs: list[Config], first: int = 0) -> list[tuple[Config, int]]:
-        """The (configuration, seed) pairs of ``configs`` that were not trained yet and are not open in ``phase``."""
+    def missing(self, phase: str, cells: list[Cell], first: int = 0) -> list[tuple[Config, int, int]]:
+        """The (configuration, workers, seed) of ``cells`` that were not trained yet and are not open in ``phase``."""
         known = {*self._trainings.done, *self._trainings.open(phase)}
-        pairs = {key(config, seed): (config, seed) for config in configs for seed in self.seeds(first)}
-        return [pair for name, pair in pairs.items() if name not in known]
+        wanted = {key(c, seed, workers): (c, workers, seed) for c, workers in cells for seed in self.seeds(first)}
+        return [each for name, each in wanted.items() if name not in known]
 
-    def tried(self, config: Config) -> list[Training]:
-        """The trainings that speak for a configuration: fresh seeds if complete, else the naive ones, else any."""
-        done = self._trainings.done
+    def tried(self, config: Config, workers: int) -> list[Training]:
+        """The trainings that tell most of ``config`` on ``workers``.
+
+        Those for so many workers: with fresh seeds if complete, else the naive ones, else any. Where there are none,
+        those for other counts.
+        """
         for first in (FRESH_SEEDS, 0):
-            found = [done.get(key(config, seed)) for seed in self.seeds(first)]
-            if all(found):
-                return [t for t in found if t is not None]
-        return [t for t in done.values() if t.config == config]
+            if found := self._complete(config, workers, first):
+                return found
+        of_config = [t for t in self._trainings.done.values() if t.config == config]
+        return [t for t in of_config if t.slots == workers] or of_config
 
-    def with_own_seeds(self, config: Config) -> list[Training]:
-        """The trainings of a configuration with the seeds that naive rows have."""
-        found = [self._trainings.done.get(key(config, seed)) for seed in self.seeds()]
+    def with_own_seeds(self, workers: int) -> list[Training]:
+        """The trainings of the naive rule for ``workers``."""
+        naive = self._plan.naive(workers)
+        found = [self._trainings.done.get(key(naive, seed, workers)) for seed in self.seeds()]
         return [training for training in found if training is not None]
 
-    def unconfirmed(self, by: FrontierCriteria) -> list[Config]:
-        """Of the configurations that look best for some worker count, those that one lucky seed may have made so."""
-        best = [self.best(workers, by) for workers in self._request.workers]
-        return list({key(config, 0): config for config in best if not self._confirmed(config)}.values())
+    def unconfirmed(self, by: FrontierCriteria) -> list[Cell]:
+        """What looks best for a worker count, where one lucky seed, or another count's training, may have made it so.
 
-    def best(self, workers: int, by: FrontierCriteria, *, confirmed_only: bool = False) -> Config:
-        """The fastest configuration that looks good enough; where none does, the one of the best quality."""
-        base = self._mean_quality(self._plan.naive(self._request.workers[0]))
+        The largest counts come first: what tuning buys back is most there.
+        """
+        best = [(self.best(workers, by), workers) for workers in reversed(self._request.workers)]
+        return [(config, workers) for config, workers in best if config and not self._confirmed(config, workers)]
+
+    def best(self, workers: int, by: FrontierCriteria, *, confirmed_only: bool = False) -> Config | None:
+        """The fastest configuration that looks good enough; where none does, the one of the best quality.
+
+        None where every training diverged; with ``confirmed_only``, every one that was made for ``workers``.
+        """
+        first = self._request.workers[0]
+        base = self._mean_quality(self._plan.naive(first), first)
         done = self._trainings.done.values()
-        candidates = {key(t.config, 0): t.config for t in done if t.result.state == "complete"}
+        candidates = {name_of(t.config): t.config for t in done if t.result.state == "complete"}
         scored = []
         for config in candidates.values():
-            if confirmed_only and not self._confirmed(config):
+            if confirmed_only and not self._confirmed(config, workers):
                 continue
-            quality = self._mean_quality(config)
+            quality = self._mean_quality(config, workers)
             if quality is not None:
-                seconds = median(by.seconds(t, workers)[0] for t in self.tried(config) if t.run is not None)
+                seconds = median(by.seconds(t, workers)[0] for t in self.tried(config, workers) if t.run is not None)
                 scored.append((quality, seconds, config))
         if not scored:
-            return self._plan.naive(self._request.workers[0])
+            return None
         enough = [
             (seconds, config)
             for quality, seconds, config in scored
@@ -76,13 +89,17 @@ class Choice:
         sign = -1.0 if by.quality.direction == "max" else 1.0
         return min(scored, key=lambda each: sign * each[0])[2]
 
-    def _confirmed(self, config: Config) -> bool:
-        done = self._trainings.done
-        return any(all(key(config, seed) in done for seed in self.seeds(first)) for first in (FRESH_SEEDS, 0))
+    def _confirmed(self, config: Config, workers: int) -> bool:
+        return any(self._complete(config, workers, first) for first in (FRESH_SEEDS, 0))
 
-    def _mean_quality(self, config: Config) -> float | None:
+    def _complete(self, config: Config, workers: int, first: int) -> list[Training]:
+        """The trainings with all seeds from ``first`` on; none where one is missing."""
+        found = [self._trainings.done.get(key(config, seed, workers)) for seed in self.seeds(first)]
+        return [t for t in found if t is not None] if all(found) else []
+
+    def _mean_quality(self, config: Config, workers: int) -> float | None:
         """Mean validation quality over the trainings of ``config``; None where one diverged."""
-        tried = self.tried(config)
+        tried = self.tried(config, workers)
         if not tried or any(t.run is None for t in tried):
             return None
         return fmean(t.result.metrics[self._plan.quality.name] for t in tried)

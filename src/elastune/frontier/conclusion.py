@@ -11,7 +11,7 @@ from elastune.core.run import Config
 from elastune.frontier.choice import Choice
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.rows import FrontierCriteria, answer, hypervolumes, mark_front, row, support
-from elastune.frontier.trainings import key
+from elastune.frontier.trainings import Training, name_of
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.search.analysis.front import pick
 from elastune.study.results.command import run_command
@@ -20,7 +20,7 @@ from elastune.study.results.command import run_command
 def conclude(
     plan: FrontierPlan, choice: Choice, tuned: Mapping[int, Config], rules: Mapping[str, str], by: FrontierCriteria
 ) -> FrontierFound:
-    """The answer. ``tuned``: worker count -> configuration; ``rules``: by ``key(config, 0)``, its learning rate's.
+    """The answer. ``tuned``: worker count -> configuration; ``rules``: by ``name_of(config)``, its learning rate's.
 
     Raises ``UserError`` where no training succeeded.
     """
@@ -28,6 +28,7 @@ def conclude(
     rows = mark_front(_rows(plan, choice, tuned, rules, by), by)
     naive_volume, volume = hypervolumes(rows, by)
     chosen = _pick(plan, rows, by)
+    shown = None if chosen is None else _repeated(choice, rows[chosen])
     words, supported = support(rows[0] if chosen is None else rows[chosen], by.times.model)
     return FrontierFound(
         quality=by.quality.name,
@@ -39,7 +40,9 @@ def conclude(
         hypervolume_tuned=volume,
         answer=answer(rows, counts, by),
         pick=chosen,
-        command="" if chosen is None else _command(plan, rows[chosen]),
+        command="" if chosen is None or shown is None else _command(plan, rows[chosen], shown),
+        command_trial=None if shown is None else shown.trial,
+        command_metrics={} if shown is None or shown.run is None else dict(shown.run.metrics),
         support=words,
         supported_workers=supported,
     )
@@ -51,10 +54,10 @@ def _rows(
     means, made = plan.request.means, list[FrontierRow | None]()
     for workers in plan.request.workers:
         naive = plan.naive(workers)
-        made.append(row("naive", workers, naive, "linear", choice.with_own_seeds(naive), by, means))
+        made.append(row("naive", workers, naive, "linear", choice.with_own_seeds(workers), by, means))
     for workers, config in tuned.items():
-        rule = rules.get(key(config, 0), "linear")
-        made.append(row("tuned", workers, config, rule, choice.tried(config), by, means))
+        rule = rules.get(name_of(config), "linear")
+        made.append(row("tuned", workers, config, rule, choice.tried(config, workers), by, means))
     rows = [each for each in made if each is not None]
     if not rows:
         raise UserError("some training must succeed", "all diverged or failed", "lower the program's lr")
@@ -72,6 +75,12 @@ def _pick(plan: FrontierPlan, rows: Sequence[FrontierRow], by: FrontierCriteria)
     return on_front[pick(values, plan.axes, targets={by.quality.name: by.target}).index]
 
 
-def _command(plan: FrontierPlan, chosen: FrontierRow) -> str:
-    means: dict[str, Any] = {**asdict(plan.request.means), "workers": chosen.workers}
-    return run_command(plan.request.program.path, chosen.config, means, plan.request.seed, plan.request.epochs)
+def _repeated(choice: Choice, chosen: FrontierRow) -> Training:
+    """The training of a row that its command repeats: the first of those that ended well."""
+    return next(t for t in choice.tried(chosen.config, chosen.workers) if t.run is not None)
+
+
+def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
+    """Trains as ``repeated`` was, slot by slot, on the row's workers."""
+    means: dict[str, Any] = {**asdict(plan.means(repeated.slots)), "workers": chosen.workers}
+    return run_command(plan.request.program.path, chosen.config, means, repeated.seed, plan.request.epochs)

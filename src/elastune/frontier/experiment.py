@@ -1,4 +1,4 @@
-"""The experiment of a frontier: each configuration is trained once, and its time calculated for every worker count."""
+"""The experiment of a frontier: what is trained for a worker count, and how long that would take there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastune.core.divergence import Divergence
 from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.rows import FrontierCriteria, batch_of
-from elastune.frontier.trainings import NOISE_SCALE, Trainings, key, training_of
+from elastune.frontier.trainings import NOISE_SCALE, Training, Trainings, key, name_of, training_of
 from elastune.job.pool import JobEvent
 from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
 from elastune.journal.trials import TrialLife
@@ -25,7 +25,7 @@ class FrontierExperiment:
     """Trainings of ``plan``. The search sees quality, and the time at the largest worker count.
 
     Any other worker count's time follows from the same steps. ``by``: how rows are judged, once step times are known.
-    ``rules``: by which rule a configuration's learning rate follows its batch, by ``key(config, 0)``.
+    ``rules``: by which rule a configuration's learning rate follows its batch, by ``name_of(config)``.
     """
 
     def __init__(self, plan: FrontierPlan, files: RunFiles) -> None:
@@ -49,16 +49,17 @@ class FrontierExperiment:
         self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None
     ) -> PreparedTrial | TrialFinished:
         config, rule = self._plan.resolve(suggestion.values)
-        self.rules[key(config, 0)] = rule
-        twin = None if self._trainings is None else self._trainings.done.get(key(config, self._request.seed))
+        self.rules[name_of(config)] = rule
+        means = self._searching(config)
+        seed, slots = self._request.seed, means.num_slots
+        twin = None if self._trainings is None else self._trainings.done.get(key(config, seed, slots))
         if twin is not None:  # another parametrisation of what was trained already
-            return self._seen_by_search(twin.config, replace(twin.result, trial=suggestion.number))
-        means = self._means(self._request.means)
+            return self._seen_by_search(replace(twin, result=replace(twin.result, trial=suggestion.number)))
         started = TrialStarted(
             suggestion.number,
             config,
             asdict(means),
-            self._request.seed,
+            seed,
             "search",
             suggestion.params,
             suggestion.distributions,
@@ -97,20 +98,19 @@ class FrontierExperiment:
         assert life.finished is not None
         if life.started.phase == "calibrate":
             return life.finished
-        return self._seen_by_search(life.started.config, training_of(life).result)
+        return self._seen_by_search(training_of(life))
 
-    def _seen_by_search(self, config: Config, result: TrialFinished) -> TrialFinished:
-        if result.run is None or self.by is None:
+    def _seen_by_search(self, training: Training) -> TrialFinished:
+        result = training.result
+        if training.run is None or self.by is None:
             return result
-        seconds, _ = self.by.run_seconds(config, result.run, max(self._request.workers))
+        seconds, _ = self.by.seconds(training, max(self._request.workers))
         name = self._plan.quality.name
         return replace(result, values={name: result.metrics[name], "seconds": seconds})
 
-    def _means(self, means: Means) -> Means:
-        bounds = self._request.trial_workers
-        if bounds is None:
-            return means
-        return replace(means, workers=bounds[0], num_slots=max(means.num_slots, bounds[1]))
+    def _searching(self, config: Config) -> Means:
+        means, bounds = self._plan.means(self._plan.searched_for(batch_of(config))), self._request.trial_workers
+        return means if bounds is None else replace(means, workers=bounds[0])
 
     def _spec(self, started: TrialStarted, means: Means) -> RunSpec:
         """A training that can go on after its controller ended; one that only measures times cannot."""
@@ -124,6 +124,7 @@ class FrontierExperiment:
             epochs=self._request.epochs,
             checkpoint_every_steps=0 if calibrates else None,
             elastic=Elastic() if bounds is None or started.phase != "search" else Elastic(*bounds),
-            adapt=Adapt() if calibrates else Adapt(monitors=(NOISE_SCALE,)),
+            # A batch that is one part has nothing to compare: it would have to be trained in two.
+            adapt=Adapt() if calibrates or means.num_slots == 1 else Adapt(monitors=(NOISE_SCALE,)),
             divergence=Divergence(self._request.divergence),
         )

@@ -1,9 +1,11 @@
 """The main job: how far does a program scale before accuracy pays, and which settings buy it back?
 
-Slots make a training's result independent of the worker count. So each configuration is trained once, on one worker,
-and stands for every worker count; what changes with the count is its time, which is measured where this machine has
-the cores and modelled beyond. Phases, each a schedule of one study loop: calibrate, naive rule, search, confirm, time
-what was found.
+What is told of W workers was trained as W workers train: with one slot for each of them, by which batches are cut, and
+which have their own random streams and batch statistics. In exact mode it does not show in the result who computes a
+slot, so one worker does it all (*emulated*), and the command that is printed has the same result to the last bit. In
+fast mode it does, and W workers train, however few cores there are. Times are measured where this machine has the cores
+and modelled beyond. Phases, each a schedule of one study loop: calibrate, naive rule, search, confirm, time what was
+found.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ from contextlib import ExitStack
 from elastune.cluster.base import Cluster
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
+from elastune.core.errors import UserError
 from elastune.core.run import Config
 from elastune.frontier.calibration import Calibration, batches_to_measure
-from elastune.frontier.choice import FRESH_SEEDS, Choice, Confirm
+from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.frontier.conclusion import conclude
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import FrontierPlan, check
 from elastune.frontier.rows import FrontierCriteria, Times, batch_of
-from elastune.frontier.trainings import Trainings, key
+from elastune.frontier.trainings import Trainings, name_of
 from elastune.job.output_dir import open_out
 from elastune.job.pool import Pool
 from elastune.job.run import Observe
@@ -54,7 +57,7 @@ from elastune.study.request import FrontierRequest
 from elastune.study.validate import check_same_study
 from elastune.train.machine import cores
 
-CONFIRM_SHARE = 0.3  # of the budget is kept for confirming what the search found with fresh seeds
+CONFIRM_SHARE = 0.4  # of the budget is kept for confirming what the search found with fresh seeds
 LASTING = (TrialFinished, TrialPaused, FrontierFound, StudyFinished)
 
 
@@ -79,14 +82,20 @@ def frontier(
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
     with JournalWriter(path) as journal, Interrupts() as interrupts, ExitStack() as stack:
-        place = cluster or stack.enter_context(LocalCluster(capacity=cores()))
+        most = max(request.workers) if request.means.mode == "fast" else 1
+        place = cluster or stack.enter_context(LocalCluster(capacity=max(cores(), most)))
+        if place.capacity < most:
+            rule = "in fast mode only so many workers train as so many do"
+            raise UserError(rule, f"{most} workers, room for {place.capacity}", "use --mode exact or fewer --workers")
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, LASTING))
             if observe is not None:
                 observe(record)
 
-        job = _Frontier(plan, place, keep, clock or SystemClock(), lambda: interrupts.count, before)
+        # A training that is wider than the machine runs by itself.
+        pool = Pool(place, capacity=None if cluster else cores(), clock=clock)
+        job = _Frontier(plan, place, pool, keep, clock or SystemClock(), lambda: interrupts.count, before)
         stack.callback(job.loop.close)  # whatever happens: a cluster that is not ours lives on, its trainings must not
         return job.run()
 
@@ -98,6 +107,7 @@ class _Frontier:
         self,
         plan: FrontierPlan,
         cluster: Cluster,
+        pool: Pool,
         keep: Callable[[Record], None],
         clock: Clock,
         interrupts: Callable[[], int],
@@ -115,11 +125,11 @@ class _Frontier:
             self._experiment,
             self._search,
             Proposals(suggester, inline=False),
-            Pool(cluster, clock=clock),
+            pool,
             clock,
             self._keep,
             Keeper(KeepNothing(), cluster.files, request.out),
-            share=sharing(request.trial_workers, request.means),
+            share=sharing(request.trial_workers, plan.means(request.workers[-1])),
         )
         self._trainings = Trainings(self.loop.table)
         self._choice = Choice(plan, self._trainings)
@@ -139,7 +149,8 @@ class _Frontier:
         if self.loop.elapsed_s < request.budget_s - reserve_s:
             self._run(self._search, Bounds(budget_s=request.budget_s, reserve_s=reserve_s))
         self._confirm(by)
-        tuned = {workers: choice.best(workers, by, confirmed_only=True) for workers in request.workers}
+        best = {workers: choice.best(workers, by, confirmed_only=True) for workers in request.workers}
+        tuned = {workers: config for workers, config in best.items() if config is not None}
         if found := [pair for workers, config in tuned.items() if (pair := self._to_measure(workers, config, by))]:
             self._run(calibration.schedule(self._plan.config, found), Bounds())
         by = self._fitted(calibration)
@@ -156,7 +167,7 @@ class _Frontier:
             self._experiment.by = self._criteria(Times(StepTime.from_record(fits[-1]), {}))
         for life in earlier.trials.values():
             if rule := life.started.tags.get("lr_rule"):
-                self._experiment.rules[key(life.started.config, 0)] = rule
+                self._experiment.rules[name_of(life.started.config)] = rule
         self.loop.replay(self._before, self._plan.settings)
         self._experiment.look_at(self._trainings)
         self._calibration = Calibration(self._request, self.loop.table)
@@ -197,8 +208,8 @@ class _Frontier:
 
     def _naive(self) -> None:
         """Batch and learning rate x W, whatever comes of it."""
-        configs = [self._plan.naive(workers) for workers in self._request.workers]
-        self._run(FixedTrials("naive", self._fixed("naive", configs)), Bounds())
+        cells = [(self._plan.naive(workers), workers) for workers in self._request.workers]
+        self._run(FixedTrials("naive", self._fixed("naive", cells)), Bounds())
         if self._interrupts():
             raise Interrupted  # a missing row would read as one that diverged
 
@@ -211,12 +222,12 @@ class _Frontier:
         schedule = Confirm(wanted, lambda: bool(self._trainings.open("confirm")))
         self._run(schedule, Bounds(budget_s=self._request.budget_s, reserve_s=0.0))
 
-    def _fixed(self, phase: Phase, configs: list[Config], first: int = 0) -> list[FixedTrial]:
-        pairs = self._choice.missing(phase, configs, first)
-        return [FixedTrial(config, seed, self._request.means, phase) for config, seed in pairs]
+    def _fixed(self, phase: Phase, cells: list[Cell], first: int = 0) -> list[FixedTrial]:
+        wanted = self._choice.missing(phase, cells, first)
+        return [FixedTrial(config, seed, self._plan.means(workers), phase) for config, workers, seed in wanted]
 
     def _to_measure(self, workers: int, config: Config, by: FrontierCriteria) -> tuple[int, int] | None:
         """The step to time for a row, where this machine can and the program is the one that was calibrated."""
-        run = next((t.run for t in self._choice.tried(config) if t.run is not None), None)
+        run = next((t.run for t in self._choice.tried(config, workers) if t.run is not None), None)
         same = run is not None and run.grad_bytes == by.times.model.grad_bytes
         return (batch_of(config), workers) if same and workers <= cores() else None

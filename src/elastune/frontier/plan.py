@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.run import Config, RunSpec, number
+from elastune.core.run import Config, Means, RunSpec, number
 from elastune.job.run import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
 from elastune.search.samplers.registry import check_sampler
@@ -51,6 +51,24 @@ class FrontierPlan:
         """The naive rule: global batch and learning rate x ``workers``."""
         lr = number(self.config, "lr") * workers
         return {**self.config, "batch_size": self.base_batch * workers, "lr": lr}
+
+    def means(self, workers: int) -> Means:
+        """How a training is run that speaks for ``workers``: each of them has one slot.
+
+        Only in exact mode it does not show in the result who computes a slot, so that one worker can do it all.
+        """
+        own = workers if self.request.means.mode == "fast" else 1
+        return replace(self.request.means, workers=own, num_slots=workers)
+
+    def searched_for(self, batch: int) -> int:
+        """The worker count for which the search trains a ``batch``: the largest whose workers it fills.
+
+        Each of them then has as many samples as the program's own batch. So passes stay as large as those that the
+        program was written for, and the search does not pay for many small ones.
+        """
+        least = (self.request.trial_workers or (1, 1))[1]
+        counts = [w for w in self.request.workers if w >= least]
+        return max((w for w in counts if w * self.base_batch <= batch), default=counts[0])
 
     def space(self, trial: Any) -> dict[str, Any]:
         """The user's space; a batch size, where it has none; and a rule by which the learning rate follows it."""
@@ -119,5 +137,11 @@ def check(request: FrontierRequest) -> FrontierPlan:
     if request.trial_workers is not None and not 1 <= request.trial_workers[0] <= request.trial_workers[1]:
         low, high = request.trial_workers
         raise UserError("a training's workers must lie between a low and a high", f"{low}:{high}", "for example (1, 2)")
+    if request.trial_workers is not None and request.trial_workers[1] > counts[-1]:
+        rule = f"a training's workers must be within the counts asked about, up to {counts[-1]}"
+        raise UserError(rule, request.trial_workers[1], f"use --trial-workers 1:{counts[-1]} or larger --workers")
+    if request.trial_workers is not None and request.means.mode == "fast":
+        rule = "workers can change only where they do not show in the result"
+        raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     return plan

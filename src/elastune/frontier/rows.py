@@ -28,8 +28,8 @@ class Times:
     model: StepTime
     measured: Mapping[tuple[int, int], float]
 
-    def estimate(self, batch: int, workers: int, run: RunFinished) -> Estimate:
-        """Seconds of a step of ``run``'s program.
+    def estimate(self, batch: int, workers: int, run: RunFinished, slots: int) -> Estimate:
+        """Seconds of a step of ``run``'s program, which was trained with ``slots`` slots.
 
         A run whose model differs in size from the calibrated one is timed by its own steps and its own gradients.
         """
@@ -39,14 +39,15 @@ class Times:
         batch = min(batch, -(-run.samples // run.steps))  # an epoch's last batch is smaller
         if same or run.step_s is None:
             return self.model.estimate(batch, workers)
-        scale = run.step_s / self.model.step_s(batch, run.workers)
+        passes = -(-slots // run.workers)
+        scale = run.step_s / (self.model.step_s(batch, run.workers) + (passes - 1) * self.model.base_s)
         own = replace(
             self.model,
             base_s=self.model.base_s * scale,
             per_sample_s=self.model.per_sample_s * scale,
             grad_bytes=run.grad_bytes,
         )
-        return replace(own.estimate(batch, workers), measured=workers == run.workers)
+        return replace(own.estimate(batch, workers), measured=workers == run.workers == slots == 1)
 
     def expected_s(self, batch: int, workers: int) -> float:
         """Seconds of a step of a training that has not ended."""
@@ -73,12 +74,8 @@ class FrontierCriteria:
     def seconds(self, training: Training, workers: int) -> tuple[float, bool]:
         """Time of the whole training on ``workers``, and whether its step time was measured."""
         assert training.run is not None
-        return self.run_seconds(training.config, training.run, workers)
-
-    def run_seconds(self, config: Config, run: RunFinished, workers: int) -> tuple[float, bool]:
-        """The same of the ``run`` of ``config``."""
-        found = self.times.estimate(batch_of(config), workers, run)
-        return run.steps * found.step_s, found.measured
+        found = self.times.estimate(batch_of(training.config), workers, training.run, training.slots)
+        return training.run.steps * found.step_s, found.measured
 
 
 def batch_of(config: Config) -> int:
@@ -128,7 +125,7 @@ def row(
         noise_scale=noise_scale,
         noise_scale_error=noise_scale_error,
         quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
-        num_slots=means.num_slots,
+        num_slots=workers,
     )
 
 
@@ -176,7 +173,7 @@ def _time_to_target(trainings: Sequence[Training], workers: int, by: FrontierCri
         step = next((s for s, v in values if v is not None and by.reaches(v)), None)
         if step is None:
             return None
-        times.append(step * by.times.estimate(batch_of(training.config), workers, run).step_s)
+        times.append(step * by.times.estimate(batch_of(training.config), workers, run, training.slots).step_s)
     return fmean(times)
 
 

@@ -1,4 +1,4 @@
-"""The trainings of a frontier by configuration and seed: each pair is trained once, whichever phase asks first."""
+"""The trainings of a frontier by settings, seed and slots: each is made once, whichever phase asks first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from elastune.core.run import Config
-from elastune.journal.records import Reported, RunFinished, TrialFinished
+from elastune.journal.records import Reported, RunFinished, TrialFinished, TrialStarted
 from elastune.journal.trials import TrialLife, TrialTable
 
 NOISE_SCALE = "noise_scale"
@@ -15,11 +15,15 @@ NOISE_SCALE = "noise_scale"
 
 @dataclass(frozen=True)
 class Training:
-    """One training from start to end, and what it reported on the way. ``result.state`` tells whether it counts."""
+    """One training from start to end, and what it reported on the way. ``result.state`` tells whether it counts.
+
+    ``slots``: one for each of the workers that it speaks for, however many trained it.
+    """
 
     trial: int
     config: Config
     seed: int
+    slots: int
     phase: str
     reports: tuple[Reported, ...]
     result: TrialFinished
@@ -30,9 +34,14 @@ class Training:
         return self.result.run
 
 
-def key(config: Config, seed: int) -> str:
-    """What makes two trainings the same."""
-    return json.dumps([config, seed], sort_keys=True)
+def name_of(config: Config) -> str:
+    """What makes two configurations the same."""
+    return json.dumps(config, sort_keys=True)
+
+
+def key(config: Config, seed: int, slots: int) -> str:
+    """What makes two trainings the same: all that decides their result."""
+    return json.dumps([config, seed, slots], sort_keys=True)
 
 
 class Trainings:
@@ -50,13 +59,13 @@ class Trainings:
             self._counted, self._done = len(self._table.ended), {}
             for life in (self._table.trials[number] for number in self._table.ended):
                 if life.started.phase != "calibrate":
-                    self._done.setdefault(key(life.started.config, life.started.seed), training_of(life))
+                    self._done.setdefault(_key_of(life.started), training_of(life))
         return self._done
 
     def open(self, phase: str) -> set[str]:
         """The keys of those of ``phase`` that run, or will go on."""
         lives = [life.started for life in self._table.trials.values() if life.state != "over"]
-        return {key(started.config, started.seed) for started in lives if started.phase == phase}
+        return {_key_of(started) for started in lives if started.phase == phase}
 
 
 def training_of(life: TrialLife) -> Training:
@@ -64,4 +73,9 @@ def training_of(life: TrialLife) -> Training:
     started, finished = life.started, life.finished
     assert finished is not None
     reports = tuple(report for report, _ in life.reports)
-    return Training(life.number, started.config, started.seed, started.phase, reports, finished)
+    slots = started.means["num_slots"]
+    return Training(life.number, started.config, started.seed, slots, started.phase, reports, finished)
+
+
+def _key_of(started: TrialStarted) -> str:
+    return key(started.config, started.seed, started.means["num_slots"])

@@ -236,10 +236,14 @@ def _method(found: FrontierFound) -> str:
     seeds = sorted({row.seeds for row in found.rows})
     spread = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     modelled = [row.workers for row in found.rows if row.seconds_label == "modelled"]
+    emulated = sorted({row.workers for row in found.rows if row.quality_label == "emulated"})
     words = (
         f"{quality} is the mean over {spread} seeds on {data}; ± is the half-width of its 95 % confidence interval "
-        "(Student's t). Quality is always measured: the samples and sums of a step do not depend on the worker count. "
+        "(Student's t). "
     )
+    if emulated:
+        counts = ", ".join(map(str, emulated))
+        words += f"Emulated ({counts} workers): fewer did their work, slot by slot, with the same result. "
     if modelled:
         counts = ", ".join(map(str, sorted(set(modelled))))
         return words + f"Times are measured here, or modelled where labelled so ({counts} workers): steps × step time."

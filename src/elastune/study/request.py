@@ -62,6 +62,8 @@ class FrontierRequest:
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``). ``stopping`` and
     ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence``: as there, for all.
+    ``means``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
+    slot for each of its workers.
     """
 
     program: Program
@@ -71,7 +73,7 @@ class FrontierRequest:
     target: float | None = None
     quality: str | None = None
     seeds: int = 3
-    means: Means = field(default_factory=lambda: Means(mode="fast"))
+    means: Means = field(default_factory=Means)
     config: Config = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     sampler: str = "auto"

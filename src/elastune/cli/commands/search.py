@@ -10,7 +10,7 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import FastExecution, Folders, Search, Training, check_price
+from elastune.cli.groups import FastExecution, Folders, Search, Training, WorkerExecution, check_price
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
 from elastune.core.errors import UserError
 from elastune.core.run import Program
@@ -52,7 +52,7 @@ def tune(
 def frontier(
     file: options.File,
     training: Training,
-    execution: FastExecution,
+    execution: WorkerExecution,
     folders: Folders,
     workers: Annotated[str, typer.Option(metavar="N,N,...", help="Worker counts to ask about.")] = "1,2,4,8",
     target: Annotated[float | None, typer.Option(help="Quality that must be reached.")] = None,
@@ -69,10 +69,15 @@ def frontier(
 ) -> int:
     """How far does FILE scale before accuracy pays, and which settings buy it back?
 
+    What is told of N workers is trained as N workers train, with N slots, on fewer where the row says emulated. In fast
+    mode N workers train it, however few cores there are.
+
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers,
-    batch_size, lr, lr_rule, quality, ci, seconds, seconds_label, cost, time_to_target_s, on_front, noise_scale,
-    noise_scale_error, ...}], pick (a row's number or null), answer, command, support, supported_workers (by the noise
-    scale of the pick, else of the first row), hypervolume_naive, hypervolume_tuned, seconds, reason, out, report}.
+    batch_size, lr, lr_rule, quality, quality_label, ci, seconds, seconds_label, cost, time_to_target_s, on_front,
+    noise_scale, noise_scale_error, num_slots, ...}], pick (a row's number or null), answer, command, command_trial and
+    command_metrics (the training of the pick's row that the command repeats, and what it reports), support,
+    supported_workers (by the noise scale of the pick, else of the first row), hypervolume_naive, hypervolume_tuned,
+    seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.phases import frontier as find_frontier
@@ -88,7 +93,7 @@ def frontier(
         target=target,
         quality=quality,
         seeds=seeds,
-        means=execution.means(1, most_workers=max((*counts, *(bounds or ())))),
+        means=execution.of_one(),
         config=training.config,
         constraints=tuple(constraint or ()),
         sampler=sampler,

@@ -148,7 +148,9 @@ def _caption(found: FrontierFound) -> str:
     fewest = min((row.seeds for row in found.rows), default=0)
     bars = f"Bars: 95 % confidence interval of the mean over at least {count(fewest, 'seed')} (Student's t)."
     if any(row.seconds_label == "modelled" for row in found.rows):
-        bars += " Hollow markers and dashed lines: time from the step-time model; quality is always measured."
+        bars += " Hollow markers and dashed lines: time from the step-time model."
+    if emulated := sorted({row.workers for row in found.rows if row.quality_label == "emulated"}):
+        bars += f" {_capital(found.quality)} of {', '.join(map(str, emulated))} workers is emulated on fewer."
     if any(not math.isfinite(row.quality) for row in found.rows):
         bars += " A cross on the lower edge: diverged."
     return bars

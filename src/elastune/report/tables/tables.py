@@ -194,6 +194,7 @@ def _width(table: Table, column: int) -> int:
 
 def _frontier_cells(row: FrontierRow, picked: bool) -> tuple[str, ...]:
     data = "" if row.held_out else " (validation)"
+    data += " emulated" if row.quality_label == "emulated" else ""
     quality = plus_minus(row.quality, row.ci)
     return (
         f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
