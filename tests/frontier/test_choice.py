@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from elastune.cluster.run_files import LocalFiles
 from elastune.core.run import Config, Means, Program
 from elastune.frontier.choice import FRESH_SEEDS, Choice
+from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import check
 from elastune.frontier.rows import FrontierCriteria, Times
 from elastune.frontier.trainings import Trainings
@@ -13,7 +16,9 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
 from elastune.journal.trials import TrialTable
 from elastune.plan.step_time import StepTime
+from elastune.search.samplers.suggest import Suggestion
 from elastune.search.space.objective import Objective
+from elastune.study.loop.experiment import PreparedTrial
 from elastune.study.request import FrontierRequest
 
 BY = FrontierCriteria(Objective("loss", "min"), None, 1.0, Times(StepTime(0.01, 0.001, 0.0, 0.0, 40), {}))
@@ -60,4 +65,18 @@ def test_a_count_is_spoken_for_by_its_own_slots(tmp_path: Path, tiny: Program) -
 def test_a_training_has_a_slot_for_each_worker_it_speaks_for(tmp_path: Path, tiny: Program) -> None:
     plan = Told(tiny, tmp_path / "out").plan
     assert plan.means(4) == Means(workers=1, num_slots=4, mode="exact")
+    fast = replace(plan, request=replace(plan.request, means=Means(mode="fast")))
+    assert fast.means(4) == Means(workers=4, num_slots=4, mode="fast")
+
+
+def test_the_search_fills_the_workers_it_trains_for(tmp_path: Path, tiny: Program) -> None:
+    plan = Told(tiny, tmp_path / "out").plan
     assert [plan.searched_for(batch) for batch in (10, 20, 79, 80, 1000)] == [1, 1, 1, 4, 4]
+    shared = replace(plan, request=replace(plan.request, trial_workers=(1, 2)))
+    for which, workers, slots in ((plan, 1, [1, 4]), (shared, 1, [4, 4])):
+        for batch, expected in zip((20, 80), slots, strict=True):
+            values = {**plan.config, "batch_size": batch, "lr_rule": "none"}
+            ready = FrontierExperiment(which, LocalFiles()).new(Suggestion(0, {}, {}, values, "random"), None)
+            assert isinstance(ready, PreparedTrial)
+            assert (ready.spec.means.workers, ready.spec.means.num_slots) == (workers, expected)
+            assert ready.spec.adapt.monitors == (() if expected == 1 else ("noise_scale",)), "it would train in two"

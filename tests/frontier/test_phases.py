@@ -112,14 +112,6 @@ def test_tuned_rows_are_confirmed_on_seeds_no_search_saw(found: tuple[FrontierFo
     assert max(trained.values()) == 1
 
 
-def test_the_search_fills_the_workers_it_trains_for(found: tuple[FrontierFound, Path]) -> None:
-    searched = [t for t in of_kind(records(found[1]), TrialStarted) if t.phase == "search"]
-    assert searched
-    for t in searched:
-        assert t.means["num_slots"] == {20: 1, 40: 2, 80: 4}[t.config["batch_size"]]
-        assert (t.means["workers"], t.means["mode"]) == (1, "exact")
-
-
 def test_monitoring_does_not_show_in_what_is_told(found: tuple[FrontierFound, Path]) -> None:
     """A batch of one slot has nothing to compare without being trained in two."""
     for r in found[0].rows:

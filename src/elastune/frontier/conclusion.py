@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
@@ -82,5 +81,6 @@ def _repeated(choice: Choice, chosen: FrontierRow) -> Training:
 
 def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
     """Trains as ``repeated`` was, slot by slot, on the row's workers."""
-    means: dict[str, Any] = {**asdict(plan.means(repeated.slots)), "workers": chosen.workers}
-    return run_command(plan.request.program.path, chosen.config, means, repeated.seed, plan.request.epochs)
+    request, means = plan.request, {**asdict(plan.means(repeated.slots)), "workers": chosen.workers}
+    asked = repeated.seed, request.epochs
+    return run_command(request.program.path, chosen.config, means, *asked, divergence=request.divergence)

@@ -36,3 +36,8 @@ def test_command_cannot_smuggle_a_second_one():
 def test_text_that_reads_as_something_else_is_quoted():
     command = run_command("f.py", {"a": "7", "b": "true", "c": "plain", "d": 7}, {})
     assert command == """elastune run f.py --set 'a="7"' --set 'b="true"' --set c=plain --set d=7"""
+
+
+def test_command_names_another_bound_of_divergence():
+    assert run_command("f.py", {}, {}, divergence=None) == "elastune run f.py --divergence off"
+    assert run_command("f.py", {}, {}, 1, divergence=50.0) == "elastune run f.py --divergence 50.0 --seed 1"

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from elastune.core.divergence import FACTOR
+
 FLAGS = {
     "workers": "--workers",
     "mode": "--mode",
@@ -32,10 +34,12 @@ def run_command(
     seed: int | None = None,
     epochs: int | None = None,
     defaults: Mapping[str, Any] | None = None,
+    divergence: float | None = FACTOR,
 ) -> str:
     """``elastune run ...`` for these settings, quoted for a POSIX shell. ``program``: a path, or ``{"path": ...}``.
 
     ``defaults``: the program's own settings, where known. What is None there too is not set, and not worth a word.
+    ``divergence``: the factor of ``core.divergence``, None for off.
     """
     unset = {name for name, value in (defaults or {}).items() if value is None}
     words = ["elastune", "run", program_path(program)]
@@ -50,6 +54,8 @@ def run_command(
         if value is None and name in unset:
             continue
         words += ["--set", f"{name}={_word(value)}"]
+    if divergence != FACTOR:
+        words += ["--divergence", "off" if divergence is None else _word(divergence)]
     if epochs is not None:
         words += ["--epochs", str(epochs)]
     if seed is not None:
