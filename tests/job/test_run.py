@@ -57,20 +57,24 @@ def test_a_run_is_journaled_from_start_to_end(cluster: LocalCluster, tmp_path: P
     assert (found.steps, found.samples, found.workers) == (30, 600, 2)
 
 
-@pytest.mark.parametrize(("act", "code"), [("killed", -9), ("leaves", 7)])
-def test_a_run_survives_a_worker_that_vanishes(
-    cluster: LocalCluster, tmp_path: Path, tiny: Program, act: str, code: int
-) -> None:
+def test_a_run_survives_a_worker_that_vanishes(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     whole = run_job(spec(tiny, tmp_path / "whole", 1), cluster=cluster)
     marker = str(tmp_path / "done")
-    found = run_job(spec(tiny, tmp_path / "out", 3, act=act, marker=marker, pause_s=0.01), cluster=cluster)
+    found = run_job(spec(tiny, tmp_path / "out", 3, act="killed", marker=marker, pause_s=0.01), cluster=cluster)
     assert (found.sha256, found.steps, found.stopped) == (whole.sha256, whole.steps, "complete")
     kept = records(tmp_path / "out")
     (gone,) = (record for record in kept if isinstance(record, WorkerGone) and record.how == "lost")
-    assert (gone.worker, gone.code) == (1, code)
+    assert (gone.worker, gone.code) == (1, -9)
     assert any(isinstance(record, Regrouped) for record in kept)
     assert [record.step for record in kept if isinstance(record, Reported)] == [10, 20, 30], "once each"
     assert ledger(read(tmp_path / "out" / "journal.jsonl")).exact
+
+
+def test_a_program_that_ends_its_worker_ends_the_run(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    found = failure_of(spec(tiny, tmp_path / "out", 3, act="leaves", pause_s=0.01), cluster)
+    assert (found.reason, found.rank, found.exit_code) == ("exception", 1, 7)
+    assert "exit code 7 (os._exit" in found.detail
+    assert not [record for record in records(tmp_path / "out") if isinstance(record, WorkerGone)]
 
 
 def test_what_kills_every_worker_ends_the_run(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:

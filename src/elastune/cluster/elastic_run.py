@@ -5,6 +5,7 @@ Its coordinator says what is to be done with processes; a launcher does it, and 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from elastune.elastic.protocol.client import remove_contact, write_contact
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
 from elastune.elastic.protocol.messages import Welcome, encode
 from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.elastic.worker.last_resort import DISCONNECTED_CODE, ORPHANED_CODE
 from elastune.journal.records import (
     Decided,
     NotMeasured,
@@ -40,6 +42,7 @@ from elastune.journal.records import (
 )
 
 NOT_STARTED = 71  # EX_OSERR of sysexits.h
+EXPLAIN_S = 2.0  # how long the end of a process is awaited whose connection has closed without a word
 UNKNOWN = 1  # the code of a process of which nobody knows how it ended
 
 
@@ -73,12 +76,15 @@ class ElasticRun(ElasticHandle):
         self._events: deque[Event] = deque()
         self._ends: dict[int, ProcessEnded] = {}  # of processes that ended; perhaps not all they said is here yet
         self._returned: dict[int, int | None] = {}  # of connections that ended: the entry point's exit code
+        self._speechless: dict[int, float] = {}  # their connection closed without a code: until when to wait for why
+        self._finishes: list[tuple[int, RunFinished]] = []  # heard while somebody was speechless
         self._running = set(range(workers))
         self._doomed: dict[int, str] = {}  # ended for a reason that was not theirs
         self._lost: list[int] = []
         self._fatal: tuple[int, str] | None = None  # the worker whose loss was one too many, and what to say of it
         self._finished: set[int] = set()
         self._reported: set[tuple[int, int, int]] = set()
+        self._trained: set[int] = set()  # those that have been members
         self._decided: set[tuple[int, str, str]] = set()  # step, policy, and the hook of a failure
         self._last = Exited(NOBODY, 0, "")
         self._noticed = self._announced = self._failed = self._closed = False
@@ -187,6 +193,7 @@ class ElasticRun(ElasticHandle):
         """Hear what the coordinator has, and do what it asks for."""
         if self._closed:
             return
+        self._trained.update(self.coordinator.members)
         self._events.extend(Message(NOBODY, record) for record in self.coordinator.take_records())
         for told in self.coordinator.take():
             match told:
@@ -194,6 +201,8 @@ class ElasticRun(ElasticHandle):
                     self._events.extend(self.judge(worker, record))
                 case Parted(worker, code):
                     self._returned[worker] = code
+                    if code is None and worker in self._trained and worker not in self._doomed:
+                        self._speechless[worker] = time.monotonic() + EXPLAIN_S
                     others = any(other not in self._returned for other in self._running)
                     if code is not None and worker not in self._doomed and (code != 0 or not others):
                         self.over = True  # before the loss that this is to the coordinator makes it ask for another
@@ -204,14 +213,17 @@ class ElasticRun(ElasticHandle):
                     told_here = worker in self._ends and why == self._how(worker)  # it ended by itself
                     if worker not in self._returned and not told_here:
                         self._doomed[worker] = why
-                    if self._returned.get(worker) is None:  # else it has said its last words, and ends by itself
+                    # Who has said its last words ends by itself, and how the speechless end tells why.
+                    if self._returned.get(worker) is None and worker not in self._speechless:
                         self._end([worker], self._doomed.get(worker, ""))
                 case GiveUp(why=why) if not self.over:
                     self._events.extend(self._give_up(why))
                 case StopRun():
                     self._noticed = True
                 case Buried(worker):
+                    self._speechless.pop(worker, None)
                     self._events.extend(self._ended(worker))
+        self._wait_no_longer()
         self._close_if_over()
 
     def close(self) -> None:
@@ -220,6 +232,16 @@ class ElasticRun(ElasticHandle):
         if self._announced:
             remove_contact(self.spec.out)
         self.coordinator.close()
+
+    def _wait_no_longer(self) -> None:
+        """End the speechless whose time is up; once nobody is, the run may have finished."""
+        for worker in [worker for worker, until in self._speechless.items() if until <= time.monotonic()]:
+            del self._speechless[worker]
+            self._end([worker], self._doomed.get(worker, ""))
+        if self._finishes and not self._speechless:
+            finishes, self._finishes = self._finishes, []
+            for worker, record in finishes:
+                self._events.extend(self.judge(worker, record))
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
@@ -272,6 +294,9 @@ class ElasticRun(ElasticHandle):
                 self.over = self._failed = True
             case RunFinished() if self._failed:  # of survivors that were about to be ended
                 return []
+            case RunFinished() if self._speechless:  # perhaps the program has ended one of its workers
+                self._finishes.append((worker, record))
+                return []
             case RunFinished():
                 first = not self._finished
                 self._finished.add(worker)
@@ -317,6 +342,10 @@ class ElasticRun(ElasticHandle):
         self._last = end
         if self._fatal is not None and self._fatal[0] == worker:
             return [self._failure(f"{self._fatal[1]}; {how}"), end]
+        own_end = _ended_itself(told) if returned is None and worker in self._trained else ""
+        if own_end and worker not in self._doomed and not self._finished:
+            self.over = self._failed = True  # of the program's own will: it would do so again
+            return [Message(worker, RunFailed("exception", own_end, worker, told.code, told.log)), end]
         concerns = self.over or (bool(self._finished) and worker not in self._doomed)
         self.over = self.over or (bool(self._finished) and not self._running)
         if concerns:
@@ -346,3 +375,12 @@ class ElasticRun(ElasticHandle):
     def _failure(self, why: str) -> Event:
         last = self._last
         return Message(last.rank, RunFailed("worker_lost", why, max(0, last.rank), last.code, last.log))
+
+
+def _ended_itself(end: ProcessEnded) -> str:
+    """What the program did to end its worker's process without a word; "" where it was something else that ended it."""
+    if end.why or end.code is None or end.code < 0 or end.code in (ORPHANED_CODE, NOT_STARTED):
+        return ""
+    if end.code == DISCONNECTED_CODE:
+        return "the program closed its worker's connection, a file that it had not opened (os.closerange?)"
+    return f"the program ended its worker's process with exit code {end.code} (os._exit, or a library that exits)"

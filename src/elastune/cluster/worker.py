@@ -11,29 +11,33 @@ import faulthandler
 import importlib
 import io
 import os
+import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn, cast
 
 from elastune.cluster.launcher import VARIABLE, Bootstrap, bootstrap_of
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
-from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient
-from elastune.journal.records import LONGEST_DETAIL, RunFailed
+from elastune.elastic.worker.client import CoordinatorClient
+from elastune.elastic.worker.last_resort import ORPHANED_CODE
+from elastune.journal.records import RunFailed
+from elastune.train.program.causes import cause_of, trace_of
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
 WORK = "elastune.train.work:launched"
+LAST_FUNCTIONS_S = 5  # less than whoever supervises a finished run waits for its processes
 
 
 def live(bootstrap: Bootstrap) -> NoReturn:
     """Be the worker that ``bootstrap`` names. Exit codes: the entry's own, 1 after an exception.
 
     The process ends without the interpreter's own shutdown: libraries with native threads have been seen to abort
-    there after a run had succeeded, and its exit code must tell of the run alone. ``atexit`` functions are called,
-    threads are not waited for.
+    there after a run had succeeded, and its exit code must tell of the run alone. ``atexit`` functions are called, for
+    ``LAST_FUNCTIONS_S`` at most; threads are not waited for.
     """
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -45,11 +49,15 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     except UserError as error:
         print(f"elastune: {error}", file=sys.stderr)
         os._exit(ORPHANED_CODE)
+    own = os.getpid()
     code = _work(client, bootstrap)
-    client.farewell(code)
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if os.getpid() == own:  # not a child that the program forked, and that came back from the program's code
+        client.farewell(code)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(LAST_FUNCTIONS_S)
+        _whatever_it_raises(atexit._run_exitfuncs)
+    _whatever_it_raises(lambda: sys.stdout.flush())
+    _whatever_it_raises(lambda: sys.stderr.flush())
     os._exit(code & 0xFF)
 
 
@@ -65,26 +73,26 @@ def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
         os.chdir(told.folder)
         sys.path[:] = told.import_path
         return int(resolve(told.entry)(told.spec, place, client))
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        detail = f"the program called sys.exit({end.code!r})"[:LONGEST_DETAIL]
-        client.report(RunFailed("exception", detail, place.rank))
-        return exit_code(end)
-    except BaseException:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
+        with suppress(OSError):
+            os.write(2, trace_of(error).encode(errors="backslashreplace"))
+        client.report(RunFailed("exception", cause_of(error), place.rank))
     return 1
+
+
+def _whatever_it_raises(last: Callable[[], object]) -> None:
+    """Call ``last``, of the program's doing, when nothing depends on it any more."""
+    try:
+        last()
+    except BaseException as error:  # noqa: BLE001
+        with suppress(OSError):
+            os.write(2, trace_of(error).encode(errors="backslashreplace"))
 
 
 def resolve(entry: str) -> Entry:
     """The function that ``module:function`` names."""
     module, _, name = entry.partition(":")
     return cast(Entry, getattr(importlib.import_module(module), name))
-
-
-def exit_code(end: SystemExit) -> int:
-    """The code that Python gives a process which ``end`` ends: 0 without one, 1 for a message."""
-    return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
 if __name__ == "__main__":

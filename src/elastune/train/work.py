@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,6 +22,7 @@ from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
+from elastune.train.program.causes import cause_of, text_of, trace_of
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.session import Session
 from elastune.train.stepper import StopTraining
@@ -54,15 +54,17 @@ def work(
     workers meet at ``place.rendezvous`` and stay, and rank 0 sends them. Whichever worker fails sends ``RunFailed``.
     """
 
+    own = os.getpid()
+
     def failed(reason: Reason, error: BaseException) -> int:
-        detail = f"{type(error).__name__}: {error}" if reason in ("exception", "out_of_memory") else str(error)
-        if reason == "exception":
-            traceback.print_exception(error)
-            frames = traceback.extract_tb(error.__traceback__)
-            own = [frame for frame in frames if frame.filename == str(spec.program.path.resolve())]
-            at = (own or frames)[-1]  # the user's own line, where the error came up below it
-            detail = f"{detail} ({os.path.basename(at.filename)}:{at.lineno})"
-        send(RunFailed(reason=reason, detail=" ".join(detail[:LONGEST_DETAIL].split()), rank=place.rank))
+        told = reason in ("user_error", "diverged") and text_of(error)
+        detail = told or cause_of(error, str(spec.program.path.resolve()))
+        detail = " ".join(detail[:LONGEST_DETAIL].split())
+        # To the log's own file: the program may have closed or replaced what Python calls stderr.
+        with suppress(OSError):
+            os.write(2, f"{detail if told else trace_of(error)}\n".encode(errors="backslashreplace"))
+        if os.getpid() == own:  # else: in a forked child of the program's, whose end says nothing of this run
+            send(RunFailed(reason=reason, detail=detail, rank=place.rank))
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
     try:
@@ -78,10 +80,11 @@ def work(
         return failed("user_error", error)
     except Diverged as error:
         return failed("diverged", error)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        return failed("out_of_memory", error)
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything; it is reported, not hidden
-        return failed("out_of_memory" if "out of memory" in str(error).lower() else "exception", error)
+    except BaseException as error:
+        code = failed("out_of_memory" if _lacks_memory(error) else "exception", error)
+        if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself
+            raise
+        return code
     return 0
 
 
@@ -191,6 +194,11 @@ class Worker:
                 context=session.context,
             )
         )
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or (isinstance(error, Exception) and "out of memory" in text_of(error).lower())
 
 
 def _factory(spec: RunSpec, place: Place) -> GroupFactory:

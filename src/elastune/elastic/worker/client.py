@@ -6,16 +6,14 @@ It brings what the worker is to do (``spec``), and takes away what the worker re
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import errno
 import os
 import select
-import signal
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -35,10 +33,10 @@ from elastune.elastic.protocol.transport import (
 from elastune.elastic.protocol.view import View
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.elastic.worker import outbox
+from elastune.elastic.worker.last_resort import DISCONNECTED_CODE, ORPHANED_CODE, end_process
 from elastune.elastic.worker.outbox import Outbox
 from elastune.journal.records import Record
 
-ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h
 SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
 WHY_LIMIT = 2000  # characters
 SPEC_LIMIT_BYTES = 16 * LINE_LIMIT_BYTES  # it holds a whole environment
@@ -69,6 +67,7 @@ class CoordinatorClient:
         self._forced = self._confirmed = 0
         self._board = RendezvousStore()
         self._over = ""
+        self._owner = os.getpid()
         self._stop = False
         self._leaving = False
         self._closed = False
@@ -171,6 +170,12 @@ class CoordinatorClient:
     def stop_requested(self) -> bool:
         """Whether the run is to write a checkpoint and end."""
         return self._stop
+
+    def refuse_fork(self) -> None:
+        """Raises ``UserError`` in a forked child of this worker, which has its variables but no place in the run."""
+        if os.getpid() != self._owner:
+            rule = "a child that the program forks must end, not train on with the worker"
+            raise UserError(rule, f"process {os.getpid()}, forked", "end it by os._exit(0), or use multiprocessing")
 
     def farewell(self, code: int) -> None:
         """Say that this worker's entry point has ended with ``code``: its process ends next, and not by an accident.
@@ -276,10 +281,12 @@ class CoordinatorClient:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
+        closed_here = False
         try:
             why = self._serve()
         except (OSError, ValueError, ProtocolError) as error:
             why = str(error) or type(error).__name__
+            closed_here = isinstance(error, OSError) and error.errno in (errno.EBADF, errno.ENOTSOCK)
         except Exception:  # noqa: BLE001 - without this thread the worker is lost, and must know it
             traceback.print_exc()
             why = "its thread failed"
@@ -287,7 +294,9 @@ class CoordinatorClient:
             ended = bool(self._over) or self._closed or self._leaving
             self._over = self._over or f"the coordinator is gone: {why}"
             self._news.notify_all()
-        if not ended:
+        if not ended and closed_here:
+            self._disconnected()
+        elif not ended:
             self.on_orphaned(why)
 
     def _serve(self) -> str:
@@ -354,23 +363,10 @@ class CoordinatorClient:
         self._outbox.put(messages.encode(message))
 
     def _end_process(self, why: str) -> None:
-        line = f"elastune: the coordinator is gone ({why}); worker {self.worker} ends\n"
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode(errors="replace"))
-        _end_family()
-        os._exit(ORPHANED_CODE)
+        end_process(f"the coordinator is gone ({why}); worker {self.worker} ends", ORPHANED_CODE)
 
-
-def _end_family() -> None:
-    """SIGKILL to the data loaders of this process, and to all of its process group where that is its own."""
-    for child in multiprocessing.active_children():  # they look for their parent only now and then
-        with contextlib.suppress(OSError, ValueError):
-            child.kill()
-    if (own := os.getpid()) == os.getpgrp():
-        for process in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
-            with contextlib.suppress(OSError):
-                if process != own and os.getpgid(process) == own:
-                    os.kill(process, signal.SIGKILL)
+    def _disconnected(self) -> None:
+        end_process("the program has closed this worker's connection", DISCONNECTED_CODE)
 
 
 def _leave_to_parent(member: CoordinatorClient) -> None:

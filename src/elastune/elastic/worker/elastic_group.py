@@ -129,6 +129,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def gather_tensors(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """As ``WorkerGroup.gather_tensors``; done again with the survivors if a worker was lost."""
+        self._client.refuse_fork()
         while self.synchronised:
             self.say("gathering", self.owner.step, mine.nbytes)
             try:
@@ -144,6 +145,7 @@ class ElasticWorkerGroup(WorkerGroup):
         return [mine]
 
     def begin_step(self) -> float:
+        self._client.refuse_fork()
         self._voted = None if self._now is None else self._client.pending(self._now.number)
         return float(self._voted is not None)
 
@@ -165,6 +167,7 @@ class ElasticWorkerGroup(WorkerGroup):
     # -- change -------------------------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
+        self._client.refuse_fork()
         if self._agreed is not None and not self.broken:
             view, self._agreed = self._agreed, None
             if self.worker not in view.members:
@@ -194,6 +197,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._client.replace()
 
     def finish(self) -> None:
+        self._client.refuse_fork()
         self._log.all_done = True
         self._client.done()
         while (view := self._client.await_bye(self.view)) is not None:

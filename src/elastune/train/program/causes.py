@@ -1,0 +1,57 @@
+"""What an exception says, in one line with its place: whatever it is, its text be huge or impossible to get."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable
+
+LONGEST_TEXT = 2000  # characters: what is longer hides its reason rather than tells it
+LONGEST_TRACE_LINE = 2000
+# How torch hands on what was raised in a process of a data loader: the text of a traceback inside of the text.
+_HANDED_ON = re.compile(r"\s*Original Traceback \(most recent call last\):\n(.*)", re.DOTALL)
+_FRAME = re.compile(r'^  File "(.+)", line ([0-9]+)', re.MULTILINE)
+
+
+def cause_of(error: BaseException, program: str = "") -> str:
+    """``error`` in one line: its type, its text, and where it came up; the newest line of the file ``program`` if any
+    is on the way, since what lies below is not the user's."""
+    text = text_of(error)
+    handed_on = _HANDED_ON.search(text)
+    places = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if handed_on is not None:
+        lines = handed_on[1].rstrip().split("\n")
+        said = next((at for at, line in enumerate(lines) if line and not line.startswith(" ")), len(lines) - 1)
+        text = f"{text[: handed_on.start()]} {' '.join(lines[said:])}"
+        places += [(name, int(number)) for name, number in _FRAME.findall(handed_on[1])]
+    if isinstance(error, SystemExit):
+        told = f"the program called sys.exit({_safely(lambda: repr(error.code))})"
+    else:
+        text = " ".join(text.split())
+        told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    own = [place for place in places if place[0] == program] or places
+    at = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
+    return _cut(told, LONGEST_TEXT) + at
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``, or why there is none."""
+    return _safely(lambda: str(error))
+
+
+def trace_of(error: BaseException) -> str:
+    """The whole traceback, its lines cut where they are very long."""
+    lines = "".join(traceback.format_exception(error)).split("\n")
+    return "\n".join(_cut(line, LONGEST_TRACE_LINE) for line in lines)
+
+
+def _safely(say: Callable[[], str]) -> str:
+    try:
+        return say()
+    except BaseException as second:  # noqa: BLE001 - a user's __str__ may raise anything; the first error is the cause
+        return f"(its text cannot be had: {type(second).__name__})"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"

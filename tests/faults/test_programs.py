@@ -1,0 +1,173 @@
+"""Odd programs: each run has a clear outcome, in time, with one cause told once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cli import main
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Program, RunSpec
+from elastune.job.run import run_job
+from elastune.journal.reader import read
+from elastune.journal.records import Record, WorkerGone
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from odd_programs import PROGRAMS, OddProgram
+
+BEYOND_HEARTBEAT_S = 10.0
+MARK = "ELASTUNE_ODD_PROGRAM"
+LEFT_BY_A_RUN = {"journal.jsonl", "journal.jsonl.lock", "logs", "checkpoints"}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the command said."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def json(self) -> dict[str, Any]:
+        (line,) = self.out.splitlines()
+        found = json.loads(line)
+        assert isinstance(found, dict)
+        return found
+
+
+def records(out: Path) -> list[Record]:
+    return [entry.record for entry in read(out / "journal.jsonl")]
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def marked(mark: str) -> list[str]:
+    """The processes that have ``mark`` in the environment that they were started with."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (path / "environ").read_bytes() and int(path.name) != os.getpid():
+                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+def arguments_for(odd: OddProgram, folder: Path) -> list[str]:
+    path = folder / "odd.py"
+    path.write_text(odd.text())
+    return [
+        *("run", str(path), "--workers", str(odd.workers), "--slots", "2", "--heartbeat", odd.heartbeat),
+        *("--out", str(folder / "out"), "--json"),
+    ]
+
+
+def on_the_shared_cluster(
+    odd: OddProgram, folder: Path, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> Said:
+    monkeypatch.setattr("elastune.job.run.LocalCluster", lambda capacity: contextlib.nullcontext(cluster))
+    capfd.readouterr()
+    began = time.monotonic()
+    code = main(arguments_for(odd, folder))
+    seconds = time.monotonic() - began
+    out, err = capfd.readouterr()
+    deadline = time.monotonic() + 2
+    while (left := children(cluster.launcher.server().pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    names = [Path(f"/proc/{child}/cmdline").read_bytes() for child in left]
+    daemons = [name for name in names if name.startswith(b"sleep")]  # these end with the cluster
+    assert len(daemons) == len(left), names
+    for child, _ in zip(left, daemons, strict=True):
+        os.kill(child, 9)
+    assert cluster.free == cluster.capacity
+    return Said(code, out, err, seconds)
+
+
+def in_a_process(odd: OddProgram, folder: Path) -> Said:
+    mark = str(folder)
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    env = {**os.environ, MARK: mark, "TMPDIR": str(temporary)}
+    began = time.monotonic()
+    command = [sys.executable, "-m", "elastune", *arguments_for(odd, folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env, cwd=folder)
+    seconds = time.monotonic() - began
+    deadline = time.monotonic() + 2
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+    assert {path.name for path in temporary.iterdir()} <= {f"torchinductor_{getpass.getuser()}"}  # torch's own
+    return Said(done.returncode, done.stdout, done.stderr, seconds)
+
+
+NOT_YET = {
+    "holds the lock for long",
+    "kills its parent",
+    "freezes its parent",
+    "prints without a line end",
+    "sets a default time-out of sockets",
+    "changes its surroundings at import",
+    "closes stdout at import",
+    "raises BaseException at import",
+    "raises what cannot be printed at import",
+}
+
+
+@pytest.fixture(scope="module")
+def warm(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> LocalCluster:
+    """Its server has imported all that it is going to import."""
+    folder = tmp_path_factory.mktemp("warm")
+    plain = PROGRAMS[0]
+    path = folder / "plain.py"
+    path.write_text(plain.text())
+    run_job(RunSpec(Program(path), folder / "out"), cluster=cluster)
+    return cluster
+
+
+@pytest.mark.parametrize("odd", [odd for odd in PROGRAMS if odd.name not in NOT_YET], ids=lambda odd: odd.name)
+def test_an_odd_program(
+    odd: OddProgram, warm: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    if odd.alone:
+        said = in_a_process(odd, tmp_path)
+    else:
+        said = on_the_shared_cluster(odd, tmp_path, warm, monkeypatch, capfd)
+    start_s = 15.0 if odd.alone else 0.0
+    assert "Traceback" not in said.err, said.err
+    assert said.code == odd.code, said
+    if odd.code == 2:
+        assert said.out == ""
+        (line,) = said.err.splitlines()
+        cause = line
+    elif odd.code:
+        cause = said.json["failed"]["detail"]
+        (line,) = [line for line in said.err.splitlines() if line.startswith("elastune: the run failed")]
+        assert cause[:200] in line
+    else:
+        assert said.json["stopped"] == "complete"
+        assert said.json["steps"] == 4
+        cause = ""
+    for part in odd.says:
+        assert part.format(line=odd.line) in cause, cause
+    assert len(cause) < 12_000
+    out = tmp_path / "out"
+    if odd.code != 2:
+        lost = [record for record in records(out) if isinstance(record, WorkerGone) and record.how == "lost"]
+        assert odd.lost in (None, len(lost)), lost
+        assert {path.name for path in out.iterdir()} <= LEFT_BY_A_RUN
+        logs = "".join(path.read_text(errors="replace") for path in sorted((out / "logs").iterdir()))
+        assert odd.logged in logs
+    assert said.seconds < float(odd.heartbeat.rstrip("s")) + BEYOND_HEARTBEAT_S + start_s, said.seconds

@@ -1,0 +1,72 @@
+"""What an exception says, in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elastune.train.program.causes import cause_of, text_of, trace_of
+
+HERE = Path(__file__).name
+
+
+def caught(raised: BaseException) -> BaseException:
+    try:
+        raise raised
+    except BaseException as error:  # noqa: BLE001
+        return error
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ValueError("two\nlines"), "ValueError: two lines ("),
+        (KeyError(), "KeyError ("),
+        (GeneratorExit("x"), "GeneratorExit: x ("),
+        (SystemExit(0), "the program called sys.exit(0) ("),
+        (SystemExit(Mute()), "the program called sys.exit((its text cannot be had: SystemExit)) ("),
+        (Mute(), "Mute: (its text cannot be had: SystemExit) ("),
+        (ExceptionGroup("both", [ValueError(1), KeyError(2)]), "ExceptionGroup: both (2 sub-exceptions) ("),
+    ],
+)
+def test_one_line_with_its_place(error: BaseException, says: str) -> None:
+    told = cause_of(caught(error))
+    assert told.startswith(says)
+    assert f"({HERE}:" in told
+    assert "\n" not in told
+
+
+def test_an_endless_text_keeps_its_ends_and_its_place() -> None:
+    error = caught(ValueError("begin" + "x" * 10**7 + "end"))
+    told = cause_of(error)
+    assert told.startswith("ValueError: begin")
+    assert f"end ({HERE}:" in told
+    assert len(told) < 3000
+    assert len(trace_of(error)) < 10_000
+    assert len(text_of(error)) > 10**7
+
+
+def test_the_programs_line_goes_over_a_librarys() -> None:
+    with pytest.raises(ValueError, match="Expecting") as told:
+        json.loads("{")
+    assert f"({HERE}:" in cause_of(told.value, __file__)
+    assert f"({HERE}:" not in cause_of(told.value)
+
+
+def test_what_a_data_loader_hands_on_is_told_without_its_traceback() -> None:
+    text = (
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "/lib/worker.py", line 374, in loop\n    data = fetch()\n'
+        '  File "/mine.py", line 18, in __getitem__\n    raise ValueError("odd")\nValueError: odd\nwords\n'
+    )
+    told = cause_of(ValueError(text), "/mine.py")
+    assert told == "ValueError: Caught ValueError in DataLoader worker process 0. ValueError: odd words (mine.py:18)"
