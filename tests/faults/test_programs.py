@@ -141,10 +141,7 @@ def warm(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Loc
 def test_an_odd_program(
     odd: OddProgram, warm: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    if odd.alone:
-        said = in_a_process(odd, tmp_path)
-    else:
-        said = on_the_shared_cluster(odd, tmp_path, warm, monkeypatch, capfd)
+    said = in_a_process(odd, tmp_path) if odd.alone else on_the_shared_cluster(odd, tmp_path, warm, monkeypatch, capfd)
     start_s = 15.0 if odd.alone else 0.0
     assert "Traceback" not in said.err, said.err
     assert said.code == odd.code, said
