@@ -114,7 +114,6 @@ def in_a_process(odd: OddProgram, folder: Path) -> Said:
 
 
 NOT_YET = {
-    "holds the lock for long",
     "kills its parent",
     "freezes its parent",
     "prints without a line end",

@@ -24,6 +24,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Place
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Buried, Parted, RecordSent
+from elastune.elastic.coordinator.liveness import Vitals
 from elastune.elastic.protocol.client import remove_contact, write_contact
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
 from elastune.elastic.protocol.messages import Welcome, encode
@@ -99,6 +100,7 @@ class ElasticRun(ElasticHandle):
             host=host,
             spec_of=self._spec_of,
             last_line=self._last_line,
+            vitals_of=self._vitals_of,
         )
 
     # -- for the driver -----------------------------------------------------------------------------------------------
@@ -273,6 +275,9 @@ class ElasticRun(ElasticHandle):
 
     def _last_line(self, worker: int) -> str:
         return self._launcher.last_line(self._workers[worker]) if worker in self._workers else ""
+
+    def _vitals_of(self, worker: int) -> Vitals | None:
+        return self._launcher.vitals(self._workers[worker]) if worker in self._workers else None
 
     def _close_if_over(self) -> None:
         if not self._closed and self.over and not self._running:

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
+from elastune.elastic.coordinator.liveness import Vitals
 
 VARIABLE = "ELASTUNE_BOOTSTRAP"
 _RULES = ConfigDict(extra="forbid")
@@ -137,6 +138,10 @@ class Launcher(ABC):
     def last_line(self, worker: Bootstrap) -> str:
         """The last line that ``worker`` printed, where that is known."""
         return ""
+
+    def vitals(self, worker: Bootstrap) -> Vitals | None:
+        """What the system says of ``worker``'s process, where that is known. Any thread may ask."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -20,7 +20,9 @@ from elastune.cluster.launcher import (
     ProcessEvent,
     ProcessStarted,
 )
+from elastune.cluster.processes import vitals_of
 from elastune.core.errors import UserError
+from elastune.elastic.coordinator.liveness import Vitals
 
 
 @dataclass
@@ -124,6 +126,10 @@ class ForkLauncher(Launcher):
     def last_line(self, worker: Bootstrap) -> str:
         process = self._processes.get(worker)
         return process.log.last_line() if process is not None else ""
+
+    def vitals(self, worker: Bootstrap) -> Vitals | None:
+        process = self._processes.get(worker)
+        return None if process is None or process.pid is None else vitals_of(process.pid)
 
     def close(self) -> None:
         if self._spawner is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.connections import GONE, Closed, Connection, ConnectionServer, Greeted, Heard
 from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
-from elastune.elastic.coordinator.liveness import WorkerConnections
+from elastune.elastic.coordinator.liveness import VitalsOf, WorkerConnections
 from elastune.elastic.coordinator.membership import ProtocolViolation, begin
 from elastune.elastic.coordinator.roll import Roll
 from elastune.elastic.protocol import messages
@@ -71,7 +71,7 @@ class Coordinator:
     ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
     unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear nothing from here before it ends
     itself, and may say nothing while it still loads its program. ``spec_of(worker)``: what it is to do.
-    ``last_line(worker)``: the last line of its log. Raises ``OSError`` where it cannot listen.
+    ``last_line(worker)``: the last line of its log; ``vitals_of(worker)``: of its process, where it can be seen. Raises ``OSError`` where it cannot listen.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Coordinator:
         host: str = "127.0.0.1",
         spec_of: Callable[[int], WorkerSpec | None] = lambda worker: None,
         last_line: Callable[[int], str] = lambda worker: "",
+        vitals_of: VitalsOf = lambda worker: None,
     ) -> None:
         self.token = secrets.token_hex(16)
         self._bell = WakeupPipe()
@@ -98,7 +99,7 @@ class Coordinator:
         self._spec_of = spec_of
         self._last_line = last_line
         self._roll = Roll(workers)
-        self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, silence_s))
+        self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, silence_s), vitals_of)
         self._newest: View | None = None
         self._board = RendezvousStore()
         self._ending: dict[int, tuple[float, str]] = {}  # until when last words are awaited; how the process ended
@@ -213,7 +214,9 @@ class Coordinator:
         if full:
             self._peers.excuse(now)
         for worker in self._peers.silent(now, self._due):
-            self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s")
+            self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s (--heartbeat)")
+        for slow in self._peers.take_excused():
+            self._out.keep(Straggling(slow.worker, slow.line))
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
             # Who has more to read than that will see that this side lives.

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from elastune.elastic.coordinator.connections import Connection
 from elastune.elastic.coordinator.stragglers import Pace, Sight, Straggler, straggler
 from elastune.elastic.protocol.messages import Beat, Message, Report
 
 
+@dataclass(frozen=True)
+class Vitals:
+    """What the system says of a process: its ``state`` as in proc(5), and the processor time that it has used."""
+
+    state: str
+    cpu_s: float
+
+    def works_since(self, before: Vitals | None) -> bool:
+        """Whether it runs, waits for a disk, or has run since ``before``; a stopped or traced one never does."""
+        if self.state in "TtZX":
+            return False
+        return self.state in "RD" or (before is not None and self.cpu_s > before.cpu_s)
+
+
+VitalsOf = Callable[[int], Vitals | None]
+
+
 @dataclass
 class Peer:
     """A connected worker: its newest beat came at ``beat_at``, anything at all at ``heard_at``.
 
-    ``loading``: it said last that it loads its program.
+    ``loading``: it said last that it loads its program. ``excused_at``: when it was last found silent and at work;
+    ``vitals``: what was seen of its process halfway to that.
     """
 
     worker: int
@@ -24,13 +43,27 @@ class Peer:
     beat_at: float
     beat: Beat = field(default_factory=Beat)
     loading: bool = True
+    excused_at: float = -inf
+    vitals: Vitals | None = None
+    looked: bool = False
+
+    @property
+    def counts_from(self) -> float:
+        """When its patience began to run."""
+        return max(self.heard_at, self.excused_at)
 
 
 class WorkerConnections:
     """Workers by number. One that is not heard for ``heartbeat_s`` is silent; for ``loading_s``, while it loads its
-    program: some libraries let no other thread run for seconds when they are imported."""
+    program: some libraries let no other thread run for seconds when they are imported.
 
-    def __init__(self, heartbeat_s: float, loading_s: float) -> None:
+    Slow is not dead: where ``vitals_of`` can see the worker's process, one that works (it may hold Python's lock in one
+    long call) is excused for another heartbeat.
+    """
+
+    def __init__(self, heartbeat_s: float, loading_s: float, vitals_of: VitalsOf = lambda worker: None) -> None:
+        self._vitals_of = vitals_of
+        self._excused: list[Straggler] = []
         self._heartbeat_s = heartbeat_s
         self._loading_s = loading_s
         self._peers: dict[int, Peer] = {}
@@ -67,7 +100,7 @@ class WorkerConnections:
     def heard(self, worker: int, now: float, message: Message) -> None:
         """``worker`` has said something."""
         peer = self._peers[worker]
-        peer.heard_at = now
+        peer.heard_at, peer.looked = now, False
         if isinstance(message, Beat):
             peer.loading = message.doing == "loading"
         elif not isinstance(message, Report):
@@ -92,11 +125,38 @@ class WorkerConnections:
                 peer.heard_at = min(now, peer.heard_at + late)
         if now < self.next_silence:
             return []
-        silent = [worker for worker, peer in self._peers.items() if now - peer.heard_at >= self._patience_s(peer)]
-        others = [peer for worker, peer in self._peers.items() if worker not in silent]
-        # What is heard from now on only moves it.
-        self.next_silence = self._heartbeat_s + min((now if o.loading else o.heard_at for o in others), default=now)
+        silent = [worker for worker, peer in self._peers.items() if self._is_silent(peer, now)]
+        waits = [self._next_look(peer) for worker, peer in self._peers.items() if worker not in silent]
+        # Whoever comes, or has loaded its program, meanwhile is looked at in time.
+        self.next_silence = min([*waits, now + self._heartbeat_s / 2])
         return silent
+
+    def take_excused(self) -> list[Straggler]:
+        """Who was found silent and at work; told once for each silence."""
+        told, self._excused = self._excused, []
+        return told
+
+    def _is_silent(self, peer: Peer, now: float) -> bool:
+        """Halfway its process is looked at, and at the end again: has it worked in between?"""
+        patience_s, waited_s = self._patience_s(peer), now - peer.counts_from
+        if not peer.looked and waited_s >= patience_s / 2:
+            peer.looked, peer.vitals = True, self._vitals_of(peer.worker)
+        if waited_s < patience_s:
+            return False
+        vitals = self._vitals_of(peer.worker)
+        if vitals is None or not vitals.works_since(peer.vitals):
+            return True
+        if peer.excused_at < peer.heard_at:
+            line = (
+                f"worker {peer.worker} has been silent for {now - peer.heard_at:.1f} s, longer than --heartbeat, but "
+                "its process works: it is waited for (does one call hold Python's lock?)"
+            )
+            self._excused.append(Straggler(peer.worker, peer.beat.step, line))
+        peer.excused_at, peer.looked = now, False
+        return False
+
+    def _next_look(self, peer: Peer) -> float:
+        return peer.counts_from + self._patience_s(peer) / (1 if peer.looked else 2)
 
     def _patience_s(self, peer: Peer) -> float:
         return self._loading_s if peer.loading else self._heartbeat_s
