@@ -71,7 +71,8 @@ class Coordinator:
     ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
     unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear nothing from here before it ends
     itself, and may say nothing while it still loads its program. ``spec_of(worker)``: what it is to do.
-    ``last_line(worker)``: the last line of its log; ``vitals_of(worker)``: of its process, where it can be seen. Raises ``OSError`` where it cannot listen.
+    ``last_line(worker)``: the last line of its log; ``vitals_of(worker)``: of its process, where it can be seen. Raises
+    ``OSError`` where it cannot listen.
     """
 
     def __init__(
