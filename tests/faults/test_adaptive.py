@@ -181,7 +181,8 @@ def test_workers_beyond_the_bounds_are_cut_to_them_and_it_is_noted(runs: Runs, p
     assert ran.sha256 == plain.sha256
     assert not failed(ran)
     assert max(len(r.members) for r in ran.regrouped) == 4
-    assert {d[2:] for d in decided(ran)} == {("applied", (("workers", 4),))}
+    assert {d[2:] for d in decided(ran)} == {("applied", (("workers", 4),)), ("refused", (("workers", 99),))}
+    assert len([d for d in decided(ran) if d[2] == "refused"]) == 1, "with four there is nothing more to ask for"
     note = "asked for 99 workers; this run may have from 1 to 4"
     assert {r.detail for r in ran.records if isinstance(r, Decided)} == {note}
 
@@ -197,7 +198,8 @@ def test_a_policy_brings_workers_and_no_member_restarts(runs: Runs, plain: Ran) 
 def test_static_workers_cannot_be_resized(runs: Runs, plain: Ran) -> None:
     ran = runs(2, elastic=Elastic(low=2, high=2), spec=under("Growing"))
     assert ran.sha256 == plain.sha256
-    assert failed(ran)
+    assert not failed(ran)
+    assert [d[2:] for d in decided(ran)] == [("refused", (("workers", 3),))], "once, however often it asks"
 
 
 def test_what_is_measured_is_written_down(runs: Runs) -> None:

@@ -127,9 +127,13 @@ def test_what_cannot_be_asked_for(ask: Ask, words: str) -> None:
 def test_workers_that_cannot_change() -> None:
     run = fake_run(limits=Limits(2, 2))
     run.resize(2)
-    for ask in (lambda: run.resize(3), lambda: run.replace(0)):
-        with pytest.raises(UserError, match="this run has 2 workers throughout.*--workers LOW:HIGH"):
-            ask()
+    assert run.refused.empty
+    run.resize(3)
+    assert run.refused == Decision(workers=3)
+    assert run.note == "asked for 3 workers; this run has 2 throughout: start it with --workers LOW:HIGH"
+    run.replace(0)
+    assert run.refused == Decision(replace_rank=0)
+    assert run.note.startswith("asked for another worker for rank 0; this run has 2 throughout")
     assert run.decision.empty
 
 
@@ -148,6 +152,8 @@ def test_workers_beyond_what_there_may_be_are_cut_and_noted() -> None:
     full = fake_run(workers=4, limits=Limits(2, 4))
     full.resize(5)
     assert full.decision.empty
+    assert (full.refused, run.refused) == (Decision(workers=5), Decision())
+    assert full.note == "asked for 5 workers; this run may have from 2 to 4"
 
 
 def test_after_training_nothing_can_be_changed() -> None:

@@ -313,8 +313,8 @@ class ElasticRun(ElasticHandle):
                 if (epoch, step, nth) in self._reported:
                     return []
                 self._reported.add((epoch, step, nth))
-            case Decided(policy=policy, step=step):
-                return self._first(worker, record, (step, policy, ""))
+            case Decided(policy=policy, step=step, outcome=outcome):
+                return self._first(worker, record, (step, policy, outcome))
             case PolicyFailed(policy=policy, step=step, hook=hook):
                 return self._first(worker, record, (step, policy, hook))
             case NotMeasured(monitor=monitor):

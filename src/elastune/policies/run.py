@@ -51,6 +51,7 @@ class Run(RunView):
 
     Attributes:
         note: What was cut from what the hook asked for, and why.
+        refused: What it asked for of the workers that cannot be, so that nothing of it is left.
 
     Example:
         >>> def after_step(self, run):  # of a policy
@@ -59,7 +60,7 @@ class Run(RunView):
         ...         run.resize(run.size() + 1)
     """
 
-    __slots__ = ("_asked", "_collectives", "_followed", "_scaled", "limits", "note")
+    __slots__ = ("_asked", "_collectives", "_followed", "_scaled", "limits", "note", "refused")
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Run(RunView):
         super().__init__(snapshot, rank, known)
         self.limits = limits
         self.note = ""
+        self.refused = NOTHING
         self._collectives: Collectives | None = collectives
         self._asked = NOTHING
         self._scaled = self._followed = _NO_CHANGE  # by scale_lr, and by what follows from a batch
@@ -155,24 +157,27 @@ class Run(RunView):
         """Ask for ``n`` workers: they come when they are warm, training goes on meanwhile.
 
         Args:
-            n: What goes beyond the workers that the run may have (``limits``) is cut to them, which the journal notes.
-
-        Raises:
-            UserError: The run has a fixed number of workers.
+            n: What goes beyond the workers that the run may have (``limits``) is cut to them, which the journal notes;
+                where that leaves nothing to change, it is said once and nothing is done.
         """
         n, low, high = whole("workers", n, 1), self.limits.low, self.limits.high
-        if n != self.size():
-            self._check_workers_change(n)
-        if n != self.size() and not low <= n <= high:
-            self.note = f"asked for {n} workers; this run may have from {low} to {high}"
-            n = max(low, min(high, n))
-        self._ask(workers=None if n == self.size() else n)
+        bound = n if n == self.size() else max(low, min(high, n))
+        if bound != n:
+            may = _throughout(low) if low == high else f"this run may have from {low} to {high}"
+            self.note = f"asked for {n} workers; {may}"
+            self.refused = Decision(workers=n) if bound == self.size() else NOTHING
+        self._ask(workers=None if bound == self.size() else bound)
 
     def replace(self, rank: int) -> None:
-        """Ask for another worker in place of that of ``rank``, which leaves when the new one has joined."""
+        """Ask for another worker in place of that of ``rank``, which leaves when the new one has joined.
+
+        In a run whose workers cannot change it is said once, and nothing is done.
+        """
         rank = self._existing_rank(rank)
-        self._check_workers_change(f"another worker for rank {rank}")
-        self._ask(replace_rank=rank)
+        if self.limits.low == self.limits.high:
+            self.note = f"asked for another worker for rank {rank}; {_throughout(self.limits.low)}"
+            self.refused = Decision(replace_rank=rank)
+        self._ask(replace_rank=None if self.refused.replace_rank == rank else rank)
 
     def set_batch_size(self, b: int, lr: str = "none", ramp_steps: int = 0, correct_momentum: bool = False) -> None:
         """Ask for a global batch of ``b`` samples.
@@ -246,12 +251,11 @@ class Run(RunView):
             )
         return self._collectives
 
-    def _check_workers_change(self, asked: object) -> None:
-        if self.limits.low == self.limits.high:
-            rule = f"this run has {self.limits.low} workers throughout"
-            raise UserError(rule, asked, "start it with --workers LOW:HIGH")
-
     def _existing_rank(self, rank: int) -> int:
         if (rank := whole("a rank", rank, 0)) >= self.size():
             raise UserError(f"there are ranks 0 to {self.size() - 1}", rank, "ask run.size()")
         return rank
+
+
+def _throughout(workers: int) -> str:
+    return f"this run has {workers} throughout: start it with --workers LOW:HIGH"

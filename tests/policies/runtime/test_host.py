@@ -9,7 +9,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -417,6 +417,17 @@ def test_after_three_failures_in_a_row_a_policy_is_off() -> None:
     again.load(host.to_json(), pardon=True)
     again.call("after_step", sit(), LIMITS, 0)
     assert len(again.drain_proposals()) == 1
+
+
+@pytest.mark.parametrize(("ask", "told"), [(lambda run: run.resize(99), 0), (lambda run: run.set_batch_size(10**6), 1)])
+def test_what_cannot_be_is_said_and_never_switches_a_policy_off(ask: Callable[[Run], None], told: int) -> None:
+    host = PolicyHost([Named("it", does(lambda self, run: ask(run)))])
+    for step in range(3 * MOST_FAILURES):
+        host.call("after_step", sit(step=step, workers=2), replace(LIMITS, low=2, high=2, longest_batch=100), 0)
+    assert [failure.off for failure in host.drain_failures()] == [False] * told, "a rule is told once"
+    assert {refused.decision for refused in host.drain_refusals()} == (set() if told else {Decision(workers=99)})
+    assert host.drain_proposals() == []
+    assert not host.to_json()[0]["off"]
 
 
 def test_the_others_go_on_without_one_that_raised() -> None:

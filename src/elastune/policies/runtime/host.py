@@ -66,12 +66,15 @@ class _Call:
 
 @dataclass
 class _PolicySlot:
-    """A policy of this worker; ``place``: among the run's, the same on every worker."""
+    """A policy of this worker; ``place``: among the run's, the same on every worker; ``refused``: the rules that it
+    was told of.
+    """
 
     place: int
     named: Named
     standing: Standing
     call: _Call | None = None
+    refused: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -94,6 +97,7 @@ class PolicyHost:
         self._slots = [_PolicySlot(place, named, begin(named)) for place, named in enumerate(policies)]
         self._by_hook = {hook: [slot for slot in self._slots if hook in hooks_of(slot.named.policy)] for hook in HOOKS}
         self._proposals: list[Proposal] = []
+        self._refusals: list[Proposal] = []
         self._failures: list[Failure] = []
 
     # -- hooks --------------------------------------------------------------------------------------------------------
@@ -126,7 +130,7 @@ class PolicyHost:
         except Exception as error:  # noqa: BLE001  a user's hook may raise anything
             self._fail(slot, call, error)
         else:
-            self._finish(slot, call, after, decision, run.note)
+            self._finish(slot, call, after, decision, run)
         finally:
             run.close()
 
@@ -145,14 +149,21 @@ class PolicyHost:
         call.attempts.check_same()
         raise Missing
 
-    def _finish(self, slot: _PolicySlot, call: _Call, after: Standing, decision: Decision, note: str) -> None:
+    def _finish(self, slot: _PolicySlot, call: _Call, after: Standing, decision: Decision, run: Run) -> None:
         before = slot.standing
         slot.standing = replace(after, failures={h: count for h, count in before.failures.items() if h != call.hook})
+        at = call.snapshot
         if not decision.empty:
-            step = call.snapshot.step
-            self._proposals.append(Proposal(slot.name, step, decision, call.snapshot, to_json(before), note))
+            self._proposals.append(Proposal(slot.name, at.step, decision, at, to_json(before), run.note))
+        elif not run.refused.empty:
+            self._refusals.append(Proposal(slot.name, at.step, run.refused, at, note=run.note))
 
     def _fail(self, slot: _PolicySlot, call: _Call, error: Exception) -> None:
+        if isinstance(error, UserError):  # what it asks for cannot be: no reason to switch it off, nor to say it twice
+            if error.rule not in slot.refused:
+                slot.refused.add(error.rule)
+                self._failures.append(Failure(slot.name, call.hook, call.snapshot.step, _described(error)))
+            return
         standing = slot.standing
         count = standing.failures.get(call.hook, 0) + 1
         off = count >= MOST_FAILURES
@@ -206,6 +217,11 @@ class PolicyHost:
     def drain_proposals(self) -> list[Proposal]:
         """What the hooks that ended since the last call ask for, in order."""
         drained, self._proposals = self._proposals, []
+        return drained
+
+    def drain_refusals(self) -> list[Proposal]:
+        """What hooks that ended since the last call asked for, and the run's bounds leave nothing of."""
+        drained, self._refusals = self._refusals, []
         return drained
 
     def drain_failures(self) -> list[Failure]:

@@ -48,6 +48,7 @@ class Decisions:
         self._disagreements: dict[str, int] = {}  # in a row, by policy
         self._asked_workers: int | None = None  # they are on their way
         self._last_refused: dict[str, Decision] = {}
+        self._bounds_told: list[str] = []  # the policies that were told what workers there may be
 
     # -- proposals and votes ------------------------------------------------------------------------------------------
 
@@ -63,6 +64,10 @@ class Decisions:
         """Take over what the policies' hooks have come to."""
         for proposal in self._host.drain_proposals():
             self.propose(proposal)
+        for refused in self._host.drain_refusals():
+            if refused.policy not in self._bounds_told:
+                self._bounds_told.append(refused.policy)
+                self._journal(Agreed(refused.policy, None, refused), "refused", refused.note)
         for failed in self._host.drain_failures():
             self._journal_failure(failed.policy, failed.hook, failed.step, failed.detail, failed.off)
 
@@ -151,6 +156,7 @@ class Decisions:
             "proposals": self._agreement.to_json(),
             "disagreements": self._disagreements,
             "asked_workers": self._asked_workers,
+            "bounds_told": self._bounds_told,
         }
 
     def load(self, told: Mapping[str, Any], *, resumed: bool) -> None:
@@ -158,6 +164,7 @@ class Decisions:
         self._agreement.load(told["proposals"])
         self._disagreements = {} if resumed else dict(told["disagreements"])
         self._asked_workers = None if resumed else told["asked_workers"]
+        self._bounds_told = [] if resumed else list(told["bounds_told"])
         self._agreed = []
 
 

@@ -1,0 +1,47 @@
+"""The policy that the README shows, word for word, on a run that has as many workers as it may have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
+from elastune.job.run import run_job
+from elastune.journal.records import Decided, PolicyFailed, Record, Regrouped
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """The example with the README's class in the place of its own."""
+    (shown,) = re.findall(r"```python\n(class GNSPolicy.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    example = (ROOT / "examples" / "gns_policy.py").read_text()
+    text, replaced = re.subn(r"class GNSPolicy.*?(?=\n\n\ndef )", lambda _: shown.rstrip(), example, flags=re.DOTALL)
+    assert replaced == 1
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return Program(path)
+
+
+@pytest.mark.parametrize(("low", "high", "note"), [(1, 2, "from 1 to 2"), (2, 2, "has 2 throughout")])
+def test_at_the_bound_it_is_told_once_and_stays_on(
+    cluster: LocalCluster, tmp_path: Path, program: Program, low: int, high: int, note: str
+) -> None:
+    records: list[Record] = []
+    spec = RunSpec(
+        program,
+        tmp_path / "out",
+        means=Means(workers=high),
+        elastic=Elastic(low, high),
+        epochs=4,
+        adapt=Adapt(policies=("GNSPolicy",)),
+    )
+    run_job(spec, cluster=cluster, observe=records.append)
+    assert not [record for record in records if isinstance(record, PolicyFailed | Regrouped)]
+    (told,) = [record for record in records if isinstance(record, Decided)]
+    assert (told.outcome, told.decision) == ("refused", {"workers": 3})
+    assert note in told.detail
