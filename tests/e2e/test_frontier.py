@@ -123,14 +123,19 @@ def test_the_command_trains_the_pick(found: tuple[Path, dict[str, Any]], tmp_pat
     check_repeated(result, out, repeat(result, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_what_is_told_of_a_program_with_batchnorm_and_dropout_is_what_its_command_gives(
-    tmp_path: Path, mode: str
-) -> None:
-    """Here it shows in the result what a pass holds. Without a row for one worker the pick has several."""
+@pytest.mark.parametrize(
+    ("program", "mode"),
+    [
+        ("examples/digits.py", "exact"),
+        ("tests/programs/normalised.py", "exact"),
+        ("tests/programs/normalised.py", "fast"),
+    ],
+)
+def test_what_is_told_of_several_workers_is_what_the_command_gives(tmp_path: Path, program: str, mode: str) -> None:
+    """With dropout, and with BatchNorm: here it shows in the result what a pass holds."""
     out = tmp_path / "out"
-    program = ("tests/programs/normalised.py", "--workers", "3,4", "--budget", "10s", "--seeds", "2", "--mode", mode)
-    run = elastune("frontier", *program, "--sampler", "random", "--out", str(out), "--json")
+    asked = ("--workers", "3,4", "--budget", "8s", "--seeds", "2", "--epochs", "2", "--mode", mode)
+    run = elastune("frontier", program, *asked, "--sampler", "random", "--out", str(out), "--json")
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
     picked = result["rows"][result["pick"]]
