@@ -63,4 +63,5 @@ def train(session):
         session.report(
             accuracy=accuracy(session, model, data.validation),
             test_accuracy=accuracy(session, model, data.test),
+            evaluated_on={"accuracy": len(data.validation), "test_accuracy": len(data.test)},
         )

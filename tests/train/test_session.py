@@ -332,6 +332,16 @@ def test_metrics_are_reported_and_test_metrics_too(tmp_path: Path) -> None:
             session.report(**wrong)
 
 
+def test_a_report_tells_on_how_many_samples_its_metrics_were_measured(tmp_path: Path) -> None:
+    session = lone_session(tmp_path)
+    session.report(accuracy=0.5, loss=0.7, evaluated_on=400)
+    session.report(test_accuracy=0.25, train_loss=0.6, evaluated_on={"test_accuracy": 10_000})
+    assert session.progress.evaluated_on == {"accuracy": 400, "loss": 400, "test_accuracy": 10_000}
+    for wrong in (0, 2.5, True, {"accuracy": 400}, {"loss": -1}):
+        with pytest.raises(UserError, match="evaluated_on must be a number of samples"):
+            session.report(loss=0.5, evaluated_on=wrong)  # type: ignore[arg-type]
+
+
 def test_sums_and_means_take_numbers_tensors_and_lists(tmp_path: Path) -> None:
     session = lone_session(tmp_path)
     assert session.sum([0.1] * 10) == 1.0

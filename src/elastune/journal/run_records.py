@@ -95,6 +95,7 @@ class RunContext:
 class RunFinished:
     """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction.
 
+    ``evaluated_on``: how many samples metrics were measured on, where the program told.
     ``signals``: what its monitors said last, name -> (value, standard error or None). ``context`` is None where the run
     was simulated. ``epoch``: completed passes.
     """
@@ -112,6 +113,7 @@ class RunFinished:
     signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     context: RunContext | None = None
     epoch: int = 0
+    evaluated_on: dict[str, int] = field(default_factory=dict)
     kind: Literal["run_finished"] = "run_finished"
 
 

@@ -20,6 +20,7 @@ class Progress:
         times: How long training and its steps took.
         position: Where the run is.
         metrics: The newest value of everything that was reported.
+        evaluated_on: How many samples metrics were measured on, where the program told.
         stopped: Why training ended.
         batch_size: What the run was changed to use instead of what the program asks for.
         micro_batch: What the run was changed to use instead of what its means ask for.
@@ -33,6 +34,7 @@ class Progress:
     times: StepTimes
     position: Position = field(default_factory=Position)
     metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_on: dict[str, int] = field(default_factory=dict)
     stopped: str = "complete"
     batch_size: int | None = None
     micro_batch: int | None = None
@@ -44,6 +46,7 @@ class Progress:
         return {
             "position": asdict(self.position),
             "metrics": self.metrics,
+            "evaluated_on": self.evaluated_on,
             "batch_size": self.batch_size,
             "micro_batch": self.micro_batch,
             "reports": self.reports,
@@ -55,6 +58,7 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position = position_of(state["position"])
         self.metrics = {str(name): float(value) for name, value in state["metrics"].items()}
+        self.evaluated_on = {str(name): int(n) for name, n in state.get("evaluated_on", {}).items()}
         self.batch_size = None if state["batch_size"] is None else int(state["batch_size"])
         self.micro_batch = None if state["micro_batch"] is None else int(state["micro_batch"])
         self.reports = int(state["reports"])

@@ -32,7 +32,7 @@ from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
 from elastune.train.divergence import DivergenceWatch
 from elastune.train.machine import run_context
-from elastune.train.metrics import Number, floats_of
+from elastune.train.metrics import Number, floats_of, sample_counts
 from elastune.train.precision import autocast_forward
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
@@ -144,9 +144,9 @@ class Session:
         return self._progress.times.seconds
 
     @property
-    def times(self) -> StepTimes:
-        """How long steps take."""
-        return self._progress.times
+    def progress(self) -> Progress:
+        """How far training has come, for who ends the run."""
+        return self._progress
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -314,21 +314,25 @@ class Session:
         self._refuse_inside("mean")
         return exact_mean(x for row in self._workers.gather(floats_of(values)) for x in row)
 
-    def report(self, **metrics: Number) -> None:
+    def report(self, *, evaluated_on: int | Mapping[str, int] | None = None, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
 
         Names that begin with ``test_`` are held-out figures: no search ever reads them. Every worker must call this.
+        ``evaluated_on``: how many samples, of all workers, they (or those that it names) were measured on; without it
+        confidence intervals cannot count the error of the test set.
         Raises ``Diverged`` where a metric is not finite, or one that a study minimises has exploded.
         """
         self._refuse_inside("report")
         reserved = sorted(set(metrics) & set(MEASURED))
         if reserved or not metrics:
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
+        counts = sample_counts(evaluated_on, metrics)
         rows = self._workers.gather([floats_of(value)[0] for value in metrics.values()])
         if any(len(row) != len(metrics) for row in rows):
             raise UserError("all workers must report the same metrics", [len(r) for r in rows], "report on every rank")
         means = {name: exact_mean(row[i] for row in rows) for i, name in enumerate(metrics)}
         progress, at = self._progress, self._progress.position
+        progress.evaluated_on |= counts
         if self._workers.synchronised:
             progress.metrics = {**progress.metrics, **means}
             if self.rank == 0 or self._workers.elastic:  # of several equal records one is kept

@@ -176,7 +176,7 @@ class Worker:
                     self._send(link)
         if workers.rank != 0 and not workers.elastic:
             return
-        step_s, wait_s = session.times.medians()
+        step_s, wait_s = session.progress.times.medians()
         self._send(
             RunFinished(
                 sha256=digest,
@@ -186,6 +186,7 @@ class Worker:
                 epoch=session.epoch,
                 seconds=seconds,
                 metrics=session.metrics,
+                evaluated_on=session.progress.evaluated_on,
                 step_s=step_s,
                 wait_s=wait_s,
                 grad_bytes=trained.gradient_bytes if trained is not None else 0,

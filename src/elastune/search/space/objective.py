@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,16 +19,25 @@ Direction = Literal["max", "min"]
 Clock = Literal["total", "duration"]
 Floats = NDArray[np.float64]
 
+_ALL = (-math.inf, math.inf)
+_FRACTIONS = ("accuracy", "error_rate", "precision", "recall", "f1", "f1_score", "auc", "iou", "dice")
+_POSITIVE = ("loss", "error", "perplexity", "mse", "rmse", "mae")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _DIRECTIONS: dict[str, Direction] = {"max": "max", "maximize": "max", "min": "min", "minimize": "min"}
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric, the way it should go, and the unit to show it in (empty where it is not known)."""
+    """A metric, the way it should go, and the unit to show it in (empty where it is not known).
+
+    ``low`` and ``high``: what it lies between, as declared, else as its name has it (``bounds``).
+    """
 
     name: str
     direction: Direction
     unit: str = ""
+    low: float = -math.inf
+    high: float = math.inf
 
     @property
     def clock(self) -> Clock | None:
@@ -37,7 +48,11 @@ class Objective:
 def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objective, ...]:
     """Objectives from ``{"accuracy": "max"}`` or ``["accuracy:max", "seconds:min"]``, in the order given.
 
-    Raises ``UserError`` for an empty set, a missing name, an unknown direction or a name that comes twice.
+    What a metric lies between may follow its direction: ``{"score": "max 0..100", "loss": "min 0.."}``; else its name
+    tells, see ``bounds``.
+
+    Raises ``UserError`` for an empty set, a missing name, an unknown direction, bounds that are none or a name that
+    comes twice.
     """
     if isinstance(given, str):
         given = [given]
@@ -70,6 +85,16 @@ def valued(name: str, value: float | None, price_per_worker_hour: float | None =
     return duration(value) if clock(name) else number(value)
 
 
+def bounds(name: str) -> tuple[float, float]:
+    """What the metric ``name`` lies between, as far as names tell: fractions in [0, 1], losses and errors from 0 on.
+
+    A value outside of them tells that the name was used for something else; who asks must look.
+    """
+    if name in ("error", "error_rate") or name.endswith(_FRACTIONS):
+        return 0.0, 1.0
+    return (0.0, math.inf) if name.endswith(_POSITIVE) or clock(name) else _ALL
+
+
 def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:
     """Values as an array where smaller is better: shape (k,) for one mapping, (n, k) for a sequence of n."""
     if isinstance(values, Mapping):
@@ -91,12 +116,22 @@ def _pair(text: object) -> tuple[str, str]:
 def _objective(name: str, direction: str) -> Objective:
     if not isinstance(name, str) or not name.isidentifier():
         raise UserError("an objective must name a metric", repr(name), "for example accuracy:max")
-    known = _DIRECTIONS.get(direction) if isinstance(direction, str) else None
+    way, _, within = direction.strip().partition(" ") if isinstance(direction, str) else ("", "", "")
+    known = _DIRECTIONS.get(way)
     if known is None:
         raise UserError(
             f"the direction of {name} must be max or min", repr(direction), f"write {name}:max or {name}:min"
         )
-    return Objective(name, known, _unit(name))
+    low, high = _declared(name, within) if within else bounds(name)
+    return Objective(name, known, _unit(name), low, high)
+
+
+def _declared(name: str, within: str) -> tuple[float, float]:
+    found = re.fullmatch(rf"\s*({_NUMBER})?\.\.({_NUMBER})?\s*", within)
+    low, high = (found[1] or "-inf", found[2] or "inf") if found else ("inf", "-inf")
+    if within.strip() == ".." or not float(low) < float(high):
+        raise UserError(f"the bounds of {name} must be LOW..HIGH", repr(within), "for example max 0..1 or min 0..")
+    return float(low), float(high)
 
 
 def _unit(name: str) -> str:
