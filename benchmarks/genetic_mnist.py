@@ -2,11 +2,13 @@
 
 After Heye (Cray User Group 2018), as far as public: LeNet, Adam, batches of 100, mutation .05, crossover .33 a gene,
 the best of a deme migrates every 5 generations, 2 demes of 32, generation after generation. A search ends when a
-training reaches 98.6 % on validation data, or after 10 generations without a better one.
+training reaches 98.6 % on validation data, or after 10 generations without a better one: every search here is a study
+of elastune with ``--until "accuracy >= 0.986" --patience 10``.
 
 Every configuration of the space is trained once, for real, by ``elastune.tune``; accuracies and durations make a table
-and searches are replayed out of it (``genetic_replay.py``), synchronous (a generation waits for the last) and
-asynchronous, for many seeds and any number of nodes. ``--live`` checks some points with real trainings again.
+and searches are replayed out of it by ``elastune simulate``'s loop (``genetic_replay.py``), synchronous (a generation
+waits for the last) and asynchronous, for several seeds and any number of nodes. ``--live`` runs small searches with
+real trainings, to their end, beside the same searches replayed.
 
 What differs from Cray's setting, so that all fits into 40 minutes on 2 cores:
 - the space is a grid of 180 (lr 1e-4 to 1e-2, dropout .005 to .9, first kernel 2 to 8, second filters 16 or 32, first
@@ -21,6 +23,7 @@ What differs from Cray's setting, so that all fits into 40 minutes on 2 cores:
 - forward passes in bf16.
 
     ELASTUNE_DATA=... python benchmarks/genetic_mnist.py --live     # results/genetic_mnist.json
+    ... --live --table benchmarks/results/genetic_mnist.json        # with the trainings of that table
     ELASTUNE_DATA=... python benchmarks/genetic_mnist.py --full --workers 16     # a GPU is used where there is one
     python benchmarks/genetic_mnist.py --smoke                      # digits, 8 trainings, writes nothing
 
@@ -44,12 +47,25 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
-from genetic_replay import Effort, Key, Search, Table, Training, chance, effort, makespan, replay, speed_up
+from genetic_replay import (
+    PROGRAM,
+    Effort,
+    Found,
+    Key,
+    Search,
+    Table,
+    Training,
+    chance,
+    effort,
+    found_by,
+    replay,
+    rules,
+    speed_up,
+)
 
 from elastune.cluster.devices import devices
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program
+from elastune.core.run import Means
 from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import TrialFinished, TrialStarted
@@ -57,10 +73,10 @@ from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 
 RESULT = Path(__file__).parent / "results" / "genetic_mnist.json"
-PROGRAM = Program(Path(__file__).parent / "programs" / "genetic_train.py")
 JOURNAL = "journal.jsonl"
+MEASURED, REPLAYED = "measured", "simulated by replay"
 DURATION = "cpu_seconds" if devices() == ("cpu",) else "wall_seconds"
-RANDOM_SEEDS = 20  # random searches for each seed of a genetic one
+RANDOM_SEEDS = 4  # random searches for each seed of a genetic one
 RATES = "mutation=0.05,crossover=0.33,migration=5,tournament=4"
 
 
@@ -68,7 +84,8 @@ RATES = "mutation=0.05,crossover=0.33,migration=5,tournament=4"
 class Size:
     """What is trained, and what is searched for. ``genes``: name -> levels; ``demes``: (how many, of which size) each.
 
-    ``live``: demes, their size and trainings of a search that is run on each of ``live_nodes``.
+    ``live``: demes and their size of a search that is run on each of ``live_nodes``, with each of ``live_seeds``, until
+    a training reaches ``live_threshold``.
     """
 
     genes: Mapping[str, Sequence[float]]
@@ -77,8 +94,10 @@ class Size:
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     threshold: float = 0.986
     patience: int = 10
-    live: tuple[int, int, int] = (2, 2, 8)
+    live: tuple[int, int] = (2, 2)
     live_nodes: Sequence[int] = (1, 2)
+    live_seeds: Sequence[int] = (0, 1)
+    live_threshold: float = 0.98
 
 
 SMALL = Size(
@@ -106,18 +125,19 @@ SMOKE = Size(
     demes=((1, 2),),
     nodes=(1, 2),
     threshold=0.7,
-    live=(1, 2, 4),
-    live_nodes=(2,),
+    live=(1, 2),
+    live_nodes=(1, 2),
+    live_seeds=(0,),
+    live_threshold=0.7,
 )
 
 
-def request(size: Size, out: Path, sampler: str, trials: int, workers: int) -> StudyRequest:
+def request(size: Size, out: Path, workers: int, **search: Any) -> StudyRequest:
     """A study of trainings of one worker each."""
     means = Means(mode="fast", num_slots=1, precision="bf16", device="auto")
     return StudyRequest(
-        PROGRAM, out, config=dict(size.config), sampler=sampler, trials=trials, workers=workers, means=means,
-        resume=(out / JOURNAL).exists(),
-    )  # fmt: skip
+        PROGRAM, out, config=dict(size.config), workers=workers, means=means, resume=(out / JOURNAL).exists(), **search
+    )
 
 
 def trained(genes: Mapping[str, Sequence[float]], out: Path) -> Table:
@@ -143,7 +163,7 @@ def tabulate(size: Size, out: Path, workers: int) -> Table:
     """Train what the journal in ``out`` does not have yet."""
     table = trained(size.genes, out)
     if len(table.trainings) < len(table.keys):
-        tune(request(size, out, "grid", len(table.keys), workers), space=table.space)
+        tune(request(size, out, workers, sampler="grid", trials=len(table.keys)), space=table.space)
         table = trained(size.genes, out)
     missing = len(table.keys) - len(table.trainings)
     if missing:
@@ -151,15 +171,23 @@ def tabulate(size: Size, out: Path, workers: int) -> Table:
     return table
 
 
+def earlier(result: Path) -> tuple[Table, dict[str, Any]]:
+    """The trainings in a result of this script, and the machine that they were measured on."""
+    told = json.loads(result.read_text())
+    genes = told["settings"]["genes"]
+    rows = {tuple(row[: len(genes)]): Training(*row[len(genes) :]) for row in told["trainings"]["rows"]}
+    return Table(genes, rows), told["trainings"].get("machine") or told["machine"]
+
+
 def cell(found: Effort, random_one: Effort, random_same: Effort) -> dict[str, Any]:
     """One search on one number of nodes, compared with a random one on one node and on as many."""
     return {
+        "label": REPLAYED,
         **{name: round(value, 4) for name, value in asdict(found).items()},
         "fewer_runs": round(speed_up(found, random_one).fewer_runs, 3),
         "fewer_seconds_per_run": round(speed_up(found, random_one).fewer_seconds, 3),
         "speed_up": round(speed_up(found, random_one).total, 3),
         "speed_up_over_random_on_as_many": round(speed_up(found, random_same).total, 3),
-        "replayed": True,
     }
 
 
@@ -187,57 +215,47 @@ def replays(table: Table, size: Size, seeds: int, processes: int) -> dict[str, d
     }
 
 
-def makespans(table: Table, size: Size, generations: int = 10) -> dict[str, dict[int, list[float]]]:
-    """Demes -> nodes -> makespan over (seconds of all trainings / nodes), synchronous and asynchronous.
+def live(table: Table, size: Size, folder: Path, nodes: int, seed: int) -> list[dict[str, Any]]:
+    """A search with real trainings on ``nodes`` workers here, to its end, and the same search replayed: a row each.
 
-    Of ``generations`` of random configurations: what the barrier costs, whatever the search does.
+    ``same_as_tabulated``: how many of the real trainings reached exactly the accuracy that the table has for them.
     """
-    rng = np.random.default_rng(0)
-    seconds = [each.seconds for each in table.trainings.values()]
-    found: dict[str, dict[int, list[float]]] = {}
-    for demes, population in size.demes:
-        drawn = rng.choice(seconds, demes * population * generations).tolist()
-        found[f"{demes} x {population}"] = {
-            nodes: [
-                round(makespan(drawn, nodes, barrier) * nodes / sum(drawn), 3) for barrier in (demes * population, None)
-            ]
-            for nodes in size.nodes
-        }
-    return found
-
-
-def live(table: Table, size: Size, folder: Path, nodes: int, synchronous: bool) -> dict[str, Any]:
-    """A real search on ``nodes`` workers here, against what the replay says of it.
-
-    ``predicted_s``: the makespan of its trainings' own seconds, starting included, under the barrier that it had.
-    ``tabulated_s``: the same with the table's seconds. ``same_as_tabulated``: how many of its trainings reached the
-    accuracy that the table has for them.
-    """
-    demes, population, trials = size.live
-    search = Search(f"demes={demes},population={population},{RATES}", synchronous)
-    out = folder / f"live-{nodes}-{'synchronous' if synchronous else 'asynchronous'}"
-    tune(request(size, out, search.sampler, trials, nodes), space=table.space)
-    entries = read(out / JOURNAL)
-    began = {e.record.trial: e for e in entries if isinstance(e.record, TrialStarted)}
-    ended = {e.record.trial: e for e in entries if isinstance(e.record, TrialFinished)}
-    durations = [ended[number].record.seconds for number in sorted(began)]
-    took = max(e.at for e in ended.values()) - min(e.at for e in began.values())
-    tabulated = [table.trainings[table.key(began[number].record.params)].seconds for number in sorted(began)]
-    predicted, counted = (
-        makespan(seconds, nodes, search.generation if synchronous else None) for seconds in (durations, tabulated)
-    )
+    demes, population = size.live
+    search = Search(f"demes={demes},population={population},{RATES}", synchronous=True)
+    out = folder / f"live-{nodes}-{seed}"
+    how = rules(search, size.live_threshold, size.patience)
+    study = tune(request(size, out, nodes, seed=seed, **how), space=table.space)
+    told = replay(table, search, nodes, seed, size.live_threshold, size.patience)
     again = trained(size.genes, out).trainings
     same = sum(each.accuracy == table.trainings[key].accuracy for key, each in again.items())
-    return {
-        "nodes": nodes,
-        "synchronous": synchronous,
-        "trainings": len(durations),
-        "live_s": round(took, 1),
-        "predicted_s": round(predicted, 1),
-        "live_over_predicted": round(took / predicted, 3),
-        "tabulated_s": round(counted, 1),
-        "same_as_tabulated": same,
-    }
+    common = {"search": f"{demes} x {population}, synchronous", "nodes": nodes, "seed": seed}
+    measured = {"ended": study.ending, "same_as_tabulated": same, "trainings": len(again)}
+    return [
+        {**common, "label": MEASURED, **rounded(found_by(study, search, size.live_threshold)), **measured},
+        {**common, "label": REPLAYED, **rounded(told)},
+    ]
+
+
+def rounded(found: Found) -> dict[str, Any]:
+    """As it is written down."""
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(found).items()}
+
+
+def live_rows(table: Table, size: Size, folder: Path) -> list[dict[str, Any]]:
+    """All of them, each with its speed-up over the same search, live or replayed, on the first number of nodes."""
+    rows = [
+        row for seed in size.live_seeds for nodes in size.live_nodes for row in live(table, size, folder, nodes, seed)
+    ]
+    ones = {(row["seed"], row["label"]): row for row in rows if row["nodes"] == size.live_nodes[0]}
+    for row in rows:
+        row["speed_up"] = round(ones[row["seed"], row["label"]]["seconds"] / row["seconds"], 3)
+        print(
+            f"{row['search']:>24} {row['nodes']:5}   seed {row['seed']}  {row['runs']:6} {row['generations']:5}  "
+            f"{row['seconds']:8.1f} s  speed-up {row['speed_up']:5.2f}  accuracy {100 * row['accuracy']:.2f} %  "
+            f"test {100 * row['test']:.2f} %  ({row['label']})",
+            flush=True,
+        )
+    return rows
 
 
 def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str, Any]]], seeds: int) -> dict[str, Any]:
@@ -246,14 +264,14 @@ def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str
     print(
         f"random configurations that reach {size.threshold:.1%}: {found.reached} of {found.tried} = {found.share:.1%} "
         f"[{found.low:.1%}, {found.high:.1%}]; {found.expected_runs:.1f} runs expected without repetition\n"
-        f"a success, over {seeds} seeds, of random {seeds * RANDOM_SEEDS} (replayed):\n"
+        f"a success, over {seeds} seeds, of random {seeds * RANDOM_SEEDS} ({REPLAYED}):\n"
         f"{'search':>24} nodes   reached   runs (95 %)  gen.  seconds  "
-        "speed-up = fewer runs x seconds/run  test (worst) %"
+        "speed-up = fewer runs x seconds/run  accuracy  test (worst) %"
     )
     for name, row in rows.items():
         for nodes, c in row.items():
             product = f"{c['speed_up']:8.2f} = {c['fewer_runs']:9.2f} x {c['fewer_seconds_per_run']:<11.2f}"
-            tests = f"{100 * c['test']:.2f} ({100 * c['worst_test']:.2f})"
+            tests = f"{100 * c['accuracy']:8.2f}  {100 * c['test']:.2f} ({100 * c['worst_test']:.2f})"
             print(
                 f"{name:>24} {nodes:5} {c['reached']:4}/{c['searches']:<4} {c['runs']:6.1f} +-{c['runs_ci']:4.1f} "
                 f"{c['generations']:5.1f} {c['seconds']:8.1f}  {product}  {tests}"
@@ -263,23 +281,20 @@ def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str
 
 def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Train, replay, check; all that is written down."""
-    table = tabulate(size, folder / "table", options.workers)
+    if options.table is not None:
+        table, machine = earlier(options.table)
+    else:
+        table, machine = tabulate(size, folder / "table", options.workers), machine_context()
     rows = replays(table, size, options.seeds, options.workers)
     random = report(table, size, rows, options.seeds)
-    spans = makespans(table, size)
-    for name, row in spans.items():
-        shown = ", ".join(f"{nodes}: {both[0]:.2f} / {both[1]:.2f}" for nodes, both in row.items())
-        print(f"10 generations of {name}, makespan over ideal, synchronous / asynchronous: {shown}")
-    checks = []
-    if options.live:
-        for nodes in size.live_nodes:
-            for synchronous in (True, False):
-                checks.append(live(table, size, folder, nodes, synchronous))
-                print(f"live: {checks[-1]}", flush=True)
+    checks = live_rows(table, size, folder) if options.live else []
     trainings = [[*key, t.accuracy, t.test, round(t.seconds, 3)] for key, t in sorted(table.trainings.items())]
     return {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py --live",
-        "measured": "trainings, once each, and what is under live; all else is replayed from them: see the file's head",
+        "command": f"OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py {' '.join(sys.argv[1:])}".strip(),
+        "labels": {
+            MEASURED: "real trainings, begun and ended by elastune tune",
+            REPLAYED: "the same study on elastune simulate's clock; its trainings are those under trainings, measured",
+        },
         "machine": machine_context(),
         "settings": {
             **asdict(size),
@@ -290,9 +305,8 @@ def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]
         },
         "random_configurations": random,
         "searches": rows,
-        "makespan_over_ideal": {"generations": 10, "columns": ["synchronous", "asynchronous"], **spans},
         "live": checks,
-        "trainings": {"columns": [*size.genes, "accuracy", "test", "seconds"], "rows": trainings},
+        "trainings": {"machine": machine, "columns": [*size.genes, "accuracy", "test", "seconds"], "rows": trainings},
     }
 
 
@@ -300,8 +314,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="digits, a few seconds; writes nothing")
     parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
-    parser.add_argument("--live", action="store_true", help="check points with real trainings again")
-    parser.add_argument("--seeds", type=int, default=100, help="genetic searches of each kind")
+    parser.add_argument("--live", action="store_true", help="small searches with real trainings, too")
+    parser.add_argument("--table", type=Path, help="an earlier result, whose trainings to replay")
+    parser.add_argument("--seeds", type=int, default=30, help="genetic searches of each kind")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
     parser.add_argument("--out", type=Path, default=RESULT)

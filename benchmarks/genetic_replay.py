@@ -1,32 +1,32 @@
-"""Searches replayed out of a table of trainings that were really done: the same decisions, but a clock that is counted.
+"""Searches replayed out of a table of trainings that were really done, by ``elastune simulate``'s loop.
 
 The table knows what every configuration of a discrete space reached and how long its training took. Any search over
-that space can then be run on any number of nodes in milliseconds; ``Suggester`` decides as it does in a live study,
-hears of each end in the order in which the nodes would have told it, and waits for a generation where a live one would.
+that space can then be run on any number of nodes in a moment: it is the study that ``elastune tune`` would run, with
+its rules ``--until`` and ``--patience``, on a virtual clock, and its trials go as the table says.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from elastune.core.seeds import derive
-from elastune.journal.records import TrialFinished
+from elastune.core.run import Program
 from elastune.plan.intervals import mean_ci, wilson
-from elastune.search.samplers.genetic import parse_genetics
-from elastune.search.samplers.suggest import Suggester
-from elastune.search.space.objective import parse_objectives
+from elastune.search.samplers.registry import generation_size
+from elastune.simulate.run import SurrogateModel, simulate
+from elastune.study.request import StudyRequest
+from elastune.study.results.study import Study
 
-OBJECTIVES = parse_objectives({"accuracy": "max"})
+PROGRAM = Program(Path(__file__).parent / "programs" / "genetic_train.py")
 
 Key = tuple[float, ...]
+MOST = 10  # trainings of a search that never gives up, over the number of configurations
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class Table:
         """All combinations."""
         return list(itertools.product(*self.genes.values()))
 
+    def surrogate(self, config: Mapping[str, Any], workers: int) -> list[tuple[float, dict[str, float]]]:
+        """How a training goes: one pass, of so many seconds, and what it reaches."""
+        training = self.trainings[self.key(config)]
+        return [(training.seconds, {"accuracy": training.accuracy, "test_accuracy": training.test})]
+
     def space(self, trial: Any) -> dict[str, Any]:
         """The space that was tabulated, as a user would write it."""
         return {name: trial.suggest_categorical(name, list(levels)) for name, levels in self.genes.items()}
@@ -72,16 +77,13 @@ class Search:
 
     @property
     def sampler(self) -> str:
-        """As ``--sampler`` names a genetic search."""
-        return f"genetic:{self.breeding},steady={0 if self.synchronous else 1}"
+        """As ``--sampler`` names it; a grid is gone through in a random order, nothing twice."""
+        return "grid" if not self.breeding else f"genetic:{self.breeding},steady={0 if self.synchronous else 1}"
 
     @property
     def generation(self) -> int:
         """Trainings of a generation; 1 where there are none."""
-        if not self.breeding:
-            return 1
-        genetics = parse_genetics(self.sampler)
-        return genetics.demes * genetics.population
+        return generation_size(self.sampler)
 
 
 @dataclass(frozen=True)
@@ -100,51 +102,9 @@ class Found:
     test: float
 
 
-class Asker(Protocol):
-    """Who decides what is trained next: a configuration's number and its key, or None if there is none left."""
-
-    def ready(self) -> bool: ...
-    def ask(self) -> tuple[int, Key] | None: ...
-    def tell(self, number: int, accuracy: float) -> None: ...
-
-
-class Shuffled:
-    """A random search that tries no configuration twice."""
-
-    def __init__(self, keys: Sequence[Key], seed: int) -> None:
-        self._left = [(int(i), keys[i]) for i in np.random.default_rng(derive(seed, "shuffled")).permutation(len(keys))]
-
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def ask(self) -> tuple[int, Key] | None:
-        """One of those that are left."""
-        return self._left.pop() if self._left else None
-
-    def tell(self, number: int, accuracy: float) -> None:
-        """Nothing is learnt."""
-
-
-class Bred:
-    """elastune's genetic search, as a study has it."""
-
-    def __init__(self, table: Table, sampler: str, seed: int) -> None:
-        self._table = table
-        self._suggester = Suggester(table.space, OBJECTIVES, sampler=sampler, seed=seed)
-
-    def ready(self) -> bool:
-        """Whether the generation before has ended, where that counts."""
-        return self._suggester.ready()
-
-    def ask(self) -> tuple[int, Key] | None:
-        """What it proposes."""
-        asked = self._suggester.ask()
-        return None if asked is None else (asked.number, self._table.key(asked.values))
-
-    def tell(self, number: int, accuracy: float) -> None:
-        """A training has ended."""
-        self._suggester.tell(number, TrialFinished(number, "complete", values={"accuracy": accuracy}))
+def rules(search: Search, threshold: float, patience: int | None) -> dict[str, Any]:
+    """The part of a study's request that says how it searches, and when it ends."""
+    return {"sampler": search.sampler, "until": (f"accuracy >= {threshold}",), "patience": patience}
 
 
 def replay(table: Table, search: Search, nodes: int, seed: int, threshold: float, patience: int | None = None) -> Found:
@@ -152,30 +112,26 @@ def replay(table: Table, search: Search, nodes: int, seed: int, threshold: float
 
     ``patience``: generations without a better training after which it gives up (None: never).
     """
-    asker: Asker = Bred(table, search.sampler, seed) if search.breeding else Shuffled(table.keys, seed)
-    running: list[tuple[float, int, Training]] = []  # (when it ends, number, what it reaches)
-    now, begun, ended, improved = 0.0, 0, 0, 0
-    best = Training(-math.inf, math.nan, 0.0)
-    while True:
-        while len(running) < nodes and asker.ready():
-            asked = asker.ask()
-            if asked is None:
-                break
-            training = table.trainings[asked[1]]
-            heapq.heappush(running, (now + training.seconds, asked[0], training))
-            begun += 1
-        if not running:
-            break
-        now, number, training = heapq.heappop(running)
-        ended += 1
-        if training.accuracy > best.accuracy:
-            best, improved = training, ended
-        stagnant = patience is not None and ended - improved >= patience * search.generation
-        if best.accuracy >= threshold or stagnant:
-            break
-        asker.tell(number, training.accuracy)
-    generations = math.ceil(ended / search.generation) if search.breeding else 0
-    return Found(best.accuracy >= threshold, begun, generations, now, best.accuracy, best.test)
+    with tempfile.TemporaryDirectory() as folder:
+        asked = StudyRequest(
+            PROGRAM, Path(folder) / "out", {"accuracy": "max"}, workers=nodes, seed=seed, trials=MOST * len(table.keys),
+            **rules(search, threshold, patience),
+        )  # fmt: skip
+        return found_by(simulate(asked, SurrogateModel(table.surrogate), space=table.space).study, search, threshold)
+
+
+def found_by(study: Study, search: Search, threshold: float) -> Found:
+    """How a study went, simulated or not."""
+    best = max(study.complete, key=lambda trial: (trial.values["accuracy"], -trial.ended_s))
+    generations = math.ceil(len(study.complete) / search.generation) if search.breeding else 0
+    return Found(
+        reached=best.values["accuracy"] >= threshold,
+        runs=len(study.trials),
+        generations=generations,
+        seconds=study.seconds,
+        accuracy=best.values["accuracy"],
+        test=best.metrics["test_accuracy"],
+    )
 
 
 @dataclass(frozen=True)
@@ -183,9 +139,10 @@ class Effort:
     """What a success costs, over several seeds: the trainings and seconds of all searches over those that reached it.
 
     The expected running time of a search that is started again with another seed whenever it gives up (Hansen et
-    al., COCO, 2016, section 3). ``generations``: the mean of those that reached it. ``test`` and ``worst_test``: mean
-    and least accuracy of their winners on data that no search saw. ``runs_ci``: half of the 95 % interval (Student's t)
-    about the mean of the trainings of a search. All but ``reached`` are infinite or NaN without any success.
+    al., COCO, 2016, section 3). ``generations``: the mean of those that reached it; ``accuracy``: of their winners on
+    validation data. ``test`` and ``worst_test``: mean and least accuracy of their winners on data that no search saw.
+    ``runs_ci``: half of the 95 % interval (Student's t) about the mean of the trainings of a search. All but
+    ``reached`` are infinite or NaN without any success.
     """
 
     reached: int
@@ -194,6 +151,7 @@ class Effort:
     runs_ci: float
     generations: float
     seconds: float
+    accuracy: float
     test: float
     worst_test: float
 
@@ -202,7 +160,7 @@ def effort(found: Sequence[Found]) -> Effort:
     """Of searches that differ in their seed only."""
     won = [each for each in found if each.reached]
     if not won:
-        return Effort(0, len(found), math.inf, math.nan, math.nan, math.inf, math.nan, math.nan)
+        return Effort(0, len(found), math.inf, math.nan, math.nan, math.inf, math.nan, math.nan, math.nan)
     tests = [each.test for each in won]
     return Effort(
         reached=len(won),
@@ -211,6 +169,7 @@ def effort(found: Sequence[Found]) -> Effort:
         runs_ci=mean_ci([each.runs for each in found])[1] or math.nan,
         generations=statistics.fmean(each.generations for each in won),
         seconds=sum(each.seconds for each in found) / len(won),
+        accuracy=statistics.fmean(each.accuracy for each in won),
         test=statistics.fmean(tests),
         worst_test=min(tests),
     )
@@ -237,21 +196,6 @@ def speed_up(effort: Effort, baseline: Effort) -> SpeedUp:
     """Of ``effort`` over ``baseline``."""
     fewer_seconds = (baseline.seconds / baseline.runs) / (effort.seconds / effort.runs)
     return SpeedUp(baseline.runs / effort.runs, fewer_seconds)
-
-
-def makespan(durations: Sequence[float], nodes: int, generation: int | None = None) -> float:
-    """Seconds until all are done, begun in their order, each on the first node that is free.
-
-    ``generation``: so many at a time, and none before all earlier ones have ended (None: no such barrier).
-    """
-    size = generation or max(1, len(durations))
-    total = 0.0
-    for begin in range(0, len(durations), size):
-        free = [0.0] * nodes
-        for duration in durations[begin : begin + size]:
-            heapq.heapreplace(free, free[0] + duration)
-        total += max(free)
-    return total
 
 
 @dataclass(frozen=True)
