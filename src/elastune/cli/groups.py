@@ -140,6 +140,7 @@ class Search:
     worker_hours: options.WorkerHours = None
     until: options.Until = None
     patience: options.Patience = None
+    target: options.Target = None
     stopping: options.Stopping = "none"
     trial_workers: options.TrialWorkers = None
     price: options.Price = 1.0
@@ -173,6 +174,7 @@ class Search:
             worker_hours=self.worker_hours,
             until=tuple(self.until or ()),
             patience=self.patience,
+            target=self.target,
             stopping=self.stopping,
             workers=workers,
             trial_workers=self.bounds,

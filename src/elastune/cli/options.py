@@ -66,6 +66,12 @@ Until = Annotated[
         metavar="TEXT", help='End once a trial has reached it, such as "accuracy >= 0.98"; several: all of it.'
     ),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help='Take the time to it, as the metric seconds_to_target: such as "accuracy >= 0.97".'
+    ),
+]
 Patience = Annotated[
     int | None, typer.Option(help="End after so many trials (genetic: generations) in a row without a better one.")
 ]

@@ -99,6 +99,7 @@ def tune(
     worker_hours: float | None = None,
     until: str | Sequence[str] = (),
     patience: int | None = None,
+    target: str | None = None,
     stopping: str = "none",
     warm_start: Sequence[str | Path] = (),
     constraints: Sequence[str] = (),
@@ -116,11 +117,12 @@ def tune(
     ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism,
     micro_batch and policy set system parameters. At least one of ``trials``, ``budget_s``, ``worker_hours`` and
     ``patience`` (trials, or generations of a genetic search, without a better one) bounds the search; it ends, too,
-    once a trial has reached ``until``, such as "accuracy >= 0.98". ``stopping="asha"`` pauses trials that do not
-    promise to be on the front; ``trial_workers=(1, 4)`` moves workers among the running trials, each within these
-    bounds. ``warm_start``: folders of earlier studies; their best settings are tried first, and what they measured in
-    the same context counts for the search. A trial whose loss is ``divergence`` times that of its start ends,
-    infeasible; None: one whose loss is not finite.
+    once a trial has reached ``until``, such as "accuracy >= 0.98". With a ``target``, written alike,
+    ``seconds_to_target`` may be an objective. ``stopping="asha"`` pauses trials that do not promise to be on the front;
+    ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds. ``warm_start``: folders
+    of earlier studies; their best settings are tried first, and what they measured in the same context counts for the
+    search. A trial whose loss is ``divergence`` times that of its start ends, infeasible; None: one whose loss is not
+    finite.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()
@@ -138,6 +140,7 @@ def tune(
         worker_hours=worker_hours,
         until=(until,) if isinstance(until, str) else tuple(until),
         patience=patience,
+        target=target,
         stopping=stopping,
         warm_start=tuple(Path(folder) for folder in warm_start),
         workers=workers,

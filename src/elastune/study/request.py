@@ -27,6 +27,9 @@ class StudyRequest:
     At least one of ``trials``, ``budget_s``, ``worker_hours`` (of all trials together) and ``patience`` (generations of
     a genetic search, or trials of another one, without a better trial) bounds the study. ``until``: comparisons, such
     as "accuracy >= 0.98"; it ends once one trial has ended with all of them. See ``study.loop.stop_rules``.
+
+    ``target``: a comparison, too. Each trial is then told the metric ``seconds_to_target``, which may be an objective
+    or be constrained; one that never reaches it is infeasible. See ``study.time_to_target``.
     """
 
     program: Program
@@ -38,6 +41,7 @@ class StudyRequest:
     budget_s: float | None = None
     worker_hours: float | None = None
     until: tuple[str, ...] = ()
+    target: str | None = None
     patience: int | None = None
     workers: int = 1
     trial_workers: tuple[int, int] | None = None

@@ -129,7 +129,7 @@ def _loop(
     suggester = Suggester(
         plan.space,
         pricing.objectives,
-        pricing.constraints,
+        pricing.learnt,
         sampler=request.sampler,
         seed=request.seed,
     )

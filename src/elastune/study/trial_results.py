@@ -17,6 +17,7 @@ from elastune.journal.trials import TrialLife
 from elastune.search.space.constraint import Constraint, violations
 from elastune.search.space.objective import Objective
 from elastune.search.stopping.schedule import IntermediateResult
+from elastune.study.time_to_target import SECONDS_TO_TARGET, TargetReached, shortfall, time_to
 from elastune.train.program.load import merge
 
 OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
@@ -25,11 +26,24 @@ SYSTEM_PARAMETERS = (*OF_MEANS, "policy")  # what a space may set beside the pro
 
 @dataclass(frozen=True)
 class Pricing:
-    """What is optimised, what must hold, and what a worker costs."""
+    """What is optimised, what must hold, what a worker costs; and to which ``target`` time is taken."""
 
     objectives: tuple[Objective, ...]
     constraints: tuple[Constraint, ...] = ()
     price_per_worker_hour: float = 1.0
+    target: Constraint | None = None
+
+    @property
+    def wants_target(self) -> bool:
+        """Whether anything is judged by the time to the target."""
+        names = {o.name for o in self.objectives}.union(*(c.names for c in self.constraints))
+        return SECONDS_TO_TARGET in names
+
+    @property
+    def learnt(self) -> tuple[Constraint, ...]:
+        """What samplers learn to hold: where the time to the target is wanted, to reach it."""
+        reach = (self.target,) if self.target is not None and self.wants_target else ()
+        return (*self.constraints, *reach)
 
 
 def system_defaults(means: Means) -> dict[str, Any]:
@@ -73,11 +87,16 @@ def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult
     report, _ = life.reports[-1]
     workers = life.average or float(life.first_workers)
     metrics = visible(measured(life.metrics, report.seconds, workers, pricing.price_per_worker_hour))
+    short = -math.inf
+    if pricing.target is not None:  # what is not there yet takes longer than now
+        there = _time_to_target(life, pricing.target)
+        metrics[SECONDS_TO_TARGET] = report.seconds if there is None else there.seconds
+        short = _shortfall(life, pricing.target) if there is None and pricing.wants_target else short
     if not report.epochs or any(o.name not in metrics for o in pricing.objectives):
         return None
     names = {**known(life.started), **metrics}
     decided = [c for c in pricing.constraints if c.decidable(names)]
-    worst = max(violations(decided, names).values(), default=0.0)
+    worst = max([short, *violations(decided, names).values()] if decided or short > 0 else [0.0])
     values = tuple(metrics[o.name] for o in pricing.objectives)
     return IntermediateResult(life.number, report.epoch, report.epochs, values, worst)
 
@@ -96,6 +115,22 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
         return TrialFinished(life.number, "infeasible", seconds=seconds, reason=reason, worker_seconds=worker_seconds)
     workers = worker_seconds / seconds if seconds > 0 else outcome.workers
     metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour)
+    if pricing.target is not None:
+        there = _time_to_target(life, pricing.target)
+        if there is not None:
+            metrics[SECONDS_TO_TARGET] = there.seconds
+        elif pricing.wants_target:
+            short = _shortfall(life, pricing.target)
+            return TrialFinished(
+                life.number,
+                "infeasible",
+                metrics=metrics,
+                violations={pricing.target.text: short} if short < math.inf else {},
+                seconds=seconds,
+                reason=f"never reached {pricing.target.text}" + (f" (short by {short:g})" if short < math.inf else ""),
+                run=outcome,
+                worker_seconds=worker_seconds,
+            )
     seen = visible(metrics)
     _refuse_unknown(pricing.objectives, seen)
     values = {o.name: seen[o.name] for o in pricing.objectives}
@@ -105,6 +140,8 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
             known_names = ", ".join(sorted(everything))
             raise UserError("a constraint may name settings and reported metrics", missing[0], f"known: {known_names}")
     found = violations(pricing.constraints, everything)
+    if pricing.target is not None and pricing.wants_target:  # at its best, whatever it ended with
+        found[pricing.target.text] = _shortfall(life, pricing.target)
     broken = [f"breaks {text} (by {by:g})" for text, by in found.items() if by > 0]
     broken += [f"has {name} {value}" for name, value in values.items() if not math.isfinite(value)]
     return TrialFinished(
@@ -118,6 +155,14 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
         run=outcome,
         worker_seconds=worker_seconds,
     )
+
+
+def _time_to_target(life: TrialLife, target: Constraint) -> TargetReached | None:
+    return time_to(target, [report for report, _ in life.reports], known(life.started))
+
+
+def _shortfall(life: TrialLife, target: Constraint) -> float:
+    return shortfall(target, [report for report, _ in life.reports], known(life.started))
 
 
 def visible(metrics: Mapping[str, float]) -> dict[str, float]:

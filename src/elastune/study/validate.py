@@ -23,6 +23,7 @@ from elastune.search.space.objective import parse_objectives
 from elastune.search.space.space import Sample, Space, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import StudyRequest
+from elastune.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.study.trial_results import Pricing, system_defaults
 from elastune.train.program.digest import meaning
 from elastune.train.program.load import LoadedProgram, load, merge
@@ -80,7 +81,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if found is None:
         raise UserError("tuning needs a search space", request.program.path, "define space(trial) in the file")
     objectives = parse_objectives(request.objectives or program.objectives or {})
-    known = {*program.objectives, *MEASURED}
+    known = {*program.objectives, *MEASURED, SECONDS_TO_TARGET}
     for objective in objectives:
         if program.objectives and objective.name not in known:
             fix = f"use one of {', '.join(sorted(known))}, or add it to the file's objectives"
@@ -102,7 +103,11 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     _check_policies(samples, program)
     _check_bounds(request, samples)
     check_feasible(complete_space, constraints, {}, request.seed)
-    pricing = Pricing(objectives, constraints, request.price_per_worker_hour)
+    target = None if request.target is None else parse_target(request.target)
+    pricing = Pricing(objectives, constraints, request.price_per_worker_hour, target)
+    if pricing.wants_target and target is None:
+        fix = 'say which, for example --target "accuracy >= 0.97"'
+        raise UserError(f"{SECONDS_TO_TARGET} needs a target", "none", fix)
     return Plan(request, complete_space, config, pricing, program)
 
 
@@ -157,6 +162,9 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         old, new = started.settings.get(name), settings[name]
         if json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
             raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
+    old, new = started.settings.get("target"), settings.get("target")
+    if settings["kind"] == "tune" and old != new:
+        raise UserError("a study resumes with the target it was begun with", new, f"use {old}")
     old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
     if old != new:
         raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")

@@ -71,11 +71,11 @@ def clock(name: str) -> Clock | None:
 
     "total": since the training began; it grows with every pass over the data. ``seconds`` and ``cost`` (measured by
     elastune), and ``time`` where a program reports it. "duration": of one thing, however long the training is: every
-    other name that ends in ``_s`` or ``_seconds``, such as ``latency_s``.
+    other name that ends in ``_s`` or ``_seconds``, such as ``latency_s``, and ``seconds_to_target``.
     """
     if name in (*MEASURED, "time"):
         return "total"
-    return "duration" if name.endswith(("_s", "_seconds")) else None
+    return "duration" if name.endswith(("_s", "_seconds")) or name == "seconds_to_target" else None
 
 
 def valued(name: str, value: float | None, price_per_worker_hour: float | None = None) -> str:
