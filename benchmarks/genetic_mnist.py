@@ -290,7 +290,9 @@ def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]
     checks = live_rows(table, size, folder) if options.live else []
     trainings = [[*key, t.accuracy, t.test, round(t.seconds, 3)] for key, t in sorted(table.trainings.items())]
     return {
-        "command": f"OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py {' '.join(sys.argv[1:])}".strip(),
+        "command": "OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py --live --table RESULT"
+        if options.table is not None
+        else "OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py --live",
         "labels": {
             MEASURED: "real trainings, begun and ended by elastune tune",
             REPLAYED: "the same study on elastune simulate's clock; its trainings are those under trainings, measured",
@@ -316,7 +318,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
     parser.add_argument("--live", action="store_true", help="small searches with real trainings, too")
     parser.add_argument("--table", type=Path, help="an earlier result, whose trainings to replay")
-    parser.add_argument("--seeds", type=int, default=30, help="genetic searches of each kind")
+    parser.add_argument("--seeds", type=int, default=10, help="genetic searches of each kind")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
     parser.add_argument("--out", type=Path, default=RESULT)

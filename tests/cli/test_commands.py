@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from elastune.journal.reader import read
-from elastune.journal.records import RunFinished, StudyStarted
+from elastune.journal.records import Reported, RunFinished, StudyStarted
 
 Command = Callable[..., Any]
 
@@ -50,6 +50,20 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "out": "out",
     }
     assert len(found["sha256"]) == 64
+
+
+def test_report_tells_when_a_run_reached_a_target(finished_run: Path, elastune: Command) -> None:
+    reports = [e.record for e in read(finished_run / "journal.jsonl") if isinstance(e.record, Reported)]
+    losses = [report.metrics["loss"] for report in reports]
+    there = next(i for i, loss in enumerate(losses) if loss <= losses[-1] * 1.000001)
+    said = elastune("report", str(finished_run), "--target", f"loss <= {losses[-1] * 1.000001}", "--json")
+    found = json.loads(said.out)["time_to_target"]
+    assert found["seconds"] == reports[there].seconds
+    assert found["missed_s"] == (reports[there - 1].seconds if there else 0.0)
+    missed = elastune("report", str(finished_run), "--target", "loss < 0")
+    assert "target  loss < 0 not reached: short by" in missed.out
+    wrong = elastune("report", str(finished_run), "--target", "loss")
+    assert wrong.code == 2
 
 
 def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: Command, finished_run: Path) -> None:

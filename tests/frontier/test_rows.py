@@ -108,7 +108,10 @@ def test_a_model_of_another_size_is_timed_by_its_own_steps() -> None:
 def test_time_to_target_is_the_mean_over_seeds_of_the_first_report_there() -> None:
     at_end, at_two_thirds = training(0.9), training(1.4)
     assert [made([t]).time_to_target_s for t in (at_end, at_two_thirds)] == [pytest.approx(15), pytest.approx(10)]
-    assert made([at_end, at_two_thirds]).time_to_target_s == pytest.approx(12.5)
+    both = made([at_end, at_two_thirds])
+    assert both.time_to_target_s == pytest.approx(12.5)
+    assert both.time_to_target_ci == pytest.approx(12.706 * 2.5, rel=1e-3), "Student's t over two seeds"
+    assert made([at_end]).time_to_target_ci is None
     assert made([at_end, training(0.8)]).time_to_target_s is None
     assert made([at_end], by=replace(BY, target=None)).time_to_target_s is None
 

@@ -1,4 +1,4 @@
-"""Time to a target: from a training's reports, as an objective of a study, over seeds."""
+"""Time to a target: from a training's reports, and as an objective of a study."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastune.search.space.objective import parse_objectives
 from elastune.simulate.run import SurrogateModel, simulate
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
-from elastune.study.time_to_target import TargetReached, over_seeds, parse_target, shortfall, time_to
+from elastune.study.time_to_target import TargetReached, parse_target, shortfall, time_to
 from elastune.study.validate import check
 from elastune.train.program.load import load
 
@@ -57,14 +57,6 @@ def test_the_first_report_that_reaches_it_counts(text: str, expected: TargetReac
     target, settings = parse_target(text), {"lr": 0.1}
     assert time_to(target, REPORTS, settings) == expected
     assert shortfall(target, REPORTS, settings) == pytest.approx(short)
-
-
-def test_over_seeds_those_that_never_get_there_are_told_apart() -> None:
-    found = over_seeds([TargetReached(10.0, 9.0, 1), TargetReached(14.0, 9.0, 1), None])
-    assert (found.reached, found.of, found.seconds) == (2, 3, 12.0)
-    assert found.ci == pytest.approx(12.706 * math.sqrt(8) / math.sqrt(2), rel=1e-3)
-    assert over_seeds([TargetReached(10.0, 9.0, 1)]).ci is None
-    assert over_seeds([None, None]).seconds is None
 
 
 def request(folder: Path, **changes: Any) -> StudyRequest:
@@ -124,10 +116,7 @@ def test_as_a_constraint_and_beside_other_objectives(tmp_path: Path) -> None:
         ({"target": None}, "seconds_to_target needs a target"),
         ({"target": "accuracy"}, "must be a comparison"),
         ({"target": "test_accuracy > 0.5"}, "no search sees held-out metrics"),
-        (
-            {"target": None, "objectives": {"accuracy": "max"}, "constraints": ("seconds_to_target < 9",)},
-            "needs a target",
-        ),
+        ({"target": None, "constraints": ("seconds_to_target < 9",)}, "needs a target"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:

@@ -5,9 +5,10 @@ Commands print this at their end, ``elastune report`` at any time; so both say w
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ from elastune.report.tables.adapting import (
 from elastune.report.tables.changes import Changes, changes_line, gather_changes
 from elastune.report.tables.study_tables import front_table, subset_table
 from elastune.report.tables.tables import Table, frontier_table
+from elastune.search.space.constraint import Constraint
 from elastune.search.space.objective import valued
 from elastune.study.results.study import Study
 from elastune.study.results.trials import Trial
+from elastune.study.time_to_target import shortfall, time_to
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Wish:
     targets: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     subset: int | None = None
+    to_target: Constraint | None = None
+    """Of a run: when it reached this."""
 
     @property
     def any(self) -> bool:
@@ -66,15 +71,34 @@ def result_of(out: Path, wish: Wish | None = None) -> Result:
     wish = wish or Wish()
     entries = read(out / JOURNAL)
     study, run = gather_study(entries), gather_run(entries)
+    if wish.to_target is not None and study is not None:
+        raise UserError("--target needs a run", out, "give the --out of elastune run, or --target to elastune tune")
     if study is not None and not study.is_frontier:
         return _study(study, entries, out, wish)
     if wish.any:
         raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
     if study is not None:
         return _frontier(study, out)
+    if run is not None and wish.to_target is not None:
+        return _with_time_to(wish.to_target, run, _run(run, gather_changes(entries), gather_adaptation(entries), out))
     if run is not None:
         return _run(run, gather_changes(entries), gather_adaptation(entries), out)
     raise UserError("a journal must hold the start of a run or study", out, "run one with this output folder first")
+
+
+def _with_time_to(target: Constraint, run: RunStory, result: Result) -> Result:
+    """``result`` of ``run``, with the time until it reached ``target``."""
+    settings = {**run.started.config, "workers": run.started.means.get("workers")}
+    found = time_to(target, run.reports, settings)
+    line = f"target  {plain(target.text)} "
+    if found is not None:
+        data: dict[str, Any] | None = {"target": target.text, **asdict(found)}
+        before = f"not yet after {duration(found.missed_s)}" if found.missed_s else "by the first report"
+        line += f"reached after {duration(found.seconds)}, {count(found.epoch, 'epoch')}; {before}"
+    else:
+        data, short = None, shortfall(target, run.reports, settings)
+        line += f"not reached: short by {short:.4g} at best" if short < math.inf else "not told of by any report"
+    return replace(result, data={**result.data, "time_to_target": data}, lines=(*result.lines, line))
 
 
 def _run(run: RunStory, changes: Changes, adaptation: Adaptation, out: Path) -> Result:

@@ -102,6 +102,7 @@ def row(
     noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
     timed = [by.seconds(t, workers) for t in good]
     seconds = fmean(s for s, _ in timed)
+    time_to_target_s, time_to_target_ci = _time_to_target(good, workers, by)
     return FrontierRow(
         role=role,
         workers=workers,
@@ -119,7 +120,8 @@ def row(
         seconds=seconds,
         seconds_label="measured" if all(measured for _, measured in timed) else "modelled",
         cost=Cost(workers * seconds, by.price_per_worker_hour).total,
-        time_to_target_s=_time_to_target(good, workers, by),
+        time_to_target_s=time_to_target_s,
+        time_to_target_ci=time_to_target_ci,
         diverged=len(trainings) - len(good),
         trials=[t.trial for t in trainings],
         noise_scale=noise_scale,
@@ -161,10 +163,15 @@ def support(chosen: FrontierRow, model: StepTime) -> tuple[str, int | None]:
     return f"{first}; {at} fitted step-time model) that supports {most}", workers
 
 
-def _time_to_target(trainings: Sequence[Training], workers: int, by: FrontierCriteria) -> float | None:
-    """Mean time until the validation quality first reaches the target; None where a seed never does."""
+def _time_to_target(
+    trainings: Sequence[Training], workers: int, by: FrontierCriteria
+) -> tuple[float | None, float | None]:
+    """Mean time until the validation quality first reaches the target, and half of its 95 % interval over seeds.
+
+    None for both where a seed never reaches it; None for the second from one seed.
+    """
     if by.target is None:
-        return None
+        return None, None
     times = []
     for training in trainings:
         run = training.run
@@ -172,9 +179,9 @@ def _time_to_target(trainings: Sequence[Training], workers: int, by: FrontierCri
         values = [(r.step, r.metrics.get(by.quality.name)) for r in training.reports]
         step = next((s for s, v in values if v is not None and by.reaches(v)), None)
         if step is None:
-            return None
+            return None, None
         times.append(step * by.times.estimate(batch_of(training.config), workers, run, training.slots).step_s)
-    return fmean(times)
+    return mean_ci(times)
 
 
 def points(rows: Sequence[FrontierRow], by: FrontierCriteria) -> np.ndarray:

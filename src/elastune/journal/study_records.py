@@ -199,7 +199,8 @@ class FrontierRow:
     the program reports none, on its validation data; ``ci`` is the half-width of its 95 % confidence interval.
     ``quality_label``: measured by trainings on so many workers, or emulated, by trainings on fewer that work as these
     would; ``num_slots`` belongs to the settings, since a slot has its own random stream and batch statistics.
-    ``seconds`` is the time of the whole training; ``time_to_target_s`` is None where the target was not reached.
+    ``seconds`` is the time of the whole training; ``time_to_target_s`` is None where the target was not reached,
+    ``time_to_target_ci`` half of its 95 % confidence interval over the seeds.
     ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
     """
 
@@ -220,6 +221,7 @@ class FrontierRow:
     seconds_label: Literal["measured", "modelled"]
     cost: float
     time_to_target_s: float | None = None
+    time_to_target_ci: float | None = None
     on_front: bool = False
     diverged: int = 0
     trials: list[int] = field(default_factory=list)

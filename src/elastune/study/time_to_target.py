@@ -8,12 +8,11 @@ time: it is censored, and how far it fell short at its best is all that is known
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from elastune.core.errors import UserError
 from elastune.journal.records import Reported
-from elastune.plan.intervals import mean_ci
 from elastune.search.space.constraint import Constraint
 
 SECONDS_TO_TARGET = "seconds_to_target"
@@ -65,24 +64,3 @@ def _judged(
         told["seconds"] = report.seconds
         if target.decidable(told):
             yield report, target.violation(told)
-
-
-@dataclass(frozen=True)
-class SeedsToTarget:
-    """Of ``of`` trainings that differ in their seed, ``reached`` got there, in ``seconds`` in the mean.
-
-    ``ci``: half of its 95 % interval (Student's t); None from a single one. Those that never got there are not in the
-    mean, which is then of the lucky ones: tell both numbers.
-    """
-
-    reached: int
-    of: int
-    seconds: float | None
-    ci: float | None
-
-
-def over_seeds(found: Sequence[TargetReached | None]) -> SeedsToTarget:
-    """What ``time_to`` told of several trainings, together."""
-    times = [each.seconds for each in found if each is not None]
-    mean, ci = mean_ci(times) if times else (None, None)
-    return SeedsToTarget(len(times), len(found), mean, ci)

@@ -30,12 +30,14 @@ def report(
     subset: Annotated[
         int | None, typer.Option(help="Of a study, this number of trials that together stand for the front.")
     ] = None,
+    target: options.Target = None,
     json: options.Json = False,
 ) -> int:
     """Write OUT/report.html, one self-contained file, and PNGs; tell what OUT's journal holds, finished or not.
 
     --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
-    --subset subset: [{trial, values, metrics, config, means, reason}]}. Of a run that has no result yet:
+    --subset subset: [{trial, values, metrics, config, means, reason}], of a run with --target time_to_target: {target,
+    seconds, missed_s (until the last report before, which missed it), epoch} or null}. Of a run that has no result yet:
     {kind, unfinished: true, ...}. With --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once,
     missed, repeated, ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
     """
@@ -43,9 +45,10 @@ def report(
         return _ledger(out, json)
     from elastune.cli.results import Wish, result_of
     from elastune.report.page import write_report
+    from elastune.study.time_to_target import parse_target
 
     targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
-    result = result_of(out, Wish(targets, weighed, subset))
+    result = result_of(out, Wish(targets, weighed, subset, None if target is None else parse_target(target)))
     page = write_report(out)
     more: dict[str, object] = {}
     if tensorboard:

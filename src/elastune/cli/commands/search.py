@@ -72,12 +72,12 @@ def frontier(
     What is told of N workers is trained as N workers train, with N slots, on fewer where the row says emulated. In fast
     mode N workers train it, however few cores there are.
 
-    --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers,
-    batch_size, lr, lr_rule, quality, quality_label, ci, seconds, seconds_label, cost, time_to_target_s, on_front,
-    noise_scale, noise_scale_error, num_slots, ...}], pick (a row's number or null), answer, command, command_trial and
-    command_metrics (the training of the pick's row that the command repeats, and what it reports), support,
-    supported_workers (by the noise scale of the pick, else of the first row), hypervolume_naive, hypervolume_tuned,
-    seconds, reason, out, report}.
+    --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, batch_size,
+    lr, lr_rule, quality, quality_label, ci, seconds, seconds_label, cost, time_to_target_s, time_to_target_ci,
+    on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a row's number or null), answer, command,
+    command_trial and command_metrics (the training of the pick's row that the command repeats, and what it reports),
+    support, supported_workers (by the noise scale of the pick, else of the first row), hypervolume_naive,
+    hypervolume_tuned, seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.phases import frontier as find_frontier

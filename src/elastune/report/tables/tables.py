@@ -204,7 +204,7 @@ def _frontier_cells(row: FrontierRow, picked: bool) -> tuple[str, ...]:
         f"{quality}{data}",
         f"{row.seeds}, {row.diverged} diverged" if row.diverged else str(row.seeds),
         f"{number(row.seconds)} {row.seconds_label}",
-        number(row.time_to_target_s) if row.time_to_target_s is not None else "not reached",
+        plus_minus(row.time_to_target_s, row.time_to_target_ci) if row.time_to_target_s is not None else "not reached",
         number(row.cost),
         f"{plain(row.mechanism, 20)}, {plain(row.mode, 20)}",
         settings_text(row.config, without=AXES_OF_ROW),
