@@ -606,7 +606,7 @@ PROGRAMS = (
         module="sys.exit(0)  # ODD",
         code=2,
         says=(
-            "SystemExit",
+            "sys.exit(0)",
             AT,
         ),
     ),

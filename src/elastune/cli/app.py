@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import cast
 
 import typer
@@ -17,7 +18,7 @@ from elastune.cli.commands.resize import resize
 from elastune.cli.commands.run import run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
-from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG
+from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, results_alone
 from elastune.core.errors import UserError
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
@@ -37,8 +38,10 @@ for command in (run, resize, tune, simulate, frontier, report, explain, export, 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 1 a run failed, 2 wrong input (one line says which), 75 the machine is being
     taken away (go on elsewhere), 130 interrupted."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=None if arguments is None else list(arguments), prog_name="elastune", standalone_mode=False)
+        with results_alone() if "--json" in given else nullcontext():
+            code = app(args=given, prog_name="elastune", standalone_mode=False)
         sys.stdout.flush()
         return int(code or OK)
     except UserError as error:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +17,26 @@ if TYPE_CHECKING:
 # Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
 OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
 FILE_WIDTH = 240  # columns of a table where nobody's terminal sets them
+
+
+_RESULTS: ContextVar[int | None] = ContextVar("results", default=None)  # a descriptor of the command's stdout
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Until the end of this, only ``print_json`` writes to stdout: what else would be written there (by the user's
+    program, a library, a child process) goes to stderr, and no program can close it."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    token = _RESULTS.set(kept)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        _RESULTS.reset(token)
+        os.close(kept)
 
 
 def print_result(result: Result, *, as_json: bool, **more: object) -> None:
@@ -34,7 +57,12 @@ def print_result(result: Result, *, as_json: bool, **more: object) -> None:
 
 def print_json(data: Mapping[str, Any]) -> None:
     """One line of strict JSON: numbers that are not finite become null."""
-    sys.stdout.write(json.dumps(_strict(data), allow_nan=False) + "\n")
+    line = json.dumps(_strict(data), allow_nan=False) + "\n"
+    if (descriptor := _RESULTS.get()) is None:
+        sys.stdout.write(line)
+        return
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as results:
+        results.write(line)
 
 
 def print_error(text: str) -> None:

@@ -19,7 +19,7 @@ from elastune.search.space.space import Space
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import SYSTEM_PARAMETERS
-from elastune.train.program.load import load, merge
+from elastune.train.program.load import load_as_guest, merge
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def check(request: FrontierRequest) -> FrontierPlan:
     if request.seeds < 2:
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
     check_means(RunSpec(request.program, request.out, means=request.means))
-    program = load(request.program)
+    program = load_as_guest(request.program)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
     config = merge(program.config, request.config)

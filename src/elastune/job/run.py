@@ -27,7 +27,7 @@ from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
 from elastune.mechanisms.registry import mechanism_for
 from elastune.train.data.sample_log import records_of
-from elastune.train.program.load import load, merge
+from elastune.train.program.load import load_as_guest, merge
 from elastune.train.work import work
 
 SHORTEST_HEARTBEAT_S = 0.1
@@ -58,7 +58,7 @@ def run_job(
     ``JobFailed``; ``UserError`` for what can be known before a worker starts.
     """
     check_means(spec)
-    program = load(spec.program)
+    program = load_as_guest(spec.program)
     merge(program.config, spec.config)
     check_adapt(spec.adapt, program)
     with JournalWriter(open_out(spec.out, spec.resume)) as journal, Interrupts() as interrupts, ExitStack() as stack:
@@ -100,7 +100,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     check_means(spec)
-    check_adapt(spec.adapt, load(spec.program))
+    check_adapt(spec.adapt, load_as_guest(spec.program))
     if place.rank != 0:
         return work(spec, place, print_failure, stop.is_set)
     with JournalWriter(open_out(spec.out, spec.resume)) as journal:

@@ -23,7 +23,7 @@ from elastune.search.space.space import Space
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.run import tune as run_study
-from elastune.train.program.load import load
+from elastune.train.program.load import load_as_guest
 
 Train = Callable[[Any], None]
 
@@ -77,7 +77,7 @@ def run(
         adapt=Adapt(tuple(policies), tuple(monitors)),
         divergence=Divergence(check_factor(divergence)),
     )
-    check_adapt(spec.adapt, load(program))
+    check_adapt(spec.adapt, load_as_guest(program))
     if place is not None:
         if out is None:
             raise UserError("workers of a launcher need one folder", "no out", "give out=..., the same for all")

@@ -26,7 +26,7 @@ from elastune.study.request import StudyRequest
 from elastune.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.study.trial_results import Pricing, system_defaults
 from elastune.train.program.digest import meaning
-from elastune.train.program.load import LoadedProgram, load, merge
+from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 
 PROBED = 64  # configurations that are looked at before any runs
 
@@ -73,7 +73,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_means(RunSpec(request.program, request.out, means=request.means))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
-    program = load(request.program)
+    program = load_as_guest(request.program)
     if not (request.simulated or program.trains):
         rule = f"a program that is trained must define {request.program.train}(session)"
         raise UserError(rule, request.program.path, "add it, or use elastune simulate")

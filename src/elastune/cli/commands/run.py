@@ -146,9 +146,9 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
 
 def _tracker(spec: RunSpec) -> RunTracker:
     from elastune.cli.progress import RunTracker
-    from elastune.train.program.load import load
+    from elastune.train.program.load import load_as_guest
 
-    epochs = spec.epochs or {**load(spec.program).config, **spec.config}.get("epochs")
+    epochs = spec.epochs or {**load_as_guest(spec.program).config, **spec.config}.get("epochs")
     return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
 
 

@@ -77,11 +77,11 @@ def _model(program: Program, recorded: Path | None, scaling: str, start_s: float
     """How trials go."""
     from elastune.simulate.recorded_model import RecordedModel
     from elastune.simulate.run import SurrogateModel
-    from elastune.train.program.load import load
+    from elastune.train.program.load import load_as_guest
 
     if recorded is not None:
         return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
-    surrogate = load(program).surrogate
+    surrogate = load_as_guest(program).surrogate
     if surrogate is None:
         fix = "define surrogate(config, workers), or replay a study with --recorded DIR"
         raise UserError("a simulation needs to know how trials go", f"{program.path} has no surrogate", fix)

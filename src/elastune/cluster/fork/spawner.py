@@ -60,6 +60,8 @@ class Spawner:
                 "local worker processes need Linux", platform.system(), "use Linux, or start the file by torchrun"
             )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._control, theirs):
+            end.setblocking(True)  # whatever time-out the program has set for all new sockets
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         import_path = os.pathsep.join(path for path in sys.path if path)
         # -P: a file in this folder named like a module must not be taken for it

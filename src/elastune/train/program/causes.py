@@ -30,6 +30,9 @@ def cause_of(error: BaseException, program: str = "") -> str:
     else:
         text = " ".join(text.split())
         told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno or 0))
+        told = f"{type(error).__name__}: {error.msg}"
     own = [place for place in places if place[0] == program] or places
     at = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
     return _cut(told, LONGEST_TEXT) + at

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
 from elastune.policies.base import Policy
+from elastune.train.program.causes import cause_of
+from elastune.train.program.guest import as_guest
 
 Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 
@@ -34,6 +35,12 @@ class LoadedProgram:
     policies: dict[str, type[Policy]] = field(default_factory=dict)
     surrogate: Surrogate | None = None
     trains: bool = True
+
+
+def load_as_guest(program: Program) -> LoadedProgram:
+    """As ``load``, in a process that is not the program's: what the import does to the process is undone."""
+    with as_guest():
+        return load(program)
 
 
 def load(program: Program) -> LoadedProgram:
@@ -85,12 +92,10 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's file raises is the user's to see
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = (
-            f"line {error.lineno}" if isinstance(error, SyntaxError) else f"{Path(last.filename).name}:{last.lineno}"
-        )
-        value = f"{path}: {type(error).__name__}: {error} ({where})"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever the user's file raises is the user's to see
+        value = f"{path}: {cause_of(error, str(path))}"
         raise UserError("a program must import without errors", value, "fix that line") from None
     return module
 
