@@ -122,8 +122,8 @@ def test_a_corrupt_journal_is_named_with_its_line(here: Path, elastune: Command,
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([lines[0], b'{"at":1.0,"kind":"nonsense"}\n', *lines[2:]]))
     before = files(here / "done")
-    assert "broken.py:2" in elastune("report", "done").line
-    assert "broken.py:2" in elastune("tune", "linear.py", "--trials", "4", "--out", "done", "--resume").line
+    assert "line 2" in elastune("report", "done").line
+    assert "line 2" in elastune("tune", "linear.py", "--trials", "4", "--out", "done", "--resume").line
     assert files(here / "done") == before
 
 

@@ -422,7 +422,7 @@ PROGRAMS = (
     # -- surroundings
     OddProgram(
         "closes all files",
-        odd="""
+        before="""
             os.closerange(3, 65536)
             time.sleep(100)
         """,

@@ -203,7 +203,7 @@ class ElasticRun(ElasticHandle):
                     self._events.extend(self.judge(worker, record))
                 case Parted(worker, code):
                     self._returned[worker] = code
-                    if code is None and worker in self._trained and worker not in self._doomed:
+                    if code is None and not self._is_late(worker) and worker not in self._doomed:
                         self._speechless[worker] = time.monotonic() + EXPLAIN_S
                     others = any(other not in self._returned for other in self._running)
                     if code is not None and worker not in self._doomed and (code != 0 or not others):
@@ -335,6 +335,10 @@ class ElasticRun(ElasticHandle):
         members = self.coordinator.members
         return worker >= self.spec.means.workers and bool(members) and worker not in members
 
+    def _is_late(self, worker: int) -> bool:
+        """Whether ``worker`` came later than the run's first ones and has never trained with the others."""
+        return worker >= self.spec.means.workers and worker not in self._trained
+
     def _how(self, worker: int) -> str:
         end = self._ends[worker]
         return end.why or f"worker {worker} {how_it_ended(end.code)}"
@@ -347,7 +351,7 @@ class ElasticRun(ElasticHandle):
         self._last = end
         if self._fatal is not None and self._fatal[0] == worker:
             return [self._failure(f"{self._fatal[1]}; {how}"), end]
-        own_end = _ended_itself(told) if returned is None and worker in self._trained else ""
+        own_end = _ended_itself(told) if returned is None and not self._is_late(worker) else ""
         if own_end and worker not in self._doomed and not self._finished:
             self.over = self._failed = True  # of the program's own will: it would do so again
             return [Message(worker, RunFailed("exception", own_end, worker, told.code, told.log)), end]
