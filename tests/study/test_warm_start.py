@@ -17,6 +17,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Program
 from elastune.journal.reader import read
 from elastune.journal.records import (
+    DataContext,
     Record,
     RunContext,
     RunStarted,
@@ -80,7 +81,10 @@ def in_context(**changes: Any) -> Edit:
     def edit(record: Record) -> Record:
         if not isinstance(record, TrialFinished) or record.run is None or record.run.context is None:
             return record
-        return replace(record, run=replace(record.run, context=replace(record.run.context, **changes)))
+        of_data = {name: changes[name] for name in changes if hasattr(DataContext(), name)}
+        of_run = {name: changes[name] for name in changes if name not in of_data}
+        context = replace(record.run.context, data=replace(record.run.context.data, **of_data), **of_run)
+        return replace(record, run=replace(record.run, context=context))
 
     return edit
 
@@ -98,7 +102,8 @@ def test_every_finished_trial_tells_of_its_context(old: Path) -> None:
     assert len(contexts) == 6
     for context in contexts:
         assert isinstance(context, RunContext)
-        assert (context.train_samples, context.parameters, context.device) == (200, 5, "cpu")
+        assert (context.data.samples, context.data.sample) == (200, "float32[4], float32[1]")
+        assert (context.parameters, context.device, context.link) == (5, "cpu", "lo")
         assert context.processor
         assert context.cores >= 1
         assert set(context.software) == {"python", "torch", "elastune"}
@@ -144,7 +149,13 @@ def test_an_interrupted_beginning_takes_nothing_yet(cluster: LocalCluster, old: 
     ("edit", "objectives", "similarity", "told"),
     [
         (in_context(), ("loss", "seconds"), 1.0, 6),
-        (in_context(train_samples=20), ("loss",), 0.5, 0),
+        (in_context(samples=20), ("loss",), 0.5, 0),
+        (in_context(digest="another"), ("loss",), 0.5, 0),
+        (in_context(digest=""), ("loss",), 0.5, 0),
+        (in_context(sample="float32[3], float32[1]"), ("loss",), 0.5, 0),
+        (in_context(link="eth0, 1000 Mbit/s"), ("loss", "seconds"), 0.5, 0),
+        (in_context(cores=999), ("loss", "seconds"), 0.5, 0),
+        (in_context(link="eth0, 1000 Mbit/s", cores=999), ("loss",), 1.0, 6),
         (in_context(parameters=500), ("loss",), 1 / 3, 0),
         (in_context(processor="another"), ("loss", "seconds"), 0.5, 0),
         (in_context(processor="another"), ("loss",), 1.0, 6),
@@ -211,9 +222,51 @@ def test_costs_are_told_in_the_prices_of_today(cluster: LocalCluster, old: Path,
     assert sorted(past.metrics["cost"] for past in found.told) == pytest.approx([3 * cost for cost in costs])
 
 
+DATA_IN_A_FILE = """
+from pathlib import Path
+import torch
+from torch.utils.data import TensorDataset
+
+config = {"lr": 0.05, "epochs": 1}
+objectives = {"loss": "min"}
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.3, log=True)}
+
+def train(session):
+    scale = float(Path(__file__).with_name("scale.txt").read_text())
+    x = torch.linspace(-1, 1, 64).reshape(64, 1)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=session.config["lr"]))
+    for _ in session.epochs(session.config["epochs"]):
+        for a, b in session.batches(TensorDataset(x, scale * x), batch_size=16):
+            loss = torch.nn.functional.mse_loss(model(a), b)
+            session.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(loss=loss.detach())
+"""
+
+
+def test_losses_of_other_data_of_equal_size_are_not_believed(cluster: LocalCluster, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(DATA_IN_A_FILE)
+    (tmp_path / "scale.txt").write_text("100")
+    asked = request(tmp_path / "old", program=Program(program), objectives={}, trials=3)
+    tune(asked, cluster=cluster)
+    again = replace(asked, out=tmp_path / "new", warm_start=(tmp_path / "old",))
+    (found,) = taken(again, cluster)
+    assert (found.similarity, len(found.told), found.differs) == (1.0, 3, []), "the same data"
+    (tmp_path / "scale.txt").write_text("1")
+    (found,) = taken(again, cluster)
+    assert (found.similarity, found.told, found.differs) == (0.5, [], ["other data"])
+    assert len(found.proposed) == 3, "its settings are still a good beginning"
+    assert "context 0.5 alike (other data): 0 count as results, 3 are tried first" in warm_line(found)
+
+
 def test_the_most_similar_study_comes_first(cluster: LocalCluster, old: Path, tmp_path: Path) -> None:
-    far = edited(old, tmp_path / "far", in_context(train_samples=20_000))
-    near = edited(old, tmp_path / "near", in_context(train_samples=100))
+    far = edited(old, tmp_path / "far", in_context(samples=20_000))
+    near = edited(old, tmp_path / "near", in_context(samples=100))
     found = taken(request(tmp_path / "out", far, near, old), cluster)
     assert [record.source for record in found] == [str(old.resolve()), str(near), str(far)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastune.job.machine import machine_context
-from elastune.train.machine import cores, quota_cores
+from elastune.train.machine import cores, link, quota_cores
 
 
 def test_this_machine() -> None:
@@ -44,3 +44,14 @@ def test_control_group_quotas(tmp_path: Path, files: dict[str, str], quota: floa
         (tmp_path / name).write_text(text)
     assert quota_cores(tmp_path) == quota
     assert cores(tmp_path) == max(1, min(len(os.sched_getaffinity(0)), int(min(quota, 1e9))))
+
+
+def test_the_link_is_told_with_its_speed_where_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert link(tmp_path) == "lo"
+    (tmp_path / "sys/class/net/eth7").mkdir(parents=True)
+    (tmp_path / "sys/class/net/eth7/speed").write_text("10000\n")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert link(tmp_path) == "eth7, 10000 Mbit/s"
+    (tmp_path / "sys/class/net/eth7/speed").write_text("-1\n")
+    assert link(tmp_path) == "eth7"

@@ -195,7 +195,8 @@ def warm_line(record: WarmStarted) -> str:
     why = "; ".join(f"{n}: {plain(reason)}" for reason, n in record.left_out.items())
     taken = f"{record.taken} of {count(record.of, 'trial')} taken" + (f" ({why})" if why else "")
     use = f"{len(record.told)} count as results, {len(record.proposed)} are tried first"
-    return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike: {use}"
+    other = f" ({plain('; '.join(record.differs), 300)})" if record.differs else ""
+    return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike{other}: {use}"
 
 
 def told_before(out: Path, resume: bool) -> list[Entry]:

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 from elastune.journal.run_records import (
     LONGEST_DETAIL,
     Checkpointed,
+    DataContext,
     Decided,
     FaultInjected,
     LinkMeasured,
@@ -57,6 +58,7 @@ __all__ = [
     "ArtifactKept",
     "ArtifactRemoved",
     "Checkpointed",
+    "DataContext",
     "Decided",
     "EarlierTrial",
     "FaultInjected",

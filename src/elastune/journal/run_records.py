@@ -71,24 +71,41 @@ class LinkMeasured:
 
 
 @dataclass(frozen=True, config=_RULES)
+class DataContext:
+    """Which data a run was trained on: ``samples`` of them, ``digest`` of the contents of some ("": not known).
+
+    ``sample``: how one is made, such as "float32[1, 8, 8], int64[]". ``classes``: how many integer targets there are,
+    ``largest_class``: the share of the most frequent one (0: not known).
+    """
+
+    samples: int = 0
+    digest: str = ""
+    sample: str = ""
+    classes: int = 0
+    largest_class: float = 0.0
+
+
+@dataclass(frozen=True, config=_RULES)
 class RunContext:
     """What a run could not choose. A worker tells of the device that it had; how many there were is told beside it.
 
-    ``train_samples``: of the training set, ``parameters``: trainable ones of the model (0: none were seen). ``device``:
-    "cpu" or "cuda"; ``processor``: the name of the one that computes; ``cores`` of the worker's machine.
+    ``data``: the training set, ``parameters``: trainable ones of the model (0: none were seen). ``device``:
+    "cpu" or "cuda"; ``processor``: the name of the one that computes; ``cores`` that the worker may use, by affinity
+    and control group. ``link``: what workers would reach each other by.
     """
 
-    train_samples: int
+    data: DataContext
     parameters: int
     device: str
     processor: str
     cores: int
+    link: str = ""
     software: dict[str, str] = field(default_factory=dict)
 
     @property
     def hardware(self) -> str:
         """All that decides how long a step takes here, in words."""
-        return f"{self.device}, {self.processor}, {self.cores} cores"
+        return f"{self.device}, {self.processor}, {self.cores} cores, {self.link or 'no known link'}"
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -38,8 +38,8 @@ class WarmStarted:
     """What a study takes over from an earlier one in the folder ``source``, whose journal is not needed again.
 
     ``taken`` of its ``of`` ended trials fit; ``left_out``: why others do not, and how many. ``similarity`` of its
-    context to this study's, from 0 to 1, see ``search.analysis``. ``told``: what samplers take for its results;
-    ``proposed``: the parameters of those that are tried first.
+    context to this study's, from 0 to 1, see ``search.analysis``; ``differs``: in what. ``told``: what samplers take
+    for its results; ``proposed``: the parameters of those that are tried first.
     """
 
     source: str
@@ -47,6 +47,7 @@ class WarmStarted:
     of: int
     similarity: float
     left_out: dict[str, int] = field(default_factory=dict)
+    differs: list[str] = field(default_factory=list)
     told: list[EarlierTrial] = field(default_factory=list)
     proposed: list[dict[str, Any]] = field(default_factory=list)
     kind: Literal["warm_started"] = "warm_started"

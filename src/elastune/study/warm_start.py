@@ -16,6 +16,7 @@ from elastune.job.pool import JobEvent, Pool
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
+    DataContext,
     EarlierTrial,
     Record,
     RunContext,
@@ -32,6 +33,7 @@ from elastune.search.analysis.warm_start import (
     Fitting,
     best_of,
     clocked,
+    differences,
     fit,
     lacking,
     similarity,
@@ -51,7 +53,7 @@ from elastune.study.validate import Plan
 
 _MEANS = ("workers", "mode", "mechanism", "micro_batch", "threads")  # they decide how long a training takes
 
-_UNTRIED = Context("nothing trains", 0, 0, "")
+_UNTRIED = Context("nothing trains", DataContext(), 0, "")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class _Compared:
     fits: list[_Fits]
     left_out: dict[str, int]
     similarity: float = 0.0
+    differs: tuple[str, ...] = ()
     best: tuple[int, ...] = ()
     told: tuple[int, ...] = ()
 
@@ -131,6 +134,7 @@ def take_over(
             of=len(each.earlier.trials),
             similarity=each.similarity,
             left_out=each.left_out,
+            differs=list(each.differs),
             told=[EarlierTrial(believed[i].sample.params, dict(believed[i].metrics)) for i in chosen],
             proposed=[each.fits[i].sample.params for i in each.best],
         )
@@ -148,8 +152,10 @@ def _compare(plan: Plan, earlier: Earlier, try_out: Callable[[Sample], RunFinish
     run = try_out(first.sample)
     here = _context(str(plan.settings["meaning"]), run.context, timed) if run is not None else _UNTRIED
     alike = similarity(here, there)
-    told = [i for i, each in enumerate(fits) if alike == 1 and _comparable(plan, earlier, each, here, timed)]
-    return _Compared(earlier, fits, left_out, alike, tuple(best), tuple(told))
+    same = alike == 1 and here.known
+    told = [i for i, each in enumerate(fits) if same and _comparable(plan, earlier, each, here, timed)]
+    differs = tuple(differences(here, there)) if run is not None else ("nothing trains here",)
+    return _Compared(earlier, fits, left_out, alike, differs, tuple(best), tuple(told))
 
 
 def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]:
@@ -187,8 +193,8 @@ def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]
 
 def _context(program: str, run: RunContext | None, timed: bool) -> Context:
     if run is None:
-        return Context(program, 0, 0, "" if timed else None)
-    return Context(program, run.train_samples, run.parameters, run.hardware if timed else None)
+        return Context(program, DataContext(), 0, "" if timed else None)
+    return Context(program, run.data, run.parameters, run.hardware if timed else None)
 
 
 def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed: bool) -> bool:
@@ -201,7 +207,7 @@ def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed
         request.epochs == earlier.settings.get("epochs"),
         trial.sample.values["policy"] == began.means.get("policy"),
         means.precision == began.means.get("precision"),
-        (here.train_samples, here.hardware) == (there.train_samples, there.hardware),
+        (here.data.samples, here.hardware) == (there.data.samples, there.hardware),
     ]
     if timed:  # where workers are shared out, how long a trial takes depends on the others
         same += [getattr(means, name) == began.means.get(name) for name in _MEANS]

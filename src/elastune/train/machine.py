@@ -10,18 +10,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastune.journal.records import RunContext
+from elastune.journal.records import DataContext, RunContext
 
 if TYPE_CHECKING:
     import torch
 
 
-def run_context(device: torch.device, train_samples: int, parameters: int) -> RunContext:
-    """The context of a run on this machine's ``device``, with the sizes that it has seen."""
+def run_context(device: torch.device, data: DataContext, parameters: int) -> RunContext:
+    """The context of a run on this machine's ``device``, with the data and the model that it has seen."""
     import torch  # here: the command line asks for cores() before it needs torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    return RunContext(train_samples, parameters, device.type, name, cores(), software())
+    return RunContext(data, parameters, device.type, name, cores(), link(), software())
+
+
+def link(root: Path = Path("/")) -> str:
+    """The network interface that workers meet over, and its speed where the system knows: "eth0, 10000 Mbit/s"."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    speed = _read(root / "sys/class/net" / interface / "speed")
+    return f"{interface}, {speed} Mbit/s" if speed.isdigit() else interface
 
 
 def cores(root: Path = Path("/")) -> int:

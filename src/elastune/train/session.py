@@ -20,13 +20,14 @@ from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
-from elastune.journal.records import Record, Reported, RunContext
+from elastune.journal.records import DataContext, Record, Reported, RunContext
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.adapt.agreement import wished
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.control import ControlVector
+from elastune.train.data.fingerprint import data_context
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
@@ -97,7 +98,7 @@ class Session:
         )
         self._passes_in_epoch = 0
         self._planned = spec.epochs or 0
-        self._train_samples = 0
+        self._train_set: Any = None
         if snapshot is not None:
             self.state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))
@@ -155,9 +156,10 @@ class Session:
 
     @property
     def context(self) -> RunContext:
-        """What the run could not choose: the sizes of data and model, as far as they were seen, and the device."""
+        """What the run could not choose: data and model, as far as they were seen, and the device."""
         trained = self.trained
-        return run_context(self.device, self._train_samples, 0 if trained is None else trained.parameters)
+        data = DataContext() if self._train_set is None else data_context(self._train_set)
+        return run_context(self.device, data, 0 if trained is None else trained.parameters)
 
     @property
     def stopped(self) -> str:
@@ -264,7 +266,7 @@ class Session:
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
-        self._train_samples = len(dataset)
+        self._train_set = dataset
 
         def source(epoch: int) -> MapStyleSource:
             return MapStyleSource(dataset, self.seed, epoch, shuffle=shuffle, drop_last=drop_last, loading=loading)

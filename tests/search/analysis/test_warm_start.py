@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import EarlierTrial, Record, TrialFinished, TrialStarted, WarmStarted
-from elastune.search.analysis.warm_start import Context, Fitting, best_of, clocked, fit, similarity, spread_of
+from elastune.journal.records import DataContext, EarlierTrial, Record, TrialFinished, TrialStarted, WarmStarted
+from elastune.search.analysis.warm_start import (
+    Context,
+    Fitting,
+    best_of,
+    clocked,
+    differences,
+    fit,
+    similarity,
+    spread_of,
+)
 from elastune.search.samplers.suggest import Suggester, Suggestion
 from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.objective import parse_objectives
@@ -74,7 +84,9 @@ def test_only_what_the_space_would_ask_for_fits(changes: dict[str, Any], why: st
 
 
 sizes = st.integers(0, 10**9)
-contexts = st.builds(Context, st.sampled_from(["", "a", "b"]), sizes, sizes, st.sampled_from([None, "cpu", "gpu"]))
+names = st.sampled_from(["", "a", "b"])
+data = st.builds(DataContext, sizes, names, names, st.integers(0, 1000), st.sampled_from([0.0, 0.1, 0.5]))
+contexts = st.builds(Context, names, data, sizes, st.sampled_from([None, "cpu", "gpu"]))
 
 
 @given(contexts, contexts)
@@ -87,11 +99,28 @@ def test_similarity_is_one_for_the_same_context_only(one: Context, other: Contex
 
 
 def test_similarity_falls_with_the_ratio_of_sizes() -> None:
-    here = Context("p", 60_000, 1_000, "gpu")
-    assert similarity(here, Context("p", 6_000, 1_000, "gpu")) == pytest.approx(0.5)
-    assert similarity(here, Context("p", 600, 1_000, "gpu")) == pytest.approx(1 / 3)
-    assert similarity(here, Context("q", 60_000, 100_000, "gpu")) == pytest.approx(0.5 / 3)
-    assert similarity(here, Context("p", 0, 1_000, "cpu")) == 0.25
+    here = Context("p", DataContext(60_000), 1_000, "gpu")
+    assert similarity(here, Context("p", DataContext(6_000), 1_000, "gpu")) == pytest.approx(0.5)
+    assert similarity(here, Context("p", DataContext(600), 1_000, "gpu")) == pytest.approx(1 / 3)
+    assert similarity(here, Context("q", DataContext(60_000), 100_000, "gpu")) == pytest.approx(0.5 / 3)
+    assert similarity(here, Context("p", DataContext(), 1_000, "cpu")) == 0.25
+
+
+def test_other_data_of_equal_size_are_another_context() -> None:
+    mnist = DataContext(60_000, "abc", "float32[1, 28, 28], int64[]", 10, 0.11)
+    here = Context("p", mnist, 1_000, None)
+    fashion = replace(here, data=replace(mnist, digest="def", largest_class=0.10))
+    other = replace(here, data=DataContext(60_000, "xyz", "float32[3, 32, 32], int64[]", 100, 0.01))
+    unknown = replace(here, data=DataContext(60_000))
+    assert 0.45 < similarity(here, fashion) < 0.5
+    assert similarity(here, other) < 0.13
+    assert not unknown.known
+    assert similarity(unknown, unknown) == 1, "as far as is known"
+    assert differences(here, here) == []
+    assert differences(here, fashion) == ["other data"]
+    assert differences(here, other)[0].startswith("samples of float32[1, 28, 28], int64[], not float32[3, 32, 32]")
+    assert "data that could not be compared" in differences(unknown, unknown)
+    assert Context("p", DataContext(), 0, None).known, "a simulation has no data"
 
 
 def test_times_and_costs_are_bound_to_the_hardware() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution
 
+from elastune.journal.records import DataContext
 from elastune.search.analysis.front import representative
 from elastune.search.space import space as spaces
 from elastune.search.space.constraint import Constraint, violations
@@ -34,24 +35,49 @@ _HALF = 0.5  # the similarity of what differs, or may, and has no distance
 class Context:
     """What a study could not choose. ``program``: a digest of what it trains ("": not known); sizes 0 where not known.
 
-    ``hardware``: None where nothing that is optimised or constrained depends on it.
+    ``data``: as far as it is known. ``hardware``: None where nothing that is optimised or constrained depends on it.
     """
 
     program: str
-    train_samples: int
+    data: DataContext
     parameters: int
     hardware: str | None
+
+    @property
+    def known(self) -> bool:
+        """Whether data that look the same are: where there are any, their contents were seen."""
+        return not self.data.samples or bool(self.data.digest)
 
 
 def similarity(here: Context, there: Context) -> float:
     """From 0 to 1, and 1 if and only if all is the same: a product over what a context is made of.
 
     Sizes of ratio r count as 1 / (1 + |log10 r|), so that a factor of ten halves it, as another program, other hardware
-    and an unknown size do.
+    and an unknown size do. Other data halve it, too, and again if their samples are made otherwise; numbers of classes
+    are sizes, and of the largest class's share the difference counts.
     """
-    sizes = _likeness(here.train_samples, there.train_samples) * _likeness(here.parameters, there.parameters)
+    data, other = here.data, there.data
+    sizes = _likeness(data.samples, other.samples) * _likeness(here.parameters, there.parameters)
+    classes = _likeness(data.classes, other.classes) * (1 - abs(data.largest_class - other.largest_class) / 2)
     differing = (here.program != there.program) + (here.hardware != there.hardware)
-    return float(sizes * _HALF**differing)
+    differing += (data.digest != other.digest) + (data.sample != other.sample)
+    return float(sizes * classes * _HALF**differing)
+
+
+def differences(here: Context, there: Context) -> list[str]:
+    """What makes two contexts differ, in words; empty where nothing does, or nothing is known to."""
+    data, other = here.data, there.data
+    told = {
+        "another program": here.program != there.program,
+        f"{data.samples} samples, not {other.samples}": data.samples != other.samples,
+        f"samples of {data.sample or 'what is not known'}, not {other.sample or 'known'}": data.sample != other.sample,
+        f"{data.classes} classes, not {other.classes}": data.classes != other.classes,
+        "other data": data.digest != other.digest and bool(data.digest) and bool(other.digest),
+        "data that could not be compared": not (here.known and there.known),
+        f"{here.parameters} parameters, not {there.parameters}": here.parameters != there.parameters,
+        f"{here.hardware}, not {there.hardware}": here.hardware != there.hardware,
+    }
+    return [words for words, differs in told.items() if differs]
 
 
 def _likeness(here: int, there: int) -> float:
