@@ -113,9 +113,11 @@ def check_repeated(result: dict[str, Any], found: Path, run: dict[str, Any]) -> 
     assert result["command_metrics"] == trained.metrics == run["metrics"]
     assert run["sha256"] == trained.sha256
     assert (run["workers"], run["num_slots"]) == (row["workers"], row["workers"])
-    seeds = [told[trial].metrics[f"test_{result['quality']}"] for trial in row["trials"] if told[trial].run]
+    name = f"test_{result['quality']}"
+    assert f"it gives {name} {run['metrics'][name]!r} again" in result["command_note"]
+    seeds = [told[trial].metrics[name] for trial in row["trials"] if told[trial].run]
     assert row["quality"] == pytest.approx(statistics.fmean(seeds))
-    assert run["metrics"][f"test_{result['quality']}"] in seeds
+    assert run["metrics"][name] in seeds
 
 
 def test_the_command_trains_the_pick(found: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -225,14 +225,8 @@ def _frontier(story: StudyStory, out: Path) -> Result:
 
 def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
     lines = [plain(found.answer, 2000), plain(found.support, 2000)]
-    if found.command and found.pick is not None:
-        row = found.rows[found.pick]
-        name = f"test_{found.quality}" if row.held_out else found.quality
-        value = found.command_metrics[name]
-        lines += [
-            f"train   {plain(found.command, 4000)}",
-            f"        gives {name} {value!r} again, one of the {count(row.seeds, 'seed')} in the row's mean",
-        ]
+    if found.command:
+        lines += [f"train   {plain(found.command, 4000)}", f"        {plain(found.command_note, 600)}"]
     return tuple(line for line in lines if line)
 
 

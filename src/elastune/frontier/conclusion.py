@@ -42,6 +42,7 @@ def conclude(
         command="" if chosen is None or shown is None else _command(plan, rows[chosen], shown),
         command_trial=None if shown is None else shown.trial,
         command_metrics={} if shown is None or shown.run is None else dict(shown.run.metrics),
+        command_note="" if chosen is None or shown is None else _note(plan, rows[chosen], shown),
         support=words,
         supported_workers=supported,
     )
@@ -76,7 +77,17 @@ def _pick(plan: FrontierPlan, rows: Sequence[FrontierRow], by: FrontierCriteria)
 
 def _repeated(choice: Choice, chosen: FrontierRow) -> Training:
     """The training of a row that its command repeats: the first of those that ended well."""
-    return next(t for t in choice.tried(chosen.config, chosen.workers) if t.run is not None)
+    naive = chosen.role == "naive"
+    trainings = choice.with_own_seeds(chosen.workers) if naive else choice.tried(chosen.config, chosen.workers)
+    return next(t for t in trainings if t.run is not None)
+
+
+def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
+    """What the command gives, digit by digit."""
+    name = f"test_{plan.quality.name}" if chosen.held_out else plan.quality.name
+    value, others = repeated.result.metrics[name], chosen.seeds - 1
+    mean = f"; with {others} other seed{'s' if others > 1 else ''} the mean is the row's" if others else ""
+    return f"seed {repeated.seed}: it gives {name} {value!r} again{mean}"
 
 
 def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:

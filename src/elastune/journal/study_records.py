@@ -237,7 +237,7 @@ class FrontierFound:
     """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
 
     ``command`` repeats ``command_trial``, one training of the pick's row, with the same seed: ``command_metrics`` are
-    what it reports.
+    what it reports, ``command_note`` says so.
     ``support``: how many workers the gradient noise scale supports, in words ("": it was not measured).
     """
 
@@ -253,6 +253,7 @@ class FrontierFound:
     command: str = ""
     command_trial: int | None = None
     command_metrics: dict[str, float] = field(default_factory=dict)
+    command_note: str = ""
     support: str = ""
     supported_workers: int | None = None
     kind: Literal["frontier_found"] = "frontier_found"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.text import count, duration, flat, number, plain
 from elastune.journal.entry import Entry
@@ -199,7 +200,7 @@ def frontier_page(study: StudyStory) -> Page:
             *_study_sections(study, found),
         ),
         command=plain(found.command, 4000),
-        command_note="Trains the pick:",
+        command_note=f"Trains the pick, {plain(found.command_note, 600)}:",
     )
 
 
@@ -294,6 +295,7 @@ def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
         started.seed,
         epochs if isinstance(epochs, int) else None,
         study.settings.get("defaults"),
+        study.settings.get("divergence", FACTOR),
     )
 
 

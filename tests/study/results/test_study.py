@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.journal.records import StudyStarted
+from elastune.journal.records import StudyStarted, TrialStarted
 from elastune.journal.trials import fold
 from elastune.study.results.study import Study
 from elastune.study.results.trials import flat_row
@@ -150,3 +151,25 @@ def test_a_study_that_stops_early_is_read_as_it_was_told() -> None:
     used = sum(trial.worker_seconds for trial in found.trials)
     assert 0.8 < used / sum(span.worker_seconds for span in found.spans) <= 1.01
     assert {trial.number for trial in found.front()} <= {t.number for t in found.trials if t.state == "complete"}
+
+
+@pytest.mark.parametrize(("mode", "said"), [("fast", "had 1 and 2 workers, which show in the result"), ("exact", "")])
+def test_a_pick_says_where_its_command_gives_another_result(mode: str, said: str) -> None:
+    told = Telling().start(0, lr=0.1).wait(5).pause(0, 1, 5.0).resume(0, workers=2).wait(5).complete(0, 0.9, 10.0)
+    started = next(i for i, entry in enumerate(told.entries) if isinstance(entry.record, TrialStarted))
+    record = told.entries[started].record
+    assert isinstance(record, TrialStarted)
+    moved = replace(record, means={**record.means, "mode": mode})
+    told.entries[started] = replace(told.entries[started], record=moved)
+    caveat = study(told.finish()).pick().caveat
+    assert said in caveat
+    assert bool(caveat) is bool(said)
+
+
+def test_a_pick_is_trained_under_the_bound_of_divergence_of_its_study() -> None:
+    told = Telling().start(0, lr=0.1).wait(5).complete(0, 0.9, 10.0)
+    assert "--divergence" not in study(told).pick().command
+    begun = told.entries[0].record
+    assert isinstance(begun, StudyStarted)
+    told.entries[0] = replace(told.entries[0], record=replace(begun, settings={**begun.settings, "divergence": None}))
+    assert "--divergence off" in study(told).pick().command

@@ -75,9 +75,9 @@ def frontier(
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, batch_size,
     lr, lr_rule, quality, quality_label, ci, seconds, seconds_label, cost, time_to_target_s, time_to_target_ci,
     on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a row's number or null), answer, command,
-    command_trial and command_metrics (the training of the pick's row that the command repeats, and what it reports),
-    support, supported_workers (by the noise scale of the pick, else of the first row), hypervolume_naive,
-    hypervolume_tuned, seconds, reason, out, report}.
+    command_trial, command_metrics and command_note (the training of the pick's row that the command repeats, what it
+    reports, and that in words), support, supported_workers (by the noise scale of the pick, else of the first row),
+    hypervolume_naive, hypervolume_tuned, seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.phases import frontier as find_frontier

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
@@ -23,19 +24,15 @@ from elastune.study.results.trials import Trial, outcomes
 
 @dataclass(frozen=True)
 class Picked:
-    """A trial of the front, why it was taken, and the command that trains it."""
+    """A trial of the front, why it was taken, and the command that trains it.
+
+    ``caveat``: what the command does otherwise than the trial did; empty where it does the same.
+    """
 
     trial: Trial
     reason: str
     command: str
-
-    @property
-    def caveat(self) -> str:
-        """What the command does otherwise than the trial did; empty where it does the same."""
-        if self.trial.parent is None:
-            return ""
-        went = f"trial {self.trial.number} went on from a checkpoint of trial {self.trial.parent}"
-        return f"{went}; the command trains its settings from the beginning"
+    caveat: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,7 @@ class Study:
     spans: tuple[AllocationSpan, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
     price_per_worker_hour: float = 1.0
+    divergence: float | None = FACTOR
 
     @classmethod
     def load(cls, out: str | Path) -> Study:
@@ -88,6 +86,7 @@ class Study:
             spans=table.spans,
             defaults=dict(asked.get("defaults", {})),
             price_per_worker_hour=price,
+            divergence=asked.get("divergence", FACTOR),
         )
 
     @property
@@ -123,9 +122,28 @@ class Study:
         found = pick([t.values for t in done], self.objectives, targets=targets or None, weights=weights)
         trial = done[found.index]
         command = run_command(
-            self.program, trial.config, trial.means, self.seed, self.epochs, defaults=self.defaults or None
+            self.program,
+            trial.config,
+            trial.means,
+            self.seed,
+            self.epochs,
+            defaults=self.defaults or None,
+            divergence=self.divergence,
         )
-        return Picked(trial, found.reason, command)
+        return Picked(trial, found.reason, command, self._caveat(trial))
+
+    def _caveat(self, trial: Trial) -> str:
+        """Where the command gives another result: what it leaves out of the trial's life."""
+        left_out = []
+        if trial.parent is not None:
+            went = f"trial {trial.number} went on from a checkpoint of trial {trial.parent}"
+            left_out.append(f"{went}; the command trains its settings from the beginning")
+        had = sorted({span.workers for span in self.spans if span.trial == trial.number})
+        if len(had) > 1 and trial.means.get("mode") == "fast":
+            counts = " and ".join(map(str, had)) if len(had) == 2 else f"{had[0]} to {had[-1]}"
+            went = f"trial {trial.number} had {counts} workers, which show in the result in fast mode"
+            left_out.append(f"{went}; the command trains on {trial.means['workers']}")
+        return "; ".join(left_out)
 
     def time_to(self, **targets: float) -> float | None:
         """Seconds from the study's start until the first trial that reaches all ``targets`` was there; None: never.
