@@ -190,3 +190,24 @@ def test_workers_end_with_their_server_while_the_controller_is_frozen(tmp_path: 
         gone([family[0], family[3]], limit_s=3.0)  # the kernel's doing; what they had started is the controller's
         controller.send_signal(signal.SIGCONT)
         gone(family, limit_s=3.0)
+
+
+def test_nothing_survives_a_server_killed_with_its_controller(tmp_path: Path, gone) -> None:
+    with controller_that_ends_by("SIGKILL", tmp_path) as controller:
+        server, *family = [int(p) for p in controller.stdout.readline().split()]
+        os.kill(controller.pid, signal.SIGSTOP)  # it must not see the server's end before its own
+        os.kill(server, signal.SIGKILL)
+        controller.kill()
+        gone(family, limit_s=3.0)
+
+
+def test_a_frozen_server_ends_no_run_and_no_cluster(tmp_path: Path, bare) -> None:
+    with bare("elastune.testing.kits.cluster_workers:work_until_stopped") as cluster:
+        handle = cluster.start(spec_of(tmp_path))
+        events_until_messages(cluster, handle, 1)
+        os.kill(cluster.launcher.server().pid, signal.SIGSTOP)
+        handle.stop()
+        assert exits(events_until_end(cluster, handle))[0].code == 3
+        os.kill(cluster.launcher.server().pid, signal.SIGSTOP)
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0

@@ -408,8 +408,8 @@ PROGRAMS = (
         """,
         code=1,
         says=(
-            "fork server",
-            "SIGKILL",
+            "parent process, the fork server",
+            "killed 3 times",
         ),
         lost=None,
         alone=True,

@@ -20,6 +20,7 @@ from elastune.core.run import Place, RunSpec
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 
 LOOK_S = 0.05  # between looks at a launcher that has no descriptor
+LAUNCHER_LOOK_S = 1.0  # between looks at one that has: it may have more to do than to tell
 CLOSE_LIMIT_S = 5.0
 
 
@@ -47,6 +48,7 @@ class ElasticCluster(Cluster):
         self._entry = entry
         self._silence_s = silence_s
         self._runs: dict[str, ElasticRun] = {}  # by their tokens
+        self._next_look = 0.0
         self._owner = os.getpid()
         self._closed = False
 
@@ -119,7 +121,9 @@ class ElasticCluster(Cluster):
             poll.register(number, select.POLLIN)
         limit_s = timeout_s if descriptor is not None else min(timeout_s, LOOK_S)
         ready = [number for number, _ in poll.poll(limit_s * 1000)]
-        for event in self.launcher.poll() if descriptor in ready or descriptor is None or self._closed else []:
+        if due := descriptor in ready or descriptor is None or self._closed or time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LAUNCHER_LOOK_S
+        for event in self.launcher.poll() if due else []:
             if (run := self._runs.get(event.bootstrap.token)) is not None:
                 run.hear(event)
         for number in ready:

@@ -350,7 +350,8 @@ class ElasticRun(ElasticHandle):
         self._running.discard(worker)
         self._last = end
         if self._fatal is not None and self._fatal[0] == worker:
-            return [self._failure(f"{self._fatal[1]}; {how}"), end]
+            why = self._fatal[1]
+            return [self._failure(why if how in why else f"{why}; {how}"), end]
         own_end = _ended_itself(told) if returned is None and not self._is_late(worker) else ""
         if own_end and worker not in self._doomed and not self._finished:
             self.over = self._failed = True  # of the program's own will: it would do so again

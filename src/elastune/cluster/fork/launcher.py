@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ from elastune.cluster.launcher import (
 from elastune.cluster.processes import vitals_of
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.liveness import Vitals
+
+LOOK_S = 1.0  # between looks whether the server still runs
+MOST_LOSSES, LOSSES_S = 3, 60.0  # of servers, before no more is started
 
 
 @dataclass
@@ -63,6 +67,8 @@ class ForkLauncher(Launcher):
         self._events: list[ProcessEvent] = []
         self._keys = 0
         self._spawner: Spawner | None = None
+        self._next_look = 0.0
+        self._losses: list[float] = []  # when servers were lost
         self.server()
 
     @property
@@ -77,6 +83,11 @@ class ForkLauncher(Launcher):
         return self._spawner.fileno() if self._spawner is not None else None
 
     def start(self, workers: Sequence[Bootstrap], needs: Needs) -> None:
+        self._losses = [at for at in self._losses if at > time.monotonic() - LOSSES_S]
+        if len(self._losses) >= MOST_LOSSES:
+            rule = "a program must leave its parent process, the fork server, alone"
+            fix = "look for os.getppid in it; else the machine may lack memory"
+            raise UserError(rule, f"killed {len(self._losses)} times in {LOSSES_S:g} s", fix)
         if len(workers) > self.free:
             raise UserError("a worker must find room in its cluster", f"{self.free} free", "end another run")
         devices = self._assign(needs.device, workers)
@@ -109,6 +120,9 @@ class ForkLauncher(Launcher):
             self._lose(lost)
 
     def poll(self) -> list[ProcessEvent]:
+        if self._spawner is not None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            self._spawner.wake()
         try:
             while self._spawner is not None and (reply := self._spawner.receive()) is not None:
                 process = self._by_key[reply.key]
@@ -168,6 +182,7 @@ class ForkLauncher(Launcher):
             return
         self._spawner.close()
         self._spawner = None
+        self._losses.append(time.monotonic())
         for process in list(self._processes.values()):
             if process.pid is not None:
                 with suppress(ProcessLookupError):

@@ -8,9 +8,9 @@ log) and ``{"kill": [key...]}``. Replies: ``{"forked": key, "pid": pid}``, ``{"e
 the signal) and ``{"refused": key, "why": text}``. What a worker does it learns from its coordinator; nothing here
 knows.
 
-No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG). No server outlives its controller: it ends at
-the end of the control socket or when it is orphaned, and first kills every worker's process group. No process group
-outlives its worker. As a child subreaper it also inherits, and at its own end kills, what escaped from those groups.
+No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG), and ``guard`` what it had started. No server
+outlives its controller: it ends at the end of the control socket or when it is orphaned, and first kills every worker's
+process group. No process group outlives its worker. As a child subreaper it also inherits, and at its own end kills, what escaped from those groups.
 
 It has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1), or forking would not
 be safe. `docs/decisions/0002-own-forkserver.md` says why this is not multiprocessing's fork server.
@@ -35,6 +35,7 @@ from types import FrameType
 from typing import NoReturn
 
 from elastune.cluster import worker
+from elastune.cluster.fork.guard import Guard
 from elastune.cluster.launcher import read_bootstrap
 
 REQUEST_LIMIT_BYTES = 1 << 16
@@ -68,8 +69,9 @@ def kill_group(leader: int) -> None:
 class Server:
     """The serving loop. ``controller`` is the process to live for."""
 
-    def __init__(self, control: socket.socket, controller: int) -> None:
+    def __init__(self, control: socket.socket, controller: int, guard: Guard) -> None:
         self._control = control
+        self._guard = guard
         self._controller = controller
         self._keys: dict[int, int] = {}  # process -> the controller's key for this worker
         self._alarm, self._alarm_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -127,6 +129,7 @@ class Server:
             if process == 0:
                 self._become_worker(server, bootstrap, log)
             self._keys[process] = key
+            self._guard.protect(process)
             self._reply(forked=key, pid=process)
         except OSError as error:
             self._reply(refused=key, why=str(error))
@@ -150,6 +153,7 @@ class Server:
             for fd in (log, self._alarm, self._alarm_in):
                 os.close(fd)
             self._control.close()
+            self._guard.close()
             worker.live(read_bootstrap(bootstrap))
         except BaseException:  # noqa: BLE001 - never return into the server's loop
             traceback.print_exc()
@@ -161,6 +165,7 @@ class Server:
             key = self._keys.pop(process, None)
             if key is not None:
                 kill_group(process)  # before the wait: as long as its leader is a zombie, nobody gets the number
+                self._guard.forget(process)
             _, status = os.waitpid(process, 0)
             if key is not None:
                 self._reply(ended=key, code=os.waitstatus_to_exitcode(status))
@@ -223,8 +228,9 @@ def main(arguments: list[str]) -> None:
     end_if_orphaned(ORPHANED, None)  # the controller may have died before the line above
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    guard = Guard()
     _preload(arguments[2:])
-    Server(control, controller).serve()
+    Server(control, controller, guard).serve()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from elastune.cluster.fork.server import REFUSED_CODE, REQUEST_LIMIT_BYTES
 from elastune.cluster.launcher import Bootstrap
+from elastune.cluster.processes import vitals_of
 from elastune.core.errors import UserError
 
 # One thread in the server whatever these libraries would start; workers set their own numbers.
@@ -122,10 +123,17 @@ class Spawner:
             return Ended(reply["ended"], reply["code"])
         return Ended(reply["refused"], REFUSED_CODE, f"no worker process could be started: {reply['why']}")
 
+    def wake(self) -> None:
+        """Let a server go on that somebody has stopped (SIGSTOP): a run's end waits for it."""
+        vitals = vitals_of(self._process.pid)
+        if vitals is not None and vitals.state == "T":
+            self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         """End the server, and with it every worker that it has."""
         self._control.close()
         self._process.terminate()  # it may still be importing, and so not see that its socket has ended
+        self._process.send_signal(signal.SIGCONT)  # or be stopped
         try:
             self._process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
