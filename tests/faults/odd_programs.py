@@ -56,7 +56,8 @@ class OddProgram:
     """``module``, ``before``, ``odd`` (rank 1, after step 1), ``data`` and ``after`` are pieces of its text.
 
     ``code``: the exit code; ``says``: parts of the failure's one line, {line} being that of the mark; "" for a run that
-    completes. ``lost``: workers that had to be replaced. ``alone``: in a command of its own, not on a shared cluster.
+    completes. ``lost``: workers that had to be replaced. ``alone``: in a command of its own, not on a shared cluster,
+    which starts so many ``servers``.
     """
 
     name: str
@@ -73,6 +74,7 @@ class OddProgram:
     workers: int = 2
     heartbeat: str = "2s"
     alone: bool = False
+    servers: int = 1
 
     def text(self) -> str:
         """The program."""
@@ -409,10 +411,11 @@ PROGRAMS = (
         code=1,
         says=(
             "parent process, the fork server",
-            "killed 3 times",
+            "killed 2 times",
         ),
         lost=None,
         alone=True,
+        servers=2,
     ),
     OddProgram(
         "freezes its parent",

@@ -130,7 +130,7 @@ def test_an_odd_program(
     odd: OddProgram, warm: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     said = in_a_process(odd, tmp_path) if odd.alone else on_the_shared_cluster(odd, tmp_path, warm, monkeypatch, capfd)
-    start_s = 15.0 if odd.alone else 0.0
+    start_s = 15.0 * odd.servers if odd.alone else 0.0  # imports torch, perhaps on a busy machine
     assert "Traceback" not in said.err, said.err
     assert said.code == odd.code, said
     if odd.code == 2:

@@ -26,7 +26,7 @@ from elastune.core.errors import UserError
 from elastune.elastic.coordinator.liveness import Vitals
 
 LOOK_S = 1.0  # between looks whether the server still runs
-MOST_LOSSES, LOSSES_S = 3, 60.0  # of servers, before no more is started
+MOST_LOSSES, LOSSES_S = 2, 60.0  # of servers, before no more is started
 
 
 @dataclass

@@ -10,7 +10,8 @@ knows.
 
 No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG), and ``guard`` what it had started. No server
 outlives its controller: it ends at the end of the control socket or when it is orphaned, and first kills every worker's
-process group. No process group outlives its worker. As a child subreaper it also inherits, and at its own end kills, what escaped from those groups.
+process group. No process group outlives its worker. As a child subreaper it also inherits, and at its own end kills,
+what escaped from those groups.
 
 It has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1), or forking would not
 be safe. `docs/decisions/0002-own-forkserver.md` says why this is not multiprocessing's fork server.
