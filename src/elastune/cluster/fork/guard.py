@@ -47,8 +47,8 @@ def _watch(pipe: int) -> NoReturn:
     leaders: set[int] = set()
     try:
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        for request in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(request, signal.SIG_IGN)
         os.closerange(0, pipe)
         os.closerange(pipe + 1, 4096)
         rest = b""
