@@ -15,7 +15,7 @@ from typing import NoReturn
 READ_BYTES = 4096
 
 
-class Guard:
+class GroupGuard:
     """The server's end. To be made before anything large is imported: the guard is a fork of this process."""
 
     def __init__(self) -> None:

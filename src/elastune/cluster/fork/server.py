@@ -36,7 +36,7 @@ from types import FrameType
 from typing import NoReturn
 
 from elastune.cluster import worker
-from elastune.cluster.fork.guard import Guard
+from elastune.cluster.fork.guard import GroupGuard
 from elastune.cluster.launcher import read_bootstrap
 
 REQUEST_LIMIT_BYTES = 1 << 16
@@ -70,7 +70,7 @@ def kill_group(leader: int) -> None:
 class Server:
     """The serving loop. ``controller`` is the process to live for."""
 
-    def __init__(self, control: socket.socket, controller: int, guard: Guard) -> None:
+    def __init__(self, control: socket.socket, controller: int, guard: GroupGuard) -> None:
         self._control = control
         self._guard = guard
         self._controller = controller
@@ -229,7 +229,7 @@ def main(arguments: list[str]) -> None:
     end_if_orphaned(ORPHANED, None)  # the controller may have died before the line above
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    guard = Guard()
+    guard = GroupGuard()
     _preload(arguments[2:])
     Server(control, controller, guard).serve()
 
