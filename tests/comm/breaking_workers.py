@@ -10,6 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from elastune.comm import gloo
 from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken, drop
 from elastune.comm.link import measure_link
@@ -170,3 +171,18 @@ def drop_beside_a_frozen_one(worker: Worker) -> None:
         beats.append(time.monotonic())
     pause = max((b - a for a, b in itertools.pairwise(beats)), default=0.0)
     worker.say("dropped", called, beats[-1] - started, pause)
+
+
+def forming_again(worker: Worker, count: int, wary: bool) -> None:
+    """Form a group, use it, let go of it, many times. ``wary``: strangers have been seen about."""
+    for at in range(count):
+        begun = time.monotonic()
+        if wary:
+            gloo._STRANGERS.set()
+        group = worker.form(f"group {at}")
+        formed_s = time.monotonic() - begun
+        data, out = torch.full((worker.size,), float(worker.rank)), torch.empty(worker.size)
+        group.all_to_all(out, data, [1] * worker.size, [1] * worker.size).wait()
+        worker.say("used", formed_s, out.tolist())
+        worker.meet(f"used {at}")
+        drop(group)

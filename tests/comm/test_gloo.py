@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken
 from elastune.comm.sockets import Found, connections, listeners, sever
+from elastune.testing.strangers import Strangers, garbage
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,30 @@ def test_a_group_that_cannot_form_is_given_up_when_superseded(partly: bool) -> N
             assert after_all
             assert cleared, things
             them.tell(rank, "end")
+
+
+@pytest.mark.parametrize("strangers", [0, 3])
+def test_strangers_reach_no_group_that_forms(strangers: int) -> None:
+    """They connect to every port of every worker, all the time, are silent, talk noise, or greet as a peer would."""
+    import breaking_workers
+
+    from elastune.testing.worker_processes import processes
+
+    count, size = 25, 4
+    with contextlib.ExitStack() as stack:
+        them = stack.enter_context(processes(size, breaking_workers.forming_again, count, bool(strangers)))
+        pids = [process.pid for process in them.processes if process.pid is not None]
+        attackers = [stack.enter_context(Strangers(lambda: pids, garbage(seed))) for seed in range(strangers)]
+        longest_s = 0.0
+        for _ in range(count):
+            for rank in range(size):
+                said, formed_s, got = them.hear(rank)
+                assert said == "used"
+                assert got == [float(other) for other in range(size)]
+                longest_s = max(longest_s, formed_s)
+        them.all_end_well()
+        assert longest_s < 15.0
+        assert all(len(attacker.met) >= count for attacker in attackers), "they were there"
 
 
 def test_tensors_from_one_to_another_come_in_order_and_not_at_all_when_abandoned() -> None:

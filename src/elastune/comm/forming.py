@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from elastune.comm.group import Group, GroupBroken, drop
 LOOK_S = 0.005
 LAZY_LOOK_S = 1.0
 STORE_WAIT_S = 0.5
+CONNECT_LIMIT_S = 10.0  # once all are there; how long that takes is for their timeout
 
 
 class Forming(ABC):
@@ -30,6 +32,7 @@ class Forming(ABC):
         self._why = ""
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._connect_until = math.inf
 
     @abstractmethod
     def make(self) -> Group:
@@ -39,25 +42,39 @@ class Forming(ABC):
     def break_off(self) -> None:
         """Make ``make`` fail soon; called again and again until it does."""
 
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for the group any more."""
+        return self._given_up.is_set()
+
     def result(self, superseded: Callable[[], bool]) -> Group:
-        """The group. Raises ``GroupBroken`` where none forms, and at once when ``superseded`` turns true; a half-made
-        group is then cleared away in the background.
+        """The group. Raises ``GroupBroken`` where none forms in time, and at once when ``superseded`` turns true; a
+        half-made group is then cleared away in the background.
         """
         threading.Thread(target=self._run, name=f"form {self._name}", daemon=True).start()
         while not self._ended.wait(LOOK_S):
             if superseded():
                 self._give_up()
                 raise GroupBroken(f"group {self._name} was superseded while it formed")
+            if time.monotonic() > self._connect_until:
+                self._give_up()
+                raise GroupBroken(f"group {self._name}: its workers do not reach each other in {CONNECT_LIMIT_S:g} s")
         if self._group is None:
             raise GroupBroken(self._why)
         return self._group
 
-    def meet(self, rank: int, size: int, message: str) -> list[str]:
-        """Tell the others ``message``, and hear theirs."""
-        self._store.set(f"at/{rank}", message.encode())
-        keys = [f"at/{other}" for other in range(size) if other != rank]
+    def meet(self, place: str, rank: int, size: int, message: str) -> list[str]:
+        """Tell the others ``message`` at ``place``, where each comes once, and hear theirs; all by rank, own included.
+
+        How long they take to come has no bound but the timeout; what they do next together has.
+        """
+        self._connect_until = math.inf
+        self._store.set(f"{place}/{rank}", message.encode())
+        keys = [f"{place}/{other}" for other in range(size)]
         self._store.wait(keys, timedelta(seconds=self._timeout_s))
-        return [self._store.get(key).decode() for key in keys]
+        told = [self._store.get(key).decode() for key in keys]
+        self._connect_until = time.monotonic() + CONNECT_LIMIT_S
+        return told
 
     def _run(self) -> None:
         try:

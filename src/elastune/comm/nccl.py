@@ -52,7 +52,7 @@ class _NcclForming(Forming):
     def make(self) -> Group:
         # Torch's watchdog would end the process when it sees an error; here the membership decides what follows.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        self.meet(self._rank, self._size, "here")  # the communicator's own forming is not begun without all
+        self.meet("at", self._rank, self._size, "here")  # the communicator's own forming is not begun without all
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options.config.blocking = 0  # forming can then be aborted as well

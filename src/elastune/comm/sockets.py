@@ -24,7 +24,7 @@ def listeners() -> dict[Found, Address]:
     """The TCP sockets that listen, and where."""
     found = {}
     for it in _sockets():
-        with _borrowed(it) as sock, contextlib.suppress(OSError):  # closed by another thread just now
+        with borrowed(it) as sock, contextlib.suppress(OSError):  # closed by another thread just now
             if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found[it] = _address(sock.getsockname())
     return found
@@ -34,10 +34,27 @@ def connections(own: Address, others: Collection[Address]) -> list[Found]:
     """The connections that came in at ``own``, or go out to one of ``others``."""
     found = []
     for it in _sockets():
-        with _borrowed(it) as sock, contextlib.suppress(OSError):  # not connected, or not any more
+        with borrowed(it) as sock, contextlib.suppress(OSError):  # not connected, or not any more
             if sock is not None and (_address(sock.getpeername()) in others or _address(sock.getsockname()) == own):
                 found.append(it)
     return found
+
+
+class Ends(NamedTuple):
+    """A connection's two ends; the other process that has it calls them the other way round."""
+
+    own: Address
+    other: Address
+
+
+def ends(found: Collection[Found]) -> dict[Found, Ends]:
+    """Both ends of each, of those that are connected still."""
+    known = {}
+    for it in found:
+        with borrowed(it) as sock, contextlib.suppress(OSError):
+            if sock is not None:
+                known[it] = Ends(_address(sock.getsockname()), _address(sock.getpeername()))
+    return known
 
 
 class Connections:
@@ -58,7 +75,7 @@ class Connections:
 def sever(found: Collection[Found]) -> None:
     """End these connections in both directions at once; who reads or writes them sees an error."""
     for it in found:
-        with _borrowed(it) as sock, contextlib.suppress(OSError):
+        with borrowed(it) as sock, contextlib.suppress(OSError):
             if sock is not None:
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -79,7 +96,7 @@ def _sockets() -> Iterator[Found]:
 
 
 @contextmanager
-def _borrowed(it: Found) -> Iterator[socket.socket | None]:
+def borrowed(it: Found) -> Iterator[socket.socket | None]:
     """The socket itself, which stays its owner's; None where the number is not its own any more, or it is not TCP."""
     sock = None
     with contextlib.suppress(OSError):
