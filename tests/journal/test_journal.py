@@ -165,7 +165,7 @@ def test_a_corrupt_middle_line_is_named(tmp_path):
 def test_a_missing_journal_and_a_folder_are_user_errors(tmp_path):
     with pytest.raises(UserError, match="must exist"):
         read(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="readable"):
+    with pytest.raises(UserError, match="must be a file"):
         read(tmp_path)
     with pytest.raises(UserError, match="writable"):
         JournalWriter(tmp_path)

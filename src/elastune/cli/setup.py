@@ -18,7 +18,7 @@ def choose_out(out: Path | None, file: Path, command: str, resume: bool) -> Path
     A job script may say ``resume`` from its first start on, so an empty folder is told, not refused.
     """
     if out is not None:
-        if resume and not (out / JOURNAL).exists():
+        if resume and not os.path.lexists(out / JOURNAL):
             print_error(f"{out} holds nothing to go on with, so this starts from the beginning")
         return out
     if resume:

@@ -25,7 +25,7 @@ from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import FrontierPlan, check
 from elastune.frontier.rows import FrontierCriteria, Times, batch_of
 from elastune.frontier.trainings import Trainings, name_of
-from elastune.job.output_dir import open_out
+from elastune.job.output_dir import check_out, journal_in
 from elastune.job.pool import Pool
 from elastune.job.run import Observe
 from elastune.job.signals import Interrupted, Interrupts
@@ -42,7 +42,6 @@ from elastune.journal.records import (
     TrialPaused,
 )
 from elastune.journal.trials import fold
-from elastune.journal.writer import JournalWriter
 from elastune.plan.step_time import StepTime
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
@@ -78,10 +77,10 @@ def frontier(
         Interrupted: where it was interrupted before there was anything to tell.
     """
     plan = check(request)
-    path = open_out(request.out, request.resume)
+    path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
-    with JournalWriter(path) as journal, Interrupts() as interrupts, ExitStack() as stack:
+    with journal_in(request.out, request.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
         most = max(request.workers) if request.means.mode == "fast" else 1
         place = cluster or stack.enter_context(LocalCluster(capacity=max(cores(), most)))
         if place.capacity < most:

@@ -18,13 +18,12 @@ from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.job.fault_injection import Injector
 from elastune.job.machine import machine_context
-from elastune.job.output_dir import open_out
+from elastune.job.output_dir import journal_in
 from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
 from elastune.job.supervisor import JobSupervisor
 from elastune.job.validate_adapt import adapt_json, check_adapt
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
-from elastune.journal.writer import JournalWriter
 from elastune.mechanisms.registry import mechanism_for
 from elastune.train.data.sample_log import records_of
 from elastune.train.program.load import load_as_guest, merge
@@ -61,7 +60,7 @@ def run_job(
     program = load_as_guest(spec.program)
     merge(program.config, spec.config)
     check_adapt(spec.adapt, program)
-    with JournalWriter(open_out(spec.out, spec.resume)) as journal, Interrupts() as interrupts, ExitStack() as stack:
+    with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
@@ -103,7 +102,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
     check_adapt(spec.adapt, load_as_guest(spec.program))
     if place.rank != 0:
         return work(spec, place, print_failure, stop.is_set)
-    with JournalWriter(open_out(spec.out, spec.resume)) as journal:
+    with journal_in(spec.out, spec.resume) as journal:
 
         def keep(record: Record) -> None:
             journal.write(record)

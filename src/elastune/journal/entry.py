@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from elastune.journal.records import Record, decode, encode
+from elastune.journal.values import check_at
 
 OPENING = b'{"at":'
 _STAMP = re.compile(rb'\s*\{\s*"at"\s*:\s*(-?\d[\d.eE+-]*)\s*,')
@@ -29,4 +30,4 @@ def decode_entry(line: bytes) -> Entry:
     stamp = _STAMP.match(line)
     if stamp is None:
         raise ValueError('a line must be a JSON object that starts with "at"')
-    return Entry(float(stamp[1]), decode(b"{" + line[stamp.end() :]))
+    return Entry(check_at(float(stamp[1])), decode(b"{" + line[stamp.end() :]))

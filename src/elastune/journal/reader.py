@@ -26,7 +26,9 @@ def read(path: Path) -> list[Entry]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return Path(path).read_bytes()
+        if path.exists() and not path.is_file():  # reading a pipe would wait for somebody to write into it
+            raise UserError("a journal must be a file", path, "give the output folder of a run or a study")
+        return path.read_bytes()
     except FileNotFoundError:
         raise UserError("a journal must exist", path, "give the output folder of a run or a study") from None
     except OSError as error:
@@ -36,7 +38,7 @@ def _bytes(path: Path) -> bytes:
 def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

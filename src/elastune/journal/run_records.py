@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
+
+from elastune.journal.values import Count, MeansUsed, Whole
 
 _RULES = ConfigDict(extra="forbid")
 Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout"]
@@ -24,11 +26,11 @@ class RunStarted:
 
     program: str
     config: dict[str, Any]
-    seed: int
-    means: dict[str, Any]
+    seed: Whole
+    means: MeansUsed
     context: dict[str, Any] = field(default_factory=dict)
-    epochs: int | None = None
-    resumed_step: int | None = None
+    epochs: Count | None = None
+    resumed_step: Count | None = None
     adapt: dict[str, list[str]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     kind: Literal["run_started"] = "run_started"
@@ -41,13 +43,13 @@ class Reported:
     ``epoch``: completed training passes, of ``epochs`` that are planned (0: not known).
     """
 
-    epoch: int
-    step: int
-    samples: int
+    epoch: Count
+    step: Count
+    samples: Count
     seconds: float
     metrics: dict[str, float]
-    nth: int = 0  # of several reports at one position
-    epochs: int = 0
+    nth: Count = 0  # of several reports at one position
+    epochs: Count = 0
     kind: Literal["reported"] = "reported"
 
 
@@ -55,7 +57,7 @@ class Reported:
 class Checkpointed:
     """A checkpoint was written completely."""
 
-    step: int
+    step: Count
     path: str
     kind: Literal["checkpointed"] = "checkpointed"
 
@@ -64,7 +66,7 @@ class Checkpointed:
 class LinkMeasured:
     """One all-reduce among ``workers`` takes about ``latency_s + bytes * seconds_per_byte``."""
 
-    workers: int
+    workers: Count
     latency_s: float
     seconds_per_byte: float
     kind: Literal["link_measured"] = "link_measured"
@@ -78,10 +80,10 @@ class DataContext:
     ``largest_class``: the share of the most frequent one (0: not known).
     """
 
-    samples: int = 0
+    samples: Count = 0
     digest: str = ""
     sample: str = ""
-    classes: int = 0
+    classes: Count = 0
     largest_class: float = 0.0
 
 
@@ -95,10 +97,10 @@ class RunContext:
     """
 
     data: DataContext
-    parameters: int
+    parameters: Count
     device: str
     processor: str
-    cores: int
+    cores: Count
     link: str = ""
     software: dict[str, str] = field(default_factory=dict)
 
@@ -118,19 +120,19 @@ class RunFinished:
     """
 
     sha256: str
-    workers: int
-    steps: int
-    samples: int
+    workers: Count
+    steps: Count
+    samples: Count
     seconds: float
     metrics: dict[str, float]
     step_s: float | None = None
     wait_s: float | None = None
-    grad_bytes: int = 0
+    grad_bytes: Count = 0
     stopped: Literal["complete", "max_steps", "until_epoch", "requested", "notice", "policy"] = "complete"
     signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     context: RunContext | None = None
-    epoch: int = 0
-    evaluated_on: dict[str, int] = field(default_factory=dict)
+    epoch: Count = 0
+    evaluated_on: dict[str, Count] = field(default_factory=dict)
     kind: Literal["run_finished"] = "run_finished"
 
 
@@ -144,8 +146,8 @@ class RunFailed:
 
     reason: Reason
     detail: str
-    rank: int
-    exit_code: int | None = None
+    rank: Whole
+    exit_code: Whole | None = None
     log: str = ""
     kind: Literal["run_failed"] = "run_failed"
 
@@ -161,16 +163,22 @@ class StepsCompleted:
     so a death loses no claim.
     """
 
-    worker: int
-    version: int
-    workers: int
-    epoch: int
-    start: int
-    stop: int
-    length: int
-    first_step: int
-    last_step: int
+    worker: Whole
+    version: Count
+    workers: Count
+    epoch: Count
+    start: Count
+    stop: Count
+    length: Count
+    first_step: Count
+    last_step: Count
     kind: Literal["steps_taken"] = "steps_taken"
+
+    @model_validator(mode="after")
+    def _ascending(self) -> StepsCompleted:
+        if not (self.first_step <= self.last_step and self.start <= self.stop):
+            raise ValueError("its first step and place must not come after its last")
+        return self
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -178,12 +186,12 @@ class Regrouped:
     """Rank 0 of a view tells what the change cost: ``pause_s``, the gap between the last step before it and the first
     step under it, less a median step; ``discarded`` steps had been begun and were done again."""
 
-    version: int
-    members: list[int]
+    version: Count
+    members: list[Count]
     planned: bool
-    step: int
+    step: Count
     pause_s: float
-    discarded: int
+    discarded: Count
     kind: Literal["regrouped"] = "regrouped"
 
 
@@ -194,12 +202,12 @@ class Measured:
     Written at most a few times a second, and whenever something was decided. ``lr`` is the first parameter group's.
     """
 
-    step: int
-    epoch: int
-    samples: int
+    step: Count
+    epoch: Count
+    samples: Count
     seconds: float
-    workers: int
-    batch_size: int
+    workers: Count
+    batch_size: Count
     lr: float
     signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     kind: Literal["measured"] = "measured"
@@ -210,7 +218,7 @@ class NotMeasured:
     """``monitor`` was to measure from step ``step`` on and cannot: ``why`` says what would have to differ."""
 
     monitor: str
-    step: int
+    step: Count
     why: str
     kind: Literal["not_measured"] = "not_measured"
 
@@ -224,7 +232,7 @@ class Decided:
     """
 
     policy: str
-    step: int
+    step: Count
     decision: dict[str, Any]
     cause: Measured
     outcome: Literal["applied", "disagreed", "refused"]
@@ -238,8 +246,8 @@ class PolicyFailed:
 
     policy: str
     hook: str
-    step: int
-    worker: int
+    step: Count
+    worker: Whole
     detail: str
     off: bool = False
     kind: Literal["policy_failed"] = "policy_failed"
@@ -249,7 +257,7 @@ class PolicyFailed:
 class Restarted:
     """No worker was left that held the run's state: it went on from the checkpoint of ``step``, or from the start."""
 
-    step: int
+    step: Count
     kind: Literal["restarted"] = "restarted"
 
 
@@ -265,10 +273,10 @@ class MembershipEvent:
 class WorkerGone:
     """A worker of an elastic run has ended, and the run went on. ``log`` is the tail of what it printed."""
 
-    worker: int
+    worker: Whole
     how: Literal["lost", "left"]
     why: str
-    code: int | None = None
+    code: Whole | None = None
     log: str = ""
     kind: Literal["worker_gone"] = "worker_gone"
 
@@ -277,7 +285,7 @@ class WorkerGone:
 class Straggling:
     """A worker keeps the others waiting: one line for people."""
 
-    worker: int
+    worker: Whole
     line: str
     kind: Literal["straggling"] = "straggling"
 
@@ -287,5 +295,5 @@ class FaultInjected:
     """Chaos did this to ``worker`` (None: to the run as a whole)."""
 
     fault: str
-    worker: int | None = None
+    worker: Whole | None = None
     kind: Literal["fault_injected"] = "fault_injected"

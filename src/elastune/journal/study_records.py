@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
 from elastune.journal.run_records import Regrouped, Reported, RunFinished
+from elastune.journal.values import Count, MeansUsed, Number, Settings, Whole
 
 _RULES = ConfigDict(extra="forbid")
 Phase = Literal["search", "calibrate", "naive", "confirm"]
@@ -19,7 +20,7 @@ Phase = Literal["search", "calibrate", "naive", "confirm"]
 class StudyStarted:
     """A study begins or is resumed. ``settings`` is the complete, JSON-able request."""
 
-    settings: dict[str, Any]
+    settings: Settings
     context: dict[str, Any] = field(default_factory=dict)
     resumed: bool = False
     kind: Literal["study_started"] = "study_started"
@@ -43,10 +44,10 @@ class WarmStarted:
     """
 
     source: str
-    taken: int
-    of: int
+    taken: Count
+    of: Count
     similarity: float
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, Count] = field(default_factory=dict)
     differs: list[str] = field(default_factory=list)
     told: list[EarlierTrial] = field(default_factory=list)
     proposed: list[dict[str, Any]] = field(default_factory=list)
@@ -60,16 +61,16 @@ class TrialStarted:
     ``parent``: the trial from whose checkpoint it goes on. ``until_epoch``: it pauses after so many.
     """
 
-    trial: int
+    trial: Number
     config: dict[str, Any]
-    means: dict[str, Any]
-    seed: int
+    means: MeansUsed
+    seed: Whole
     phase: Phase = "search"
     params: dict[str, Any] = field(default_factory=dict)
     distributions: dict[str, str] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
-    parent: int | None = None
-    until_epoch: int | None = None
+    parent: Count | None = None
+    until_epoch: Count | None = None
     kind: Literal["trial_started"] = "trial_started"
 
 
@@ -77,7 +78,7 @@ class TrialStarted:
 class TrialReported:
     """A report of a running trial, which had ``workers`` on average so far (None: those it began with)."""
 
-    trial: int
+    trial: Number
     report: Reported
     workers: float | None = None
     kind: Literal["trial_reported"] = "trial_reported"
@@ -91,8 +92,8 @@ class TrialPaused:
     ``cut_off``: it was no decision of the search, so it goes on before all others.
     """
 
-    trial: int
-    epoch: int
+    trial: Number
+    epoch: Count
     seconds: float
     worker_seconds: float
     reason: str = ""
@@ -107,10 +108,10 @@ class TrialResumed:
     ``cut_off``: it had been paused, or lost, by no decision of the search.
     """
 
-    trial: int
-    workers: int
+    trial: Number
+    workers: Count
     reason: str = ""
-    until_epoch: int | None = None
+    until_epoch: Count | None = None
     cut_off: bool = False
     kind: Literal["trial_resumed"] = "trial_resumed"
 
@@ -119,9 +120,9 @@ class TrialResumed:
 class TrialReallocated:
     """A running trial was told to go on with ``after`` workers instead of ``before``."""
 
-    trial: int
-    before: int
-    after: int
+    trial: Number
+    before: Count
+    after: Count
     reason: str = ""
     kind: Literal["trial_reallocated"] = "trial_reallocated"
 
@@ -130,7 +131,7 @@ class TrialReallocated:
 class TrialRegrouped:
     """The workers of a running trial changed."""
 
-    trial: int
+    trial: Number
     change: Regrouped
     kind: Literal["trial_regrouped"] = "trial_regrouped"
 
@@ -143,7 +144,7 @@ class TrialFinished:
     ``seconds``: from its start to its end, without pauses; ``worker_seconds``: of all its workers together.
     """
 
-    trial: int
+    trial: Number
     state: Literal["complete", "infeasible", "rejected"]
     values: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -162,8 +163,8 @@ class ArtifactKept:
     ``sha256`` of its weights. ``artifact``: "state", all that a run goes on with.
     """
 
-    trial: int
-    step: int
+    trial: Number
+    step: Count
     path: str
     sha256: str
     artifact: Literal["state"] = "state"
@@ -174,7 +175,7 @@ class ArtifactKept:
 class ArtifactRemoved:
     """What was kept of a trial has gone: others have overtaken it."""
 
-    trial: int
+    trial: Number
     kind: Literal["artifact_removed"] = "artifact_removed"
 
 
@@ -186,8 +187,8 @@ class TimesFitted:
     per_sample_s: float
     latency_s: float
     seconds_per_byte: float
-    grad_bytes: int
-    measured_workers: list[int]
+    grad_bytes: Count
+    measured_workers: list[Count]
     errors: dict[str, float] = field(default_factory=dict)
     kind: Literal["times_fitted"] = "times_fitted"
 
@@ -206,8 +207,8 @@ class FrontierRow:
     """
 
     role: Literal["naive", "tuned"]
-    workers: int
-    batch_size: int
+    workers: Count
+    batch_size: Count
     lr: float
     lr_rule: str
     mechanism: str
@@ -215,7 +216,7 @@ class FrontierRow:
     config: dict[str, Any]
     quality: float
     ci: float | None
-    seeds: int
+    seeds: Count
     held_out: bool
     validation: float
     seconds: float
@@ -224,12 +225,12 @@ class FrontierRow:
     time_to_target_s: float | None = None
     time_to_target_ci: float | None = None
     on_front: bool = False
-    diverged: int = 0
-    trials: list[int] = field(default_factory=list)
+    diverged: Count = 0
+    trials: list[Count] = field(default_factory=list)
     noise_scale: float | None = None
     noise_scale_error: float | None = None
     quality_label: Literal["measured", "emulated"] = "measured"
-    num_slots: int = 1
+    num_slots: Count = 1
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -249,14 +250,20 @@ class FrontierFound:
     hypervolume_naive: float
     hypervolume_tuned: float
     answer: str
-    pick: int | None = None
+    pick: Count | None = None
     command: str = ""
-    command_trial: int | None = None
+    command_trial: Count | None = None
     command_metrics: dict[str, float] = field(default_factory=dict)
     command_note: str = ""
     support: str = ""
-    supported_workers: int | None = None
+    supported_workers: Count | None = None
     kind: Literal["frontier_found"] = "frontier_found"
+
+    @model_validator(mode="after")
+    def _picks_a_row(self) -> FrontierFound:
+        if self.pick is not None and self.pick >= len(self.rows):
+            raise ValueError("pick: must be the number of a row")
+        return self
 
 
 @dataclass(frozen=True, config=_RULES)

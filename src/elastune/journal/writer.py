@@ -147,7 +147,7 @@ def _cut_torn_tail(file: int, path: Path) -> None:
         try:
             json.loads(line)
             return
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     os.ftruncate(file, start)
     os.fsync(file)

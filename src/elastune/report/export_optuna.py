@@ -19,6 +19,7 @@ from elastune.journal.trials import TrialLife, fold
 from elastune.search.samplers.optuna_study import new_study, quiet
 from elastune.search.space.space import from_json
 from elastune.study.results.study import Study
+from elastune.study.results.trials import check_params
 
 
 def to_optuna(out: Path) -> bytes:
@@ -30,11 +31,13 @@ def to_optuna(out: Path) -> bytes:
     """
     entries = read(out / JOURNAL)
     objectives = Study.of(out, entries).objectives
+    lives = [life for _, life in sorted(fold(entries).trials.items())]
+    check_params(life.started for life in lives)
     lines = _Lines()
     with quiet():
         study = new_study(objectives, JournalStorage(lines))
         study.set_metric_names([objective.name for objective in objectives])
-        for _, life in sorted(fold(entries).trials.items()):
+        for life in lives:
             study.add_trial(_trial(life, [objective.name for objective in objectives]))
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines.logs).encode()
 

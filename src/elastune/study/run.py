@@ -10,14 +10,13 @@ from elastune.cluster.base import Cluster
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
-from elastune.job.output_dir import open_out
+from elastune.job.output_dir import check_out, journal_in
 from elastune.job.pool import Pool
 from elastune.job.run import Observe
 from elastune.job.signals import Interrupts
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import Record, StudyFinished, StudyStarted, TrialFinished, TrialPaused
-from elastune.journal.writer import JournalWriter
 from elastune.search.samplers.registry import generation_size
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
@@ -77,7 +76,7 @@ def tune(
         UserError: for a request that is wrong, a program that cannot be trained, a folder of something else.
     """
     plan = check(request, space)
-    path = open_out(request.out, request.resume)
+    path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
     plan = replace(plan, request=_with_kept_rules(request, before))
@@ -86,7 +85,11 @@ def tune(
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
     around = environment or Environment()
-    with JournalWriter(path, wall=around.clock.wall) as journal, Interrupts() as interrupts, ExitStack() as stack:
+    with (
+        journal_in(request.out, request.resume, around.clock.wall) as journal,
+        Interrupts() as interrupts,
+        ExitStack() as stack,
+    ):
         place = cluster or stack.enter_context(LocalCluster(capacity=request.workers))
 
         def keep(record: Record) -> None:

@@ -15,7 +15,8 @@ from elastune.core.run import Adapt, Config, RunSpec
 from elastune.job.run import check_means
 from elastune.job.validate_adapt import check_adapt, policies_of
 from elastune.journal.entry import Entry
-from elastune.journal.records import StudyStarted
+from elastune.journal.records import StudyStarted, TrialFinished, TrialStarted
+from elastune.journal.trials import Change
 from elastune.search.samplers.registry import check_sampler, generational
 from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.feasible import check_feasible
@@ -151,8 +152,24 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
         raise UserError(rule, f"both, {low}:{high}", "leave out --trial-workers, or the space's workers")
 
 
+def check_course(entries: Sequence[Entry], path: object) -> None:
+    """Refuse a journal that tells of trials what cannot have happened, one after another."""
+    running: dict[int, bool] = {}
+    for entry in entries:
+        record = entry.record
+        if isinstance(record, TrialStarted) and record.trial not in running:
+            running[record.trial] = True
+        elif isinstance(record, TrialStarted | Change) and not running.get(record.trial, False):
+            what = "had ended before" if record.trial in running else "was never started"
+            rule = "a trial's records must follow one another as they happened"
+            raise UserError(rule, f"{path}: trial {record.trial} {what} its {record.kind}", "restore the journal")
+        elif isinstance(record, TrialFinished):
+            running[record.trial] = False
+
+
 def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: object) -> None:
     """Refuse to mix two studies in one journal."""
+    check_course(entries, path)
     started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
     if started is None:
         if entries:

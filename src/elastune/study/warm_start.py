@@ -47,6 +47,7 @@ from elastune.study.loop.fixed_trials import FixedTrials
 from elastune.study.loop.retention import Keeper, KeepNothing
 from elastune.study.loop.study_loop import StudyLoop
 from elastune.study.request import StudyRequest
+from elastune.study.results.trials import check_params
 from elastune.study.trial_results import settings
 from elastune.study.tuning import Tuning
 from elastune.study.validate import Plan
@@ -108,6 +109,7 @@ def _read(source: Path) -> Earlier:
     if begun is None:
         raise UserError("a warm start needs the folder of a study", source, "give the --out of elastune tune")
     table = fold(entries)
+    check_params(life.started for life in table.trials.values())
     return Earlier(str(source), begun.settings, tuple(table.trials[number] for number in table.ended))
 
 

@@ -37,8 +37,13 @@ def export(
         if path.exists() and path.resolve().parent == out.resolve():
             raise UserError("an export must not replace a file of the study", path, "name another one")
     study = Study.load(out)
-    for what, path in wanted:
-        content = to_optuna(out) if what == "optuna" else (to_csv if what == "csv" else to_json)(study).encode()
+    made = {
+        "csv": lambda: to_csv(study).encode(),
+        "json": lambda: to_json(study).encode(),
+        "optuna": lambda: to_optuna(out),
+    }
+    contents = [made[what]() for what, _ in wanted]  # all, before one is written
+    for (what, path), content in zip(wanted, contents, strict=True):
         atomic_write(path, content)
         print(f"{what:<7} {path} ({len(study.trials)} trials)")
     return OK

@@ -10,6 +10,7 @@ from typing import Literal
 Marker = Literal["circle", "square", "diamond", "ring"]
 Line = Literal["solid", "dotted", "steps"]
 COLUMNS = 3  # panels side by side at most
+FARTHEST = 1e100  # from 0 that an axis reaches: distances between such numbers are numbers, too
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Series:
             length = len(getattr(self, name))
             if length != len(self.x) and (length or name == "y"):
                 raise ValueError(f"series {self.name!r} has {len(self.x)} points but {length} of {name}")
+        for name in ("x", "y", "error"):
+            object.__setattr__(self, name, tuple(map(_drawable, getattr(self, name))))
 
     def is_hollow(self, i: int) -> bool:
         """Whether point ``i`` is modelled."""
@@ -211,6 +214,11 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
         return tuple(inside)
     middle = math.sqrt(low * high)
     return tuple(float(f"{value:.3g}") for value in (low * 1.02, middle, high * 0.98))
+
+
+def _drawable(value: float | None) -> float | None:
+    """A number that axes can hold; one beyond stands at their end."""
+    return None if value is None else max(-FARTHEST, min(FARTHEST, value))
 
 
 def _padded(values: list[float], log: bool, share: float) -> tuple[float, float]:

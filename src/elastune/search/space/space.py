@@ -172,7 +172,7 @@ def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
     """The reverse of ``to_json``. Raises ``UserError`` for a text that is no distribution."""
     try:
         return {name: json_to_distribution(text) for name, text in texts.items()}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         rule = "a journal's distributions must be Optuna's"
         raise UserError(rule, error, "start a new study in another output folder") from error
 

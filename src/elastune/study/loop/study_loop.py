@@ -39,6 +39,7 @@ from elastune.study.loop.next_trial import NextTrial
 from elastune.study.loop.retention import Keeper
 from elastune.study.loop.stop_rules import StopRules
 from elastune.study.loop.troubles import Hope, interrupted, refuse_full_disk
+from elastune.study.results.trials import check_params
 
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
@@ -93,6 +94,7 @@ class StudyLoop:
             if isinstance(record, TrialFinished) and record.trial in self.table.trials:
                 entry = Entry(entry.at, self._experiment.for_search(self.table.trials[record.trial]))
             learned.append(entry)
+        check_params(life.started for life in self.table.trials.values())
         self._proposals.replay(learned)
         self._budget.resume()
         self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries)))

@@ -19,7 +19,7 @@ from elastune.search.analysis.front import default_reference, hypervolume, nondo
 from elastune.search.analysis.importance import Importance, Tried, importance
 from elastune.search.space.objective import Objective, oriented, parse_objectives
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.trials import Trial, outcomes
+from elastune.study.results.trials import Trial, check_params, outcomes
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Study:
     @property
     def complete(self) -> list[Trial]:
         """The trials with a value for every objective that broke no constraint."""
-        return [trial for trial in self.trials if trial.state == "complete"]
+        names = {objective.name for objective in self.objectives}
+        return [trial for trial in self.trials if trial.state == "complete" and names <= trial.values.keys()]
 
     def front(self) -> list[Trial]:
         """The complete trials that no other dominates, best in the first objective first."""
@@ -164,6 +165,7 @@ class Study:
 
     def importance(self) -> tuple[Importance, ...]:
         """How much each parameter decides every objective: see ``search.analysis.importance``."""
+        check_params(self.trials)
         tried = [
             Tried(t.params, t.distributions, t.values)
             for t in self.trials

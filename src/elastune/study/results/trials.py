@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from optuna.distributions import BaseDistribution
+
 from elastune.core.cost import Cost
+from elastune.core.errors import UserError
+from elastune.journal.records import TrialStarted
 from elastune.journal.trials import TrialLife, TrialTable
+from elastune.search.space.space import from_json
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,29 @@ def outcomes(
     """
     over = [_over(table.trials[number]) for number in table.ended]
     return (*over, *(_resting(table.trials[n], objectives, price_per_worker_hour) for n in table.of("paused")))
+
+
+def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
+    """Raise ``UserError`` for a trial whose parameters are not of the distributions that it names."""
+    known: dict[str, BaseDistribution] = {}
+    rule, fix = "a trial's parameters must be of its distributions", "restore the journal"
+    for trial in trials:
+        number = trial.number if isinstance(trial, Trial) else trial.trial
+        if trial.params.keys() != trial.distributions.keys():
+            raise UserError(rule, f"trial {number}, {', '.join(trial.distributions)}"[:200], fix)
+        for name, value in trial.params.items():
+            text = trial.distributions[name]
+            if text not in known:
+                known |= {text: from_json({name: text})[name]}
+            if not _within(known[text], value):
+                raise UserError(rule, f"trial {number}, {name}={value!r:.60}", fix)
+
+
+def _within(distribution: BaseDistribution, value: Any) -> bool:
+    try:
+        return distribution._contains(distribution.to_internal_repr(value))
+    except (ValueError, TypeError, OverflowError):
+        return False
 
 
 def _over(life: TrialLife) -> Trial:

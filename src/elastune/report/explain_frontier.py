@@ -1,0 +1,71 @@
+"""A frontier in words, from its journal alone: the answer, what each worker count reaches, and how that was found."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from elastune.core.text import count, duration, number, plain
+from elastune.journal.records import FrontierFound, FrontierRow
+from elastune.report.explain import Explanation, Part
+from elastune.report.gather import StudyStory
+
+PHASES = {
+    "calibrate": "to calibrate the clock",
+    "naive": "by the naive rule",
+    "search": "of the search",
+    "confirm": "to confirm",
+}
+MOST_REASONS = 5
+
+
+def explain_frontier(story: StudyStory) -> Explanation:
+    """Put a frontier into words, finished or not."""
+    parts = (
+        Part("The answer", _answer(story)),
+        Part("What each number of workers reaches", () if story.found is None else _rows(story.found)),
+        Part("How it was found", _how(story)),
+        Part("What failed", _failed(story)),
+    )
+    return Explanation(tuple(part for part in parts if part.lines))
+
+
+def _answer(story: StudyStory) -> tuple[str, ...]:
+    found = story.found
+    if found is None:
+        return (f"There is no answer yet: {count(len(story.ended), 'training')} ended so far.",)
+    trained = f"This trains the pick: {plain(found.command, 4000)}" if found.command else ""
+    return tuple(line for line in (plain(found.answer, 2000), plain(found.support, 2000), trained) if line)
+
+
+def _rows(found: FrontierFound) -> tuple[str, ...]:
+    """One sentence for each number of workers."""
+    lines = []
+    for workers in sorted({row.workers for row in found.rows}):
+        told = [f"{row.role} {_row(found, row)}" for row in found.rows if row.workers == workers]
+        lines.append(f"{count(workers, 'worker')}: {'; '.join(told)}.")
+    return tuple(lines)
+
+
+def _row(found: FrontierFound, row: FrontierRow) -> str:
+    diverged = f", {row.diverged} of {row.diverged + row.seeds} seeds diverged" if row.diverged else ""
+    label = "" if row.seconds_label == "measured" else f" ({row.seconds_label})"
+    return f"{plain(found.quality, 40)} {number(row.quality)} in {duration(row.seconds)}{label}{diverged}"
+
+
+def _how(story: StudyStory) -> tuple[str, ...]:
+    phases = Counter(trial.phase for trial in story.trials)
+    told = [f"{phases[phase]} {words}" for phase, words in PHASES.items() if phases[phase]]
+    lines = [f"Trainings: {', '.join(told)}."] if told else []
+    if story.finished is not None:
+        lines.append(f"It ended after {duration(story.finished.seconds)}: {plain(story.finished.reason, 200)}.")
+    return tuple(lines)
+
+
+def _failed(story: StudyStory) -> tuple[str, ...]:
+    ends = [trial.finished for trial in story.ended if trial.finished is not None]
+    failed = [end for end in ends if end.state != "complete"]
+    if not failed:
+        return ()
+    reasons = Counter(plain(end.reason, 200) or "no reason told" for end in failed).most_common(MOST_REASONS)
+    whole = f"{len(failed)} of {count(len(ends), 'training')} gave no result."
+    return (whole, *(f"{times} x {reason}" for reason, times in reasons))
