@@ -7,8 +7,8 @@ of elastune with ``--until "accuracy >= 0.986" --patience 10``.
 
 Every configuration of the space is trained once, for real, by ``elastune.tune``; accuracies and durations make a table
 and searches are replayed out of it by ``elastune simulate``'s loop (``genetic_replay.py``), synchronous (a generation
-waits for the last) and asynchronous, for several seeds and any number of nodes. ``--live`` runs small searches with
-real trainings, to their end, beside the same searches replayed.
+waits for the last) and asynchronous, for several seeds and any number of nodes. ``--live`` runs the same at a small
+size (digits, 24 configurations) with real trainings, to the end of each search, beside the same searches replayed.
 
 What differs from Cray's setting, so that all fits into 40 minutes on 2 cores:
 - the space is a grid of 180 (lr 1e-4 to 1e-2, dropout .005 to .9, first kernel 2 to 8, second filters 16 or 32, first
@@ -70,13 +70,14 @@ from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import TrialFinished, TrialStarted
 from elastune.study.request import StudyRequest
+from elastune.study.results.study import Study
 from elastune.study.run import tune
 
 RESULT = Path(__file__).parent / "results" / "genetic_mnist.json"
 JOURNAL = "journal.jsonl"
 MEASURED, REPLAYED = "measured", "simulated by replay"
 DURATION = "cpu_seconds" if devices() == ("cpu",) else "wall_seconds"
-RANDOM_SEEDS = 4  # random searches for each seed of a genetic one
+RANDOM_SEEDS, RANDOM_ALONE = 4, 20  # random searches for each seed of a genetic one, on several nodes and on one
 RATES = "mutation=0.05,crossover=0.33,migration=5,tournament=4"
 
 
@@ -84,8 +85,7 @@ RATES = "mutation=0.05,crossover=0.33,migration=5,tournament=4"
 class Size:
     """What is trained, and what is searched for. ``genes``: name -> levels; ``demes``: (how many, of which size) each.
 
-    ``live``: demes and their size of a search that is run on each of ``live_nodes``, with each of ``live_seeds``, until
-    a training reaches ``live_threshold``.
+    ``live_nodes``: how many are here, for searches with real trainings, one for each of ``live_seeds``.
     """
 
     genes: Mapping[str, Sequence[float]]
@@ -94,10 +94,8 @@ class Size:
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     threshold: float = 0.986
     patience: int = 10
-    live: tuple[int, int] = (2, 2)
-    live_nodes: Sequence[int] = (1, 2)
-    live_seeds: Sequence[int] = (0, 1)
-    live_threshold: float = 0.98
+    live_nodes: Sequence[int] = ()
+    live_seeds: Sequence[int] = ()
 
 
 SMALL = Size(
@@ -125,10 +123,16 @@ SMOKE = Size(
     demes=((1, 2),),
     nodes=(1, 2),
     threshold=0.7,
-    live=(1, 2),
     live_nodes=(1, 2),
     live_seeds=(0,),
-    live_threshold=0.7,
+)
+LIVE = Size(
+    {"lr": (1e-3, 3e-3, 1e-2, 3e-2), "dropout": (0.005, 0.45, 0.9), "kernel1": (2, 3)},
+    {"data_set": "digits", "kernel2": 2, "filters2": 8, "fc": 64, "epochs": 6, "batch_size": 25},
+    demes=((2, 2),),
+    threshold=0.83,
+    live_nodes=(1, 2),
+    live_seeds=(0, 1, 2),
 )
 
 
@@ -195,67 +199,78 @@ def replays(table: Table, size: Size, seeds: int, processes: int) -> dict[str, d
     """Search -> nodes -> what a success takes. Random searches cost nothing: there are more of them."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
 
-        def efforts(search: Search, patience: int | None, count: int) -> dict[int, Effort]:
+        def efforts(search: Search, patience: int | None, counts: Sequence[int]) -> dict[int, Effort]:
             found = {}
-            for nodes in size.nodes:
+            for nodes, count in zip(size.nodes, counts, strict=True):
                 one = partial(replay, table, search, nodes, threshold=size.threshold, patience=patience)
                 found[nodes] = effort(list(pool.map(one, range(count), chunksize=5)))
             return found
 
-        random = efforts(Search(""), None, seeds * RANDOM_SEEDS)
+        same = [seeds] * len(size.nodes)
+        # On one node it is what everything is compared with
+        random = efforts(Search(""), None, [seeds * RANDOM_ALONE, *(seeds * RANDOM_SEEDS for _ in same[1:])])
         rows = {"random": random}
         for demes, population in size.demes:
             for synchronous in (True, False):
                 search = Search(f"demes={demes},population={population},{RATES}", synchronous)
                 name = f"{demes} x {population}, {'synchronous' if synchronous else 'asynchronous'}"
-                rows[name] = efforts(search, size.patience, seeds)
+                rows[name] = efforts(search, size.patience, same)
     return {
         name: {nodes: cell(each, random[size.nodes[0]], random[nodes]) for nodes, each in row.items()}
         for name, row in rows.items()
     }
 
 
-def live(table: Table, size: Size, folder: Path, nodes: int, seed: int) -> list[dict[str, Any]]:
-    """A search with real trainings on ``nodes`` workers here, to its end, and the same search replayed: a row each.
+def live(size: Size, folder: Path, workers: int) -> dict[str, Any]:
+    """Searches of the size ``size`` with real trainings, to their end, and the same searches replayed on more nodes.
 
-    ``same_as_tabulated``: how many of the real trainings reached exactly the accuracy that the table has for them.
+    ``same_as_tabulated``: how many of a search's real trainings reached exactly the accuracy that the table has for
+    them. Every speed-up is over the row of the same label and seed on the first number of nodes.
     """
-    demes, population = size.live
+    table = tabulate(size, folder / "small", workers)
+    ((demes, population),) = size.demes
     search = Search(f"demes={demes},population={population},{RATES}", synchronous=True)
-    out = folder / f"live-{nodes}-{seed}"
-    how = rules(search, size.live_threshold, size.patience)
-    study = tune(request(size, out, nodes, seed=seed, **how), space=table.space)
-    told = replay(table, search, nodes, seed, size.live_threshold, size.patience)
-    again = trained(size.genes, out).trainings
-    same = sum(each.accuracy == table.trainings[key].accuracy for key, each in again.items())
-    common = {"search": f"{demes} x {population}, synchronous", "nodes": nodes, "seed": seed}
-    measured = {"ended": study.ending, "same_as_tabulated": same, "trainings": len(again)}
-    return [
-        {**common, "label": MEASURED, **rounded(found_by(study, search, size.live_threshold)), **measured},
-        {**common, "label": REPLAYED, **rounded(told)},
-    ]
+    rows: list[dict[str, Any]] = []
+    for seed in size.live_seeds:
+        for nodes in size.live_nodes:
+            out = folder / f"live-{nodes}-{seed}"
+            how = rules(search, size.threshold, size.patience)
+            kept = Study.load(out) if (out / JOURNAL).exists() else None
+            asked = request(size, out, nodes, seed=seed, **how)
+            study = kept if kept is not None and kept.ending else tune(asked, space=table.space)
+            again = trained(size.genes, out).trainings
+            same = sum(each.accuracy == table.trainings[key].accuracy for key, each in again.items())
+            row = {"label": MEASURED, "nodes": nodes, "seed": seed, **rounded(found_by(study, search, size.threshold))}
+            rows.append({**row, "ended": study.ending, "same_as_tabulated": same, "trainings": len(again)})
+        for nodes in size.nodes:
+            told = replay(table, search, nodes, seed, size.threshold, size.patience)
+            rows.append({"label": REPLAYED, "nodes": nodes, "seed": seed, **rounded(told)})
+    ones = {(row["seed"], row["label"]): row["seconds"] for row in rows if row["nodes"] == size.nodes[0]}
+    print(
+        f"{demes} x {population}, synchronous, digits: nodes seed runs generations seconds speed-up accuracy test label"
+    )
+    for row in rows:
+        row["speed_up"] = round(ones[row["seed"], row["label"]] / row["seconds"], 3)
+        print(
+            f"{row['nodes']:5} {row['seed']:5} {row['runs']:5} {row['generations']:5} {row['seconds']:9.2f} "
+            f"{row['speed_up']:7.2f} {100 * row['accuracy']:7.2f} {100 * row['test']:7.2f}  {row['label']}"
+        )
+    return {
+        "search": search.sampler,
+        "settings": asdict(size),
+        "rows": rows,
+        "trainings": {"columns": [*size.genes, "accuracy", "test", "seconds"], "rows": listed(table)},
+    }
+
+
+def listed(table: Table) -> list[list[float]]:
+    """A row for each training."""
+    return [[*key, t.accuracy, t.test, round(t.seconds, 3)] for key, t in sorted(table.trainings.items())]
 
 
 def rounded(found: Found) -> dict[str, Any]:
     """As it is written down."""
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(found).items()}
-
-
-def live_rows(table: Table, size: Size, folder: Path) -> list[dict[str, Any]]:
-    """All of them, each with its speed-up over the same search, live or replayed, on the first number of nodes."""
-    rows = [
-        row for seed in size.live_seeds for nodes in size.live_nodes for row in live(table, size, folder, nodes, seed)
-    ]
-    ones = {(row["seed"], row["label"]): row for row in rows if row["nodes"] == size.live_nodes[0]}
-    for row in rows:
-        row["speed_up"] = round(ones[row["seed"], row["label"]]["seconds"] / row["seconds"], 3)
-        print(
-            f"{row['search']:>24} {row['nodes']:5}   seed {row['seed']}  {row['runs']:6} {row['generations']:5}  "
-            f"{row['seconds']:8.1f} s  speed-up {row['speed_up']:5.2f}  accuracy {100 * row['accuracy']:.2f} %  "
-            f"test {100 * row['test']:.2f} %  ({row['label']})",
-            flush=True,
-        )
-    return rows
 
 
 def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str, Any]]], seeds: int) -> dict[str, Any]:
@@ -264,7 +279,7 @@ def report(table: Table, size: Size, rows: Mapping[str, Mapping[int, Mapping[str
     print(
         f"random configurations that reach {size.threshold:.1%}: {found.reached} of {found.tried} = {found.share:.1%} "
         f"[{found.low:.1%}, {found.high:.1%}]; {found.expected_runs:.1f} runs expected without repetition\n"
-        f"a success, over {seeds} seeds, of random {seeds * RANDOM_SEEDS} ({REPLAYED}):\n"
+        f"a success, over {seeds} seeds, of random {seeds * RANDOM_SEEDS} and more ({REPLAYED}):\n"
         f"{'search':>24} nodes   reached   runs (95 %)  gen.  seconds  "
         "speed-up = fewer runs x seconds/run  accuracy  test (worst) %"
     )
@@ -285,10 +300,11 @@ def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]
         table, machine = earlier(options.table)
     else:
         table, machine = tabulate(size, folder / "table", options.workers), machine_context()
+    small = None
+    if options.live:
+        small = live(SMOKE if size is SMOKE else LIVE, folder, options.workers)
     rows = replays(table, size, options.seeds, options.workers)
     random = report(table, size, rows, options.seeds)
-    checks = live_rows(table, size, folder) if options.live else []
-    trainings = [[*key, t.accuracy, t.test, round(t.seconds, 3)] for key, t in sorted(table.trainings.items())]
     return {
         "command": "OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py --live --table RESULT"
         if options.table is not None
@@ -302,13 +318,17 @@ def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]
             **asdict(size),
             "rates": RATES,
             "seeds": options.seeds,
-            "random_seeds": options.seeds * RANDOM_SEEDS,
+            "random_seeds": [options.seeds * RANDOM_ALONE, options.seeds * RANDOM_SEEDS],
             "durations": DURATION,
         },
         "random_configurations": random,
         "searches": rows,
-        "live": checks,
-        "trainings": {"machine": machine, "columns": [*size.genes, "accuracy", "test", "seconds"], "rows": trainings},
+        "live": small,
+        "trainings": {
+            "machine": machine,
+            "columns": [*size.genes, "accuracy", "test", "seconds"],
+            "rows": listed(table),
+        },
     }
 
 
@@ -318,7 +338,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
     parser.add_argument("--live", action="store_true", help="small searches with real trainings, too")
     parser.add_argument("--table", type=Path, help="an earlier result, whose trainings to replay")
-    parser.add_argument("--seeds", type=int, default=10, help="genetic searches of each kind")
+    parser.add_argument("--seeds", type=int, default=15, help="genetic searches of each kind")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
     parser.add_argument("--out", type=Path, default=RESULT)

@@ -140,7 +140,8 @@ def study_command() -> tuple[str, ...]:
             "2",
         ),
         *("--sampler", "random", "--epochs", "1", "--seed", "7", "--set", "batch_size=32", "--price", "2.5"),
-        *("--budget", "5m", "--trial-timeout", "1m"),
+        *("--budget", "5m", "--trial-timeout", "1m", "--until", "loss < -1", "--patience", "50"),
+        *("--target", "loss <= 100", "--divergence", "20"),
     )
 
 

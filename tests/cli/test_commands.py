@@ -140,6 +140,10 @@ def test_tune_hands_its_options_on(finished_study: Path) -> None:
         "seed": 7,
         "price_per_worker_hour": 2.5,
         "trial_timeout_s": 60.0,
+        "until": ["loss < -1"],
+        "patience": 50,
+        "target": "loss <= 100",
+        "divergence": 20.0,
     }
     assert {name: started.settings[name] for name in expected} == expected
 
