@@ -132,7 +132,7 @@ LIVE = Size(
     demes=((2, 2),),
     threshold=0.83,
     live_nodes=(1, 2),
-    live_seeds=(0, 1, 2),
+    live_seeds=(0, 1),
 )
 
 
@@ -338,7 +338,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="3,645 trainings of two passes, larger networks")
     parser.add_argument("--live", action="store_true", help="small searches with real trainings, too")
     parser.add_argument("--table", type=Path, help="an earlier result, whose trainings to replay")
-    parser.add_argument("--seeds", type=int, default=15, help="genetic searches of each kind")
+    parser.add_argument("--seeds", type=int, default=10, help="genetic searches of each kind")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--folder", type=Path, default=Path("elastune-out/genetic_mnist"), help="keeps trainings")
     parser.add_argument("--out", type=Path, default=RESULT)
