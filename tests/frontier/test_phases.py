@@ -25,6 +25,7 @@ from elastune.journal.records import (
     TrialStarted,
 )
 from elastune.plan.step_time import StepTime
+from elastune.report.gather import gather_study
 from elastune.study.request import FrontierRequest
 from elastune.train.machine import cores
 
@@ -116,6 +117,13 @@ def test_monitoring_does_not_show_in_what_is_told(found: tuple[FrontierFound, Pa
     """A batch of one slot has nothing to compare without being trained in two."""
     for r in found[0].rows:
         assert (r.noise_scale is None) is (r.workers == 1)
+
+
+def test_tables_tell_for_how_many_workers_a_training_speaks(found: tuple[FrontierFound, Path]) -> None:
+    story = gather_study(read(found[1] / "journal.jsonl"))
+    assert story is not None
+    told = {trial.workers for trial in story.trials if trial.phase == "naive"}
+    assert told == {"1", "1 for 2", "1 for 4"}
 
 
 def test_the_front_and_the_pick(found: tuple[FrontierFound, Path]) -> None:

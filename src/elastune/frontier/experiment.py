@@ -63,13 +63,14 @@ class FrontierExperiment:
             "search",
             suggestion.params,
             suggestion.distributions,
-            {"lr_rule": rule},
+            {"lr_rule": rule, "for_workers": slots},
             until_epoch=until_epoch,
         )
         return PreparedTrial(suggestion.number, replace(self._spec(started, means), until_epoch=until_epoch), started)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
-        started = TrialStarted(number, trial.config, asdict(trial.means), trial.seed, trial.phase)
+        tags = {"for_workers": trial.means.num_slots}
+        started = TrialStarted(number, trial.config, asdict(trial.means), trial.seed, trial.phase, tags=tags)
         spec = self._spec(started, trial.means)
         if trial.max_steps is not None:
             spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1)

@@ -76,7 +76,16 @@ class TrialStory:
 
     @property
     def workers(self) -> str:
-        """Those that it began with or, where they have changed, how many it had on average."""
+        """Those that it began with or, where they have changed, how many it had on average; "1 for 4" emulates four."""
+        told = self.started.tags.get("for_workers")
+        return (
+            self._own_workers
+            if told in (None, self.started.means.get("workers"))
+            else f"{self._own_workers} for {told}"
+        )
+
+    @property
+    def _own_workers(self) -> str:
         begun, told = self.started.means.get("workers", ""), self.outcome
         if isinstance(begun, int) and told is not None and told.seconds > 0 and told.worker_seconds > 0:
             average = told.worker_seconds / told.seconds
