@@ -77,12 +77,8 @@ class TrialStory:
     @property
     def workers(self) -> str:
         """Those that it began with or, where they have changed, how many it had on average; "1 for 4" emulates four."""
-        told = self.started.tags.get("for_workers")
-        return (
-            self._own_workers
-            if told in (None, self.started.means.get("workers"))
-            else f"{self._own_workers} for {told}"
-        )
+        own, told = self._own_workers, self.started.tags.get("for_workers")
+        return own if told in (None, self.started.means.get("workers")) else f"{own} for {told}"
 
     @property
     def _own_workers(self) -> str:
