@@ -183,6 +183,21 @@ def test_an_objective_that_is_never_reported_ends_the_study(
     assert cluster.free == cluster.capacity
 
 
+def test_a_trial_without_its_objective_is_infeasible_and_the_study_goes_on(
+    cluster: LocalCluster, tmp_path: Path, program: Any
+) -> None:
+    mine = program(
+        "def space(t): return {'a': t.suggest_int('a', 0, 1)}\n"
+        "def train(s): s.report(x=1, y=2) if s.config['a'] else s.report(x=1)\n"
+    )
+    found = tune(request(mine, tmp_path / "out", objectives={"y": "max"}, trials=6), cluster=cluster)
+    states = {trial.config["a"]: trial.state for trial in found.trials}
+    assert states == {0: "infeasible", 1: "complete"}
+    assert {trial.reason.partition(" (")[0] for trial in found.trials} == {"", "reports no y"}
+    again = tune(request(mine, tmp_path / "out", objectives={"y": "max"}, trials=8, resume=True), cluster=cluster)
+    assert len(again.trials) == 8
+
+
 def test_a_program_without_hope_ends_the_study(cluster: LocalCluster, tmp_path: Path, program: Any) -> None:
     mine = program("def train(s): raise OSError('no data')\ndef space(t): return {'a': t.suggest_int('a', 1, 9)}")
     with pytest.raises(UserError, match=r"of the first 5 trials one must not raise \(got OSError: no data"):

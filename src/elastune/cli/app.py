@@ -20,6 +20,7 @@ from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, results_alone
 from elastune.core.errors import UserError
+from elastune.job.output_dir import release_unused
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
 _BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         return _tell(f"the system refused (got {error}): check the path, its permissions and free space", WRONG)
+    finally:
+        release_unused()
 
 
 def _tell(message: str, code: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
 import shutil
 import time
@@ -17,14 +19,38 @@ from elastune.journal.writer import JournalWriter
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
 _OPENINGS = (RunStarted, StudyStarted, WarmStarted)  # what is journaled before anything runs
+_CLAIMED: set[Path] = set()  # folders that this process has made, and nothing may have come of yet
 
 
 def next_folder(program: Path, kind: str) -> Path:
-    """The next free ``elastune-out/PROGRAM-KIND-N``."""
-    taken = {path.name for path in DEFAULT_ROOT.glob("*")}
+    """The next free ``elastune-out/PROGRAM-KIND-N``, made here: no other command that begins now has the same.
+
+    ``release_unused`` removes it where nothing came of it. Raises ``UserError``.
+    """
     stem = f"{program.stem}-{kind}"
-    number = next(n for n in range(1, len(taken) + 2) if f"{stem}-{n}" not in taken)
-    return DEFAULT_ROOT / f"{stem}-{number}"
+    try:
+        DEFAULT_ROOT.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = DEFAULT_ROOT / f"{stem}-{number}"
+            with suppress(FileExistsError):
+                folder.mkdir()
+                break
+    except OSError as error:
+        rule = "a command needs a folder for its results"
+        raise UserError(rule, error, "give --out a folder that can be written") from None
+    if not _CLAIMED:
+        atexit.register(release_unused)
+    _CLAIMED.add(folder.absolute())
+    return folder
+
+
+def release_unused() -> None:
+    """Remove the folders that were made for commands which have left nothing in them. Idempotent."""
+    for folder in _CLAIMED:
+        with suppress(OSError):  # it is used
+            folder.rmdir()
+            folder.parent.rmdir()
+    _CLAIMED.clear()
 
 
 def check_out(out: Path, resume: bool) -> Path:
@@ -45,7 +71,7 @@ def journal_in(out: Path, resume: bool, wall: Callable[[], float] = time.time) -
     and for a folder that cannot be written.
     """
     path = check_out(out, resume)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = [folder for folder in (out, *out.parents) if not folder.exists() or folder.absolute() in _CLAIMED]
     begins = not path.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)

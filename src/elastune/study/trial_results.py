@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from elastune.train.program.load import merge
 
 OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
 SYSTEM_PARAMETERS = (*OF_MEANS, "policy")  # what a space may set beside the program's own settings
+
+UNREPORTED = "reports no "
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,8 @@ def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult
 def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
     """The trial's result: complete with a value for every objective, or infeasible with its reason.
 
-    Constraints may speak of settings and of metrics. Raises ``UserError`` where the program does not report what is to
-    be optimised or constrained: no trial could succeed.
+    One that does not report what is to be optimised is infeasible. Constraints may speak of settings and of metrics.
+    Raises ``UserError`` where the program does not report what is constrained: no trial could succeed.
     """
     outcome, seconds = ended.outcome, life.seconds + ended.seconds
     worker_seconds = life.worker_seconds + ended.worker_seconds
@@ -132,7 +134,16 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
                 worker_seconds=worker_seconds,
             )
     seen = visible(metrics)
-    _refuse_unknown(pricing.objectives, seen)
+    if missing := [o.name for o in pricing.objectives if o.name not in seen]:
+        return TrialFinished(
+            life.number,
+            "infeasible",
+            metrics=metrics,
+            seconds=seconds,
+            reason=f"{UNREPORTED}{' nor '.join(missing)} (it reports {', '.join(sorted(seen))})",
+            run=outcome,
+            worker_seconds=worker_seconds,
+        )
     values = {o.name: seen[o.name] for o in pricing.objectives}
     everything = {**known(life.started), **seen}
     for constraint in pricing.constraints:
@@ -168,10 +179,3 @@ def _shortfall(life: TrialLife, target: Constraint) -> float:
 def visible(metrics: Mapping[str, float]) -> dict[str, float]:
     """Without what no search may see."""
     return {name: value for name, value in metrics.items() if not name.startswith("test_")}
-
-
-def _refuse_unknown(objectives: Sequence[Objective], metrics: Mapping[str, float]) -> None:
-    for objective in objectives:
-        if objective.name not in metrics:
-            fix = f"report it, or use one of {', '.join(sorted(metrics))}"
-            raise UserError("an objective must be a metric that the program reports", objective.name, fix)

@@ -112,7 +112,10 @@ class StudyLoop:
         return self._budget.elapsed_s
 
     def run(self, bounds: Bounds, interrupts: Callable[[], int], schedule: Schedule | None = None) -> str:
-        """Until there is nothing more to start and nothing runs, or somebody ends it. Returns why it ended."""
+        """Until there is nothing more to start and nothing runs, or somebody ends it. Returns why it ended.
+
+        Raises ``UserError`` where no trial has reported what is to be optimised.
+        """
         self._enter(bounds, schedule)
         while not (reason := "interrupted" if interrupts() else self._budget.over()):
             self._fill()
@@ -124,6 +127,8 @@ class StudyLoop:
             self._listen(self._pool.pump(self._patience_s()))
             self._flush()
         self._wind_down(reason, interrupts)
+        if reason != "interrupted":
+            self._hope.over(self.table)
         return reason
 
     def finish(self, reason: str) -> None:

@@ -8,17 +8,18 @@ from elastune.core.errors import UserError
 from elastune.job.pool import JobEvent
 from elastune.journal.entry import Entry
 from elastune.journal.records import RunFailed, TrialPaused
-from elastune.journal.trials import TrialTable
+from elastune.journal.trials import TrialLife, TrialTable
+from elastune.study.trial_results import UNREPORTED
 from elastune.train.checkpoints.checkpoint import UNWRITABLE
 
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 
 
 class Hope:
-    """Gives up on a program whose first trials all raise."""
+    """Gives up on a program whose first trials all raise, or all lack an objective."""
 
     def __init__(self) -> None:
-        self._crashed_in_a_row = 0
+        self._crashed_in_a_row = self._lacking_in_a_row = 0
 
     def ended(self, event: JobEvent, table: TrialTable) -> None:
         """A trial is over. Raises ``UserError`` where no trial is likely to succeed."""
@@ -28,6 +29,24 @@ class Hope:
         if self._crashed_in_a_row >= HOPELESS_TRIALS and isinstance(outcome, RunFailed) and not _works(table):
             rule = f"of the first {HOPELESS_TRIALS} trials one must not raise"
             raise UserError(rule, outcome.detail, f"fix the program; a log is {event.spec.out / 'logs'}")
+        self._lacking_in_a_row = self._lacking_in_a_row + 1 if _lacks(table.trials[event.job]) else 0
+        if self._lacking_in_a_row >= HOPELESS_TRIALS:
+            self.over(table)
+
+    def over(self, table: TrialTable) -> None:
+        """There is nothing more to be tried. Raises ``UserError`` where trials have ended well, none with an
+        objective."""
+        if _works(table):
+            return
+        for life in table.trials.values():
+            if life.finished is not None and _lacks(life):
+                fix = "report it by session.report, or name another --objective"
+                got = f"trial {life.number} {life.finished.reason}"
+                raise UserError("an objective must be a metric that the program reports", got, fix)
+
+
+def _lacks(life: TrialLife) -> bool:
+    return life.finished is not None and life.finished.reason.startswith(UNREPORTED)
 
 
 def _works(table: TrialTable) -> bool:
