@@ -1,5 +1,25 @@
 """Parse, call, print."""
 
-from elastune.cli.app import main
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command: see ``elastune.cli.app.main``. Here nothing is imported yet, so that what goes wrong while the
+    rest is (Ctrl-C, a library that the system cannot load) is one line, too."""
+    try:
+        from elastune.cli.app import main as run
+
+        return run(arguments)
+    except KeyboardInterrupt:
+        why, code = "interrupted", 130
+    except (ImportError, MemoryError, OSError) as error:
+        got = f"{type(error).__name__}: {error}"
+        why = f"the libraries must load (got {got}): reinstall what it names, or give it more memory (ulimit -v)"
+        code = 2
+    sys.stderr.write(f"elastune: {' '.join(why.split())}\n")
+    return code

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import cast
+from functools import wraps
+from typing import Any, cast
 
 import typer
 
@@ -21,6 +22,7 @@ from elastune.cli.commands.simulate import simulate
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, results_alone
 from elastune.core.errors import UserError
 from elastune.job.output_dir import release_unused
+from elastune.job.signals import Interrupted
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
 _BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -32,8 +34,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _told(command: Callable[..., int]) -> Callable[..., int]:
+    """``command``, whose Ctrl-C Typer is not to turn into an exit code without a word."""
+
+    @wraps(command)
+    def call(*args: Any, **options: Any) -> int:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+    return call
+
+
 for command in (run, resize, tune, simulate, frontier, report, explain, export, doctor):
-    app.command()(command)
+    app.command()(_told(command))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         path = getattr(context, "command_path", "elastune")
         return _tell(f"{message.rstrip('.')}: see '{path} --help'", WRONG)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, Interrupted, typer.Abort):
         return _tell("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
