@@ -53,7 +53,23 @@ def test_every_worker_count_has_a_naive_and_a_tuned_row(found: tuple[Path, dict[
             "measured" if measured else "modelled"
         }
     assert rows["naive", 16]["quality"] < rows["naive", 1]["quality"], "the naive rule costs accuracy here"
-    assert result["hypervolume_tuned"] >= result["hypervolume_naive"]
+    assert 0 <= result["hypervolume_tuned"] <= 1
+    assert "At equal budget" in result["hypervolume_note"]
+
+
+def test_what_is_said_is_what_was_shown(found: tuple[Path, dict[str, Any]]) -> None:
+    _, result = found
+    for row in result["rows"]:
+        low, high = row["ci"]
+        assert 0 <= low <= row["quality"] <= high <= 1
+        assert row["test_samples"] == 400
+        met = "holds" if low >= 0.85 else "falls" if high < 0.85 else "not shown"
+        assert row["diverged"] or row["verdict"] == met
+        assert row["seconds_factor"] == 1.0 or row["seconds_label"] == "modelled"
+    if result["pick"] is not None:
+        picked = result["rows"][result["pick"]]
+        assert (picked["verdict"] == "holds") == result["answer"].startswith("Use ")
+        assert result["reasons"][0]["weight"] == "decides"
 
 
 def test_the_numbers_are_those_of_the_journal(found: tuple[Path, dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.core.text import number
+from elastune.core.text import duration
 from elastune.journal.entry import Entry
 from elastune.journal.records import Reported, RunStarted, StudyStarted, TrialFinished, TrialStarted
 from elastune.report.figures import interactive, static
@@ -65,8 +65,11 @@ def test_frontier_report_is_whole(found, written):
     assert found.answer in page.text
     assert found.command in page.text
     for row in found.rows:
-        assert f"{number(row.seconds)} {row.seconds_label}" in page.text
-    assert "0.9752 ± 0.0031" in page.text
+        assert duration(row.seconds) + ("" if row.seconds_label == "measured" else " ×÷ 1.4") in page.text
+    assert "0.9752 (0.9721 to 0.9783)" in page.text
+    assert "noise scale: <outweighed>" in page.text
+    assert "0.9541 by the search's points alone, 0.8312 by the naive rule" in page.text
+    assert "At equal budget: told here." in page.text
     assert "Example CPU" in page.text
     assert "diverged: loss is NaN at step 12" in page.text
     assert "predicted / measured" in page.text
@@ -201,7 +204,7 @@ def test_pngs_are_the_same_each_time_and_follow_the_data(found, with_rows):
     [
         {0: {"quality": math.nan, "ci": None}},
         {i: {"quality": math.nan, "ci": None} for i in range(8)},
-        {i: {"quality": 0.9, "ci": 0.0, "seconds": 5.0} for i in range(8)},
+        {i: {"quality": 0.9, "ci": (0.9, 0.9), "seconds": 5.0} for i in range(8)},
         {i: {"seconds": 0.0} for i in range(8)},
         {3: {"ci": None, "quality": -1e9}},
     ],

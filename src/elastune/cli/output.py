@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
 OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
-FILE_WIDTH = 240  # columns of a table where nobody's terminal sets them
+FILE_WIDTH = 120  # columns of a table where nobody's terminal sets them
 
 
 _RESULTS: ContextVar[int | None] = ContextVar("results", default=None)  # a descriptor of the command's stdout

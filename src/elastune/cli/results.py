@@ -30,7 +30,8 @@ from elastune.report.tables.adapting import (
 )
 from elastune.report.tables.changes import Changes, changes_line, gather_changes
 from elastune.report.tables.study_tables import front_table, subset_table
-from elastune.report.tables.tables import Table, frontier_table
+from elastune.report.tables.frontier_tables import frontier_table, settings_table
+from elastune.report.tables.tables import Table
 from elastune.search.space.constraint import Constraint
 from elastune.search.space.objective import valued
 from elastune.study.results.study import Study
@@ -220,11 +221,13 @@ def _frontier(story: StudyStory, out: Path) -> Result:
         data = {"kind": "frontier", "unfinished": True, "trials": len(story.ended), **ending}
         return Result(data, lines=("no frontier yet",), stopped=ending["reason"])
     data = {**asdict(found), "kind": "frontier", **ending}
-    return Result(data, (frontier_table(found),), _frontier_lines(found), stopped=ending["reason"])
+    tables = (frontier_table(found), settings_table(found))
+    return Result(data, tables, _frontier_lines(found), stopped=ending["reason"])
 
 
 def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
-    lines = [plain(found.answer, 2000), plain(found.support, 2000)]
+    lines = [plain(found.answer, 2000)]
+    lines += [f"{each.weight:<7} {plain(each.text, 2000)}" for each in found.reasons]
     if found.command:
         lines += [f"train   {plain(found.command, 4000)}", f"        {plain(found.command_note, 600)}"]
     return tuple(line for line in lines if line)

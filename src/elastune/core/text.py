@@ -50,6 +50,20 @@ def interval(ends: tuple[float, float] | None, digits: int = 2) -> str:
     return f"{low:.{decimals}f} to {high:.{decimals}f}"
 
 
+def estimate(mean: float | None, ends: tuple[float, float] | None) -> str:
+    """``0.984 (0.970 to 0.993)``: the mean to as many decimals as its interval, which may be unknown."""
+    shown = interval(ends)
+    if mean is None or shown == "–" or not math.isfinite(mean):
+        return number(mean)
+    decimals = len(shown.partition(" ")[0].partition(".")[2])
+    return f"{mean:.{decimals}f} ({shown})" if decimals else f"{number(mean)} ({shown})"
+
+
+def modelled(factor: float | None) -> str:
+    """``modelled, ×÷ 1.4``: a model's figure, and by what factor it may be off either way (None: nobody knows)."""
+    return "modelled, unchecked" if factor is None else f"modelled, ×÷ {number(factor, 3)}"
+
+
 def duration(seconds: float | None) -> str:
     """``340 µs``, ``235 ms``, ``42.3 s``, ``3.2 min``, ``2.1 h`` or ``3.4 days``; an en dash for None."""
     if seconds is None or not math.isfinite(seconds) or seconds == 0:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.frontier.rows import Times, batch_of
+from elastune.frontier.criteria import Times, batch_of
 from elastune.journal.records import LinkMeasured, TimesFitted
 from elastune.journal.trials import TrialLife, TrialTable
 from elastune.plan.step_time import Fit, Observation, fit
@@ -47,7 +47,7 @@ class Calibration:
         gradients = [(step.batch, step.step_s) for step in timed.values() if step.workers == 1]
         checked = [step for step in timed.values() if step.workers > 1]
         found: Fit = fit(gradients, self._grad_bytes, links=self.links, held_out=checked)
-        return Times(found.model, {key: step.step_s for key, step in timed.items()}), found.to_record()
+        return Times(found.model, {key: step.step_s for key, step in timed.items()}, found.errors), found.to_record()
 
     def _timed(self) -> dict[tuple[int, int], Observation]:
         """(batch, workers) -> the step that was measured."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from statistics import fmean, median
 
 from elastune.core.run import Config
+from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.plan import FrontierPlan
-from elastune.frontier.rows import FrontierCriteria
 from elastune.frontier.trainings import Training, Trainings, key, name_of
+from elastune.frontier.verdict import judge
 from elastune.search.stopping.schedule import FixedTrial, Next
 from elastune.study.loop.fixed_trials import FixedTrials
 
@@ -52,42 +53,62 @@ class Choice:
         found = [self._trainings.done.get(key(naive, seed, workers)) for seed in self.seeds()]
         return [training for training in found if training is not None]
 
+    def baseline(self) -> list[Training]:
+        """All trainings of the program's own settings on the smallest worker count, with whatever seeds."""
+        config, workers = self._base
+        return [t for t in self._trainings.done.values() if t.config == config and t.slots == workers]
+
     def unconfirmed(self, by: FrontierCriteria) -> list[Cell]:
         """What looks best for a worker count, where one lucky seed, or another count's training, may have made it so.
 
-        The largest counts come first: what tuning buys back is most there.
+        The largest counts come first: what tuning buys back is most there. Before them the baseline, where the others
+        are to be compared with it seed by seed.
         """
         best = [(self.best(workers, by), workers) for workers in reversed(self._request.workers)]
-        return [(config, workers) for config, workers in best if config and not self._confirmed(config, workers)]
+        new = [(config, workers) for config, workers in best if config and not self._confirmed(config, workers)]
+        paired = by.target is None and new and not self._complete(*self._base, FRESH_SEEDS)
+        return [self._base, *new] if paired else new
 
     def best(self, workers: int, by: FrontierCriteria, *, confirmed_only: bool = False) -> Config | None:
         """The fastest configuration that looks good enough; where none does, the one of the best quality.
 
         None where every training diverged; with ``confirmed_only``, every one that was made for ``workers``.
         """
-        first = self._request.workers[0]
-        base = self._mean_quality(self._plan.naive(first), first)
         done = self._trainings.done.values()
         candidates = {name_of(t.config): t.config for t in done if t.result.state == "complete"}
-        scored = []
+        scored, enough = [], []
         for config in candidates.values():
             if confirmed_only and not self._confirmed(config, workers):
                 continue
             quality = self._mean_quality(config, workers)
             if quality is not None:
                 seconds = median(by.seconds(t, workers)[0] for t in self.tried(config, workers) if t.run is not None)
-                scored.append((quality, seconds, config))
+                scored.append((quality, config))
+                if self._looks_good(config, workers, quality, by):
+                    enough.append((seconds, config))
         if not scored:
             return None
-        enough = [
-            (seconds, config)
-            for quality, seconds, config in scored
-            if by.reaches(quality) and (by.target is not None or base is None or not by.better(base, quality))
-        ]
         if enough:
             return min(enough, key=lambda pair: pair[0])[1]
         sign = -1.0 if by.quality.direction == "max" else 1.0
-        return min(scored, key=lambda each: sign * each[0])[2]
+        return min(scored, key=lambda each: sign * each[0])[1]
+
+    @property
+    def _base(self) -> Cell:
+        first = self._request.workers[0]
+        return self._plan.naive(first), first
+
+    def _looks_good(self, config: Config, workers: int, quality: float, by: FrontierCriteria) -> bool:
+        """Whether validation shows that quality holds; before it is confirmed, whether its mean says so."""
+        baseline = self.baseline()
+        if self._confirmed(config, workers):
+            found = judge(self.tried(config, workers), baseline, by, self._plan.quality.name)
+            if found is not None and (by.target is not None or found.against is not None):
+                return found.word == "holds"
+        if by.target is not None:
+            return by.reaches(quality)
+        base = [t.result.metrics[self._plan.quality.name] for t in baseline if t.run is not None]
+        return not base or by.loss(quality, fmean(base)) < by.margin_at(fmean(base))
 
     def _confirmed(self, config: Config, workers: int) -> bool:
         return any(self._complete(config, workers, first) for first in (FRESH_SEEDS, 0))

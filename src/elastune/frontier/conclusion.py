@@ -2,77 +2,116 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
+from elastune.frontier.advice import Advice
 from elastune.frontier.choice import Choice
+from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.plan import FrontierPlan
-from elastune.frontier.rows import FrontierCriteria, answer, hypervolumes, mark_front, row, support
-from elastune.frontier.trainings import Training, name_of
+from elastune.frontier.rows import mark_front, row
+from elastune.frontier.trainings import Training, Trainings, name_of
+from elastune.frontier.volumes import volumes
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.search.analysis.front import pick
+from elastune.search.space.objective import Objective
 from elastune.study.results.command import run_command
 
 
 def conclude(
-    plan: FrontierPlan, choice: Choice, tuned: Mapping[int, Config], rules: Mapping[str, str], by: FrontierCriteria
+    plan: FrontierPlan,
+    choice: Choice,
+    trainings: Trainings,
+    tuned: Mapping[int, Config],
+    rules: Mapping[str, str],
+    by: FrontierCriteria,
 ) -> FrontierFound:
     """The answer. ``tuned``: worker count -> configuration; ``rules``: by ``name_of(config)``, its learning rate's.
 
     Raises ``UserError`` where no training succeeded.
     """
-    counts = list(plan.request.workers)
     rows = mark_front(_rows(plan, choice, tuned, rules, by), by)
-    naive_volume, volume = hypervolumes(rows, by)
-    chosen = _pick(plan, rows, by)
+    naive = [t for workers in plan.request.workers for t in choice.with_own_seeds(workers)]
+    volume = volumes(rows, naive, trainings.searched, by)
+    chosen, faster = pick_row(plan.axes, rows, by)
     shown = None if chosen is None else _repeated(choice, rows[chosen])
-    words, supported = support(rows[0] if chosen is None else rows[chosen], by.times.model)
+    advice = Advice(by, tuple(plan.request.workers), tuple(rows), chosen, faster)
     return FrontierFound(
         quality=by.quality.name,
         direction=by.quality.direction,
         target=by.target,
         price_per_worker_hour=by.price_per_worker_hour,
         rows=rows,
-        hypervolume_naive=naive_volume,
-        hypervolume_tuned=volume,
-        answer=answer(rows, counts, by),
+        hypervolume_naive=volume.naive,
+        hypervolume_tuned=volume.tuned,
+        hypervolume_note=volume.note,
+        answer=advice.answer(),
+        reasons=advice.reasons(),
+        model_errors=dict(by.times.errors),
         pick=chosen,
         command="" if chosen is None or shown is None else _command(plan, rows[chosen], shown),
         command_trial=None if shown is None else shown.trial,
         command_metrics={} if shown is None or shown.run is None else dict(shown.run.metrics),
         command_note="" if chosen is None or shown is None else _note(plan, rows[chosen], shown),
-        support=words,
-        supported_workers=supported,
     )
+
+
+def pick_row(
+    axes: Sequence[Objective], rows: Sequence[FrontierRow], by: FrontierCriteria
+) -> tuple[int | None, int | None]:
+    """The row to use and, where one is faster by no more than the step-time model's own error, that one.
+
+    Of the rows that are shown to hold: the fastest, without a target the knee of their front. Where none is shown to
+    hold: of those that may, the one whose interval comes nearest to the target, or whose loss is bound lowest. None
+    where all of them fall.
+    """
+    holding = [i for i, r in enumerate(rows) if r.verdict == "holds"]
+    if not holding:
+        open_ones = [i for i, r in enumerate(rows) if r.verdict == "not shown"]
+        return min(open_ones, key=lambda i: _doubt(rows[i], by), default=None), None
+    if by.target is None:
+        held = [rows[i] for i in holding]
+        values = [{by.quality.name: r.validation, "seconds": r.seconds, "cost": r.cost} for r in held]
+        first = holding[pick(values, axes).index]
+    else:
+        first = min(holding, key=lambda i: (rows[i].seconds, rows[i].workers))
+    tied = [i for i in holding if rows[i].workers < rows[first].workers and _tie(rows[i], rows[first])]
+    best = min([first, *tied], key=lambda i: (rows[i].workers, rows[i].seconds))
+    return best, None if best == first else first
+
+
+def _tie(fewer: FrontierRow, more: FrontierRow) -> bool:
+    """Whether more workers are not shown to be faster: nothing but the model says so, within its own error."""
+    if fewer.seconds <= more.seconds:
+        return True
+    factors = [r.seconds_factor for r in (fewer, more) if r.seconds_label == "modelled"]
+    return bool(factors) and fewer.seconds <= more.seconds * max(math.inf if f is None else f for f in factors)
+
+
+def _doubt(r: FrontierRow, by: FrontierCriteria) -> float:
+    """How far what is shown of a row is from what it should be."""
+    if by.target is not None:
+        return max((by.loss(end, by.target) for end in r.ci), default=math.inf) if r.ci else math.inf
+    return math.inf if r.loss_bound is None else r.loss_bound
 
 
 def _rows(
     plan: FrontierPlan, choice: Choice, tuned: Mapping[int, Config], rules: Mapping[str, str], by: FrontierCriteria
 ) -> list[FrontierRow]:
-    means, made = plan.request.means, list[FrontierRow | None]()
+    means, baseline, made = plan.request.means, choice.baseline(), list[FrontierRow | None]()
     for workers in plan.request.workers:
         naive = plan.naive(workers)
-        made.append(row("naive", workers, naive, "linear", choice.with_own_seeds(workers), by, means))
+        made.append(row("naive", workers, naive, "linear", choice.with_own_seeds(workers), by, means, baseline))
     for workers, config in tuned.items():
         rule = rules.get(name_of(config), "linear")
-        made.append(row("tuned", workers, config, rule, choice.tried(config, workers), by, means))
+        made.append(row("tuned", workers, config, rule, choice.tried(config, workers), by, means, baseline))
     rows = [each for each in made if each is not None]
     if not rows:
         raise UserError("some training must succeed", "all diverged or failed", "lower the program's lr")
     return rows
-
-
-def _pick(plan: FrontierPlan, rows: Sequence[FrontierRow], by: FrontierCriteria) -> int | None:
-    """The fastest row that reaches the target; without a target the knee. None where the target is out of reach."""
-    on_front = [i for i, r in enumerate(rows) if r.on_front]
-    values = [{by.quality.name: rows[i].validation, "seconds": rows[i].seconds, "cost": rows[i].cost} for i in on_front]
-    if by.target is None:
-        return on_front[pick(values, plan.axes).index]
-    if not any(by.reaches(v[by.quality.name]) for v in values):
-        return None
-    return on_front[pick(values, plan.axes, targets={by.quality.name: by.target}).index]
 
 
 def _repeated(choice: Choice, chosen: FrontierRow) -> Training:

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
 from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec
+from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.plan import FrontierPlan
-from elastune.frontier.rows import FrontierCriteria, batch_of
 from elastune.frontier.trainings import NOISE_SCALE, Training, Trainings, key, name_of, training_of
 from elastune.job.pool import JobEvent
 from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted

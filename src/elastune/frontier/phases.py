@@ -21,9 +21,9 @@ from elastune.core.run import Config
 from elastune.frontier.calibration import Calibration, batches_to_measure
 from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.frontier.conclusion import conclude
+from elastune.frontier.criteria import FrontierCriteria, Times, batch_of
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import FrontierPlan, check
-from elastune.frontier.rows import FrontierCriteria, Times, batch_of
 from elastune.frontier.trainings import Trainings, name_of
 from elastune.job.output_dir import check_out, journal_in
 from elastune.job.pool import Pool
@@ -153,7 +153,7 @@ class _Frontier:
         if found := [pair for workers, config in tuned.items() if (pair := self._to_measure(workers, config, by))]:
             self._run(calibration.schedule(self._plan.config, found), Bounds())
         by = self._fitted(calibration)
-        answer = conclude(self._plan, choice, tuned, self._experiment.rules, by)
+        answer = conclude(self._plan, choice, self._trainings, tuned, self._experiment.rules, by)
         self.loop.tell(answer)
         self.loop.finish("interrupted" if self._interrupts() else f"a budget of {request.budget_s:g} s")
         return answer
@@ -178,7 +178,10 @@ class _Frontier:
         self._keep_record(record)
 
     def _criteria(self, times: Times) -> FrontierCriteria:
-        return FrontierCriteria(self._plan.quality, self._request.target, self._request.price_per_worker_hour, times)
+        request = self._request
+        return FrontierCriteria(
+            self._plan.quality, request.target, request.price_per_worker_hour, times, request.margin
+        )
 
     def _fitted(self, calibration: Calibration) -> FrontierCriteria:
         times, record = calibration.fit()

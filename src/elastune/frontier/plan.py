@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -109,6 +110,8 @@ def check(request: FrontierRequest) -> FrontierPlan:
         raise UserError("a price must be positive", request.price_per_worker_hour, "for example --price 2.5")
     if request.seeds < 2:
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
+    if request.margin is not None and not 0 < request.margin < math.inf:
+        raise UserError("a margin must be above 0", request.margin, "for example --margin 0.01")
     check_means(RunSpec(request.program, request.out, means=request.means))
     program = load_as_guest(request.program)
     if program.space is None:

@@ -33,6 +33,20 @@ class Training:
         """How it ended, if it ended well."""
         return self.result.run
 
+    @property
+    def worker_seconds(self) -> float:
+        """What it took here, of all workers together."""
+        told = self.result.worker_seconds
+        return self.result.seconds if told is None else told
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Worker-seconds that a trial of the search took here, and its training; None where it paused and rests."""
+
+    worker_seconds: float
+    training: Training | None
+
 
 def name_of(config: Config) -> str:
     """What makes two configurations the same."""
@@ -61,6 +75,13 @@ class Trainings:
                 if life.started.phase != "calibrate":
                     self._done.setdefault(_key_of(life.started), training_of(life))
         return self._done
+
+    @property
+    def searched(self) -> list[Spent]:
+        """All that the search began and does not run just now, in the order in which it ended or paused."""
+        lives = [life for life in self._table.trials.values() if life.started.phase == "search"]
+        resting = sorted((life for life in lives if life.state != "running"), key=lambda life: life.last_s)
+        return [Spent(life.worker_seconds, training_of(life) if life.state == "over" else None) for life in resting]
 
     def open(self, phase: str) -> set[str]:
         """The keys of those of ``phase`` that run, or will go on."""

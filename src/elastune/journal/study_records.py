@@ -198,11 +198,15 @@ class FrontierRow:
     """One cell of the trade-off table: settings, a worker count, and what they reach.
 
     ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
-    the program reports none, on its validation data; ``ci`` is the half-width of its 95 % confidence interval.
+    the program reports none, on its validation data; ``ci`` is its 95 % confidence interval, of seeds and, where the
+    number of ``test_samples`` is known, of the test set. ``loss``: by how much it is worse than the baseline's with the
+    same ``pairs`` of seeds, ``loss_bound`` its one-sided 95 % bound, compared with ``margin``. ``verdict``: whether it
+    is shown to be at the target or, without one, no worse than the baseline's by more than the margin.
     ``quality_label``: measured by trainings on so many workers, or emulated, by trainings on fewer that work as these
     would; ``num_slots`` belongs to the settings, since a slot has its own random stream and batch statistics.
-    ``seconds`` is the time of the whole training; ``time_to_target_s`` is None where the target was not reached,
-    ``time_to_target_ci`` half of its 95 % confidence interval over the seeds.
+    ``seconds`` is the time of the whole training; the model's may be off by ``seconds_factor`` either way (1.0:
+    measured; None: the model could not be checked). ``throughput``: samples a second. ``time_to_target_s``: the mean
+    over seeds, None unless all have ``reached`` the target, with its 95 % interval over seeds.
     ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
     """
 
@@ -215,15 +219,24 @@ class FrontierRow:
     mode: str
     config: dict[str, Any]
     quality: float
-    ci: float | None
+    ci: tuple[float, float] | None
     seeds: Count
     held_out: bool
     validation: float
     seconds: float
     seconds_label: Literal["measured", "modelled"]
     cost: float
+    verdict: Literal["holds", "not shown", "falls"] = "not shown"
+    loss: float | None = None
+    loss_bound: float | None = None
+    margin: float | None = None
+    pairs: Count = 0
+    test_samples: Count | None = None
+    seconds_factor: float | None = 1.0
+    throughput: float | None = None
     time_to_target_s: float | None = None
-    time_to_target_ci: float | None = None
+    time_to_target_ci: tuple[float, float] | None = None
+    reached: Count = 0
     on_front: bool = False
     diverged: Count = 0
     trials: list[Count] = field(default_factory=list)
@@ -234,12 +247,22 @@ class FrontierRow:
 
 
 @dataclass(frozen=True, config=_RULES)
+class FrontierReason:
+    """Why the answer is as it is. ``weight``: it decides, or it is a hint that the trainings outweigh."""
+
+    weight: Literal["decides", "hint"]
+    text: str
+
+
+@dataclass(frozen=True, config=_RULES)
 class FrontierFound:
     """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
 
     ``command`` repeats ``command_trial``, one training of the pick's row, with the same seed: ``command_metrics`` are
     what it reports, ``command_note`` says so.
-    ``support``: how many workers the gradient noise scale supports, in words ("": it was not measured).
+    ``answer`` is the one conclusion, ``reasons`` what it rests on. ``model_errors``: predicted over measured of the
+    step-time model, by what. Hypervolumes are of naive rows, and of the search's points alone; ``hypervolume_note``
+    says at which budget.
     """
 
     quality: str
@@ -255,8 +278,9 @@ class FrontierFound:
     command_trial: Count | None = None
     command_metrics: dict[str, float] = field(default_factory=dict)
     command_note: str = ""
-    support: str = ""
-    supported_workers: Count | None = None
+    reasons: list[FrontierReason] = field(default_factory=list)
+    model_errors: dict[str, float] = field(default_factory=dict)
+    hypervolume_note: str = ""
     kind: Literal["frontier_found"] = "frontier_found"
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from elastune.report.figures import frontier as frontier_figures
 from elastune.report.figures import search as search_figures
 from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
-from elastune.report.tables import adapting, study_tables, tables
+from elastune.report.tables import adapting, frontier_tables, study_tables, tables
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.changes import Changes, changes_line, changes_table, gather_changes, gone_table
 from elastune.report.tables.sample_ledger import Ledger, ledger
@@ -187,16 +187,19 @@ def frontier_page(study: StudyStory) -> Page:
     history = study_figures.history(study)
     figures = [frontier_figures.tradeoff(found), frontier_figures.front(found)] if found.rows else []
     naive, tuned = number(found.hypervolume_naive), number(found.hypervolume_tuned)
-    support = (Note(plain(found.support, 600)),) if found.support else ()
-    covered = f"Hypervolume of the front: {tuned} tuned, {naive} by the naive rule (more is better)."
+    covered = f"Hypervolume: {tuned} by the search's points alone, {naive} by the naive rule (more is better). "
+    covered += f"{plain(found.hypervolume_note, 600)}."
+    why = (Section("Why", (frontier_tables.reasons_table(found),)),) if found.reasons else ()
     return Page(
         kind="frontier",
-        answer=plain(found.answer, 600),
+        answer=plain(found.answer, 1000),
         state=_study_state(study),
         ended=study.finished is not None,
         figures=tuple(figures + ([history] if history else [])),
         sections=(
-            Section("The frontier", (tables.frontier_table(found), *support, Note(covered))),
+            *why,
+            Section("The frontier", (frontier_tables.frontier_table(found), Note(covered))),
+            Section("Settings of the rows", (frontier_tables.settings_table(found),)),
             *_study_sections(study, found),
         ),
         command=plain(found.command, 4000),
@@ -239,9 +242,17 @@ def _method(found: FrontierFound) -> str:
     modelled = [row.workers for row in found.rows if row.seconds_label == "modelled"]
     emulated = sorted({row.workers for row in found.rows if row.quality_label == "emulated"})
     words = (
-        f"{quality} is the mean over {spread} seeds on {data}; ± is the half-width of its 95 % confidence interval "
-        "(Student's t). "
+        f"{quality} is the mean over {spread} seeds on {data}, with its 95 % confidence interval within its bounds: of "
+        "the spread over seeds and, where the program tells on how many samples it measures, of the test set's error. "
     )
+    if found.target is not None:
+        words += "The target counts as reached where the whole interval is at it. "
+    else:
+        words += (
+            "It holds where a one-sided paired t-test over seeds (95 %, on the same test samples) shows that it is "
+            "worse than on the smallest worker count with the program's own settings by less than the margin. "
+        )
+    words += "Each row is tested by itself: of twenty that do not hold, one may seem to. "
     if emulated:
         counts = ", ".join(map(str, emulated))
         words += f"Emulated ({counts} workers): fewer did their work, slot by slot, with the same result. "

@@ -64,6 +64,8 @@ class FrontierRequest:
 
     ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
+    ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
+    range, or a fiftieth of the baseline's quality).
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``). ``stopping`` and
     ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence``: as there, for all.
     ``means``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
@@ -76,6 +78,7 @@ class FrontierRequest:
     budget_s: float
     target: float | None = None
     quality: str | None = None
+    margin: float | None = None
     seeds: int = 3
     means: Means = field(default_factory=Means)
     config: Config = field(default_factory=dict)

@@ -21,13 +21,24 @@ def test_tradeoff_holds_the_numbers_of_the_rows(found):
     figure = tradeoff(found)
     for role, start in (("naive", "before"), ("tuned", "after")):
         rows = [row for row in found.rows if row.role == role]
-        quality, seconds = (series_of(figure, start, panel) for panel in (0, 1))
+        quality, seconds, throughput = (series_of(figure, start, panel) for panel in (0, 1, 2))
         assert quality.x == seconds.x == tuple(row.workers for row in rows)
         assert quality.y == tuple(row.quality for row in rows)
-        assert quality.error == tuple(row.ci for row in rows)
+        assert [(y - below, y + above) for y, (below, above) in zip(quality.y, quality.error, strict=True)] == [
+            pytest.approx(row.ci) for row in rows
+        ]
+        assert throughput.y == tuple(row.throughput for row in rows)
+        assert throughput.hollow == seconds.hollow
         assert seconds.y == tuple(row.seconds for row in rows)
         assert seconds.hollow == tuple(row.seconds_label == "modelled" for row in rows)
         assert not any(quality.hollow), "quality is always measured"
+    below, above = seconds.error[-1]
+    modelled_s = found.rows[-1].seconds
+    assert (modelled_s - below, modelled_s + above) == (
+        pytest.approx(modelled_s / 1.4),
+        pytest.approx(modelled_s * 1.4),
+    )
+    assert "off where it could be checked (×÷ 1.4)" in figure.caption
     assert figure.panels[0].levels == (Level(0.975, "target 0.975"),)
     assert figure.panels[0].x.ticks == (1, 2, 4, 8)
     assert "modelled" in seconds.labels[-1]
@@ -142,11 +153,13 @@ def test_series_of_unequal_lengths_are_refused():
     with pytest.raises(ValueError, match="2 points but 1 of y"):
         Series("a", (1.0, 2.0), (1.0,), "#000000")
     with pytest.raises(ValueError, match="2 points but 1 of error"):
-        Series("a", (1.0, 2.0), (1.0, 2.0), "#000000", error=(0.1,))
+        Series("a", (1.0, 2.0), (1.0, 2.0), "#000000", error=((0.1, 0.1),))
 
 
 def test_a_wild_interval_does_not_press_the_rest_flat():
-    panel = Panel("", Axis("x"), Axis("y"), (Series("a", (1.0, 2.0), (0.9, 0.8), "#000000", error=(0.01, 50.0)),))
+    panel = Panel(
+        "", Axis("x"), Axis("y"), (Series("a", (1.0, 2.0), (0.9, 0.8), "#000000", error=((0.01, 0.01), (50.0, 50.0))),)
+    )
     low, high = panel.y_range()
     assert high - low < 0.3
 
@@ -158,7 +171,13 @@ def test_a_wild_interval_does_not_press_the_rest_flat():
 )
 def test_every_point_lies_within_its_axes(values, log, errors):
     ones = tuple(float(i + 1) for i in range(len(values)))
-    series = Series("a", ones, tuple(values), "#000000", error=tuple(errors[: len(values)]))
+    series = Series(
+        "a",
+        ones,
+        tuple(values),
+        "#000000",
+        error=tuple(None if e is None else (e / 2, e) for e in errors[: len(values)]),
+    )
     panel = Panel("", Axis("x"), Axis("y", log=log), (series,))
     low, high = panel.y_range()
     assert low < min(values) <= max(values) < high

@@ -201,7 +201,9 @@ def test_a_decision_after_the_last_measurement_lies_within_the_figure(run_entrie
 
 
 def test_a_band_ends_at_the_edge_of_a_log_axis():
-    series = Series("s", (0.0, 1.0, 2.0), (10.0, None, 4.0), "#000000", error=(2.0, 1.0, 9.0), band=True)
+    series = Series(
+        "s", (0.0, 1.0, 2.0), (10.0, None, 4.0), "#000000", error=((2.0, 2.0), (1.0, 1.0), (9.0, 9.0)), band=True
+    )
     assert series.edges(floor=1.0) == ([0.0, 2.0], [8.0, 1.0], [12.0, 13.0])
     assert series.edges(floor=5.0)[1] == [8.0, 4.0], "never above the line"
 

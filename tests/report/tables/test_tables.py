@@ -7,8 +7,9 @@ from rich.console import Console
 from elastune.core.text import number
 from elastune.journal.records import TimesFitted
 from elastune.report.gather import front_trials, gather_run, gather_study
+from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table
 from elastune.report.tables.study_tables import failures_table, front_table, trials_table
-from elastune.report.tables.tables import Table, frontier_table, reports_table, run_table, times_table, to_html, to_rich
+from elastune.report.tables.tables import Table, reports_table, run_table, times_table, to_html, to_rich
 
 
 def printed(table, width):
@@ -25,33 +26,56 @@ def column(table, start):
 def test_frontier_table_holds_the_rows(found):
     table = frontier_table(found)
     assert column(table, "workers") == ["1", "2", "4", "8"] * 2
-    assert column(table, "accuracy")[:2] == ["0.9712 ± 0.0021", "0.9655 ± 0.0034"]
-    assert column(table, "training (s)")[1:3] == ["23.1 measured", "13.4 modelled"]
-    assert column(table, "time to target (s)")[3:5] == ["not reached", "21.72"]
-    assert column(table, "lr")[1] == "0.1 (linear)"
-    assert column(table, "cost (worker-hours)")[0] == number(41.8 / 3600)
-    assert column(table, "other")[0] == "momentum=0.9, epochs=8"
+    assert column(table, "accuracy")[:2] == ["0.9712 (0.9691 to 0.9733)", "0.9655 (0.9621 to 0.9689)"]
+    assert column(table, "training time")[1:3] == ["23.1 s", "13.4 s ×÷ 1.4"]
+    assert column(table, "time to target")[3:5] == ["not reached", "21.7 s (18.1 s to 27.2 s)"]
+    assert column(table, "reaches")[2:5] == ["no", "no", "yes"]
+    assert column(table, "worker time")[0] == "41.8 s"
     assert column(table, "rule")[3:5] == ["naive", "tuned, front"]
     assert table.strong == {7}
     assert column(table, "rule")[7] == "tuned, pick"
+    assert table.note == (
+        "×÷: modelled, and by what factor it may be off (predicted / measured 0.71 to 0.71); intervals: seeds and 400 "
+        "test samples"
+    )
+    settings = settings_table(found)
+    assert column(settings, "lr")[1] == "0.1 (linear)"
+    assert column(settings, "other")[0] == "momentum=0.9, epochs=8"
+    assert column(settings, "samples/s")[:3] == ["1,531", "2,771", "4,776"]
+    assert column(settings, "worse by")[2] == "0.028 (≤ 0.04)"
+    assert [row[0] for row in reasons_table(found).rows] == ["decides", "hint"]
 
 
 def test_frontier_table_says_what_is_weaker(found, with_rows):
-    changed = with_rows({0: {"held_out": False, "diverged": 2}}, price_per_worker_hour=3.5)
+    changed = with_rows({0: {"held_out": False, "diverged": 2, "quality_label": "emulated"}}, price_per_worker_hour=3.5)
     table = frontier_table(changed)
     assert column(table, "accuracy")[0].endswith("(validation)")
-    assert column(table, "seeds")[0] == "3, 2 diverged"
-    assert column(table, "cost (at 3.5 a worker-hour)")
+    assert column(table, "by")[:2] == ["emulated", "measured"]
+    assert column(settings_table(changed), "seeds")[0] == "3, 2 diverged"
+    assert column(table, "cost ($3.5 a worker-hour)")[0] == "$0.01"
+    unchecked = with_rows({2: {"seconds_factor": None, "test_samples": None}}, model_errors={})
+    assert column(frontier_table(unchecked), "training time")[2] == "13.4 s ×÷ ?"
+    assert "unchecked" in frontier_table(unchecked).note
+    assert column(frontier_table(with_rows({}, target=None, direction="min")), "holds")[2] == "rises"
 
 
-@pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_frontier_table_fits_a_terminal(found, width):
-    text = printed(frontier_table(found), width)
-    assert "…" not in text
-    assert all(len(line) <= width for line in text.splitlines())
-    assert "0.9752 ± 0.0031" in text
-    assert "7.4 modelled" in text
-    assert ("no room for" in text) == (width < 150)
+@pytest.mark.parametrize("width", [100, 120, 200])
+@pytest.mark.parametrize("quality", ["accuracy", "validation_balanced_accuracy_of_everything"])
+def test_frontier_tables_fit_a_terminal(found, with_rows, width, quality):
+    """At 120 columns with nothing left out, whatever the metric is called."""
+    wide = with_rows(
+        {i: {"quality_label": "emulated", "noise_scale": 1412.3, "noise_scale_error": 122.0} for i in range(8)}
+    )
+    shown = replace(wide, quality=quality)
+    for table in (frontier_table(shown), settings_table(shown)):
+        text = printed(table, width)
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= width
+        assert "no room for" not in text
+    text = printed(frontier_table(shown), width)
+    assert "7.4 s ×÷ 1.4" in text
+    if width >= 120:
+        assert "0.9752 (0.9721" in text
 
 
 def test_markup_in_cells_is_text():

@@ -60,6 +60,13 @@ def frontier(
     quality: Annotated[
         str | None, typer.Option(help="The metric of the target. [default: the first objective]")
     ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help="By how much quality may be worse than on the smallest count and still hold. [default: a hundredth of "
+            "the metric's range, or a fiftieth of its value there]"
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Trainings of a cell of the table.")] = 3,
     constraint: options.Constraints = None,
     sampler: options.Sampler = "auto",
@@ -73,11 +80,12 @@ def frontier(
     mode N workers train it, however few cores there are.
 
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, batch_size,
-    lr, lr_rule, quality, quality_label, ci, seconds, seconds_label, cost, time_to_target_s, time_to_target_ci,
-    on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a row's number or null), answer, command,
-    command_trial, command_metrics and command_note (the training of the pick's row that the command repeats, what it
-    reports, and that in words), support, supported_workers (by the noise scale of the pick, else of the first row),
-    hypervolume_naive, hypervolume_tuned, seconds, reason, out, report}.
+    lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"), loss, loss_bound,
+    margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput, cost, time_to_target_s,
+    time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a row's number or
+    null), answer, reasons: [{weight, text}], command, command_trial, command_metrics and command_note (the training of
+    the pick's row that the command repeats, what it reports, and that in words), model_errors (predicted over
+    measured), hypervolume_naive, hypervolume_tuned, hypervolume_note, seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.phases import frontier as find_frontier
@@ -92,6 +100,7 @@ def frontier(
         budget_s=parse.duration(budget or ""),
         target=target,
         quality=quality,
+        margin=margin,
         seeds=seeds,
         means=execution.of_one(),
         config=training.config,

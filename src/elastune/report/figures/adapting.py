@@ -80,7 +80,7 @@ def _noise_scale(measured: Sequence[Measured]) -> tuple[Series, ...]:
     if not known:
         return ()
     series = _line("gradient noise scale", [(m, value) for m, value, _ in known], palette.BEST)
-    errors = tuple(error for _, _, error in known)
+    errors = tuple(None if error is None else (error, error) for _, _, error in known)
     return (replace(series, error=errors, band=True) if any(errors) else series,)
 
 

@@ -28,9 +28,9 @@ class Series:
     """Points of one meaning, in order of x where they are joined. Optional tuples are empty or as long as ``x``.
 
     A ``y`` of None is a point without a value (it diverged, it failed): a cross on the lower edge. ``error`` holds
-    half-widths, shown as bars or, with ``band``, as a shaded band along the line. ``hollow`` points are modelled, not
-    measured; lines that lead to one are dashed. ``labels`` show on hover, ``inside`` stands within the marker.
-    ``faint`` series stay behind the others.
+    how far each reaches (below, above), shown as bars or, with ``band``, as a shaded band along the line.
+    ``hollow`` points are modelled, not measured; lines that lead to one are dashed. ``labels`` show on hover,
+    ``inside`` stands within the marker. ``faint`` series stay behind the others.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Series:
     color: str
     marker: Marker | None = "circle"
     line: Line | None = None
-    error: tuple[float | None, ...] = ()
+    error: tuple[tuple[float, float] | None, ...] = ()
     hollow: tuple[bool, ...] = ()
     labels: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
@@ -51,26 +51,26 @@ class Series:
             length = len(getattr(self, name))
             if length != len(self.x) and (length or name == "y"):
                 raise ValueError(f"series {self.name!r} has {len(self.x)} points but {length} of {name}")
-        for name in ("x", "y", "error"):
+        for name in ("x", "y"):
             object.__setattr__(self, name, tuple(map(_drawable, getattr(self, name))))
+        reaches = (each and (min(FARTHEST, each[0]), min(FARTHEST, each[1])) for each in self.error)
+        object.__setattr__(self, "error", tuple(reaches))
 
     def is_hollow(self, i: int) -> bool:
         """Whether point ``i`` is modelled."""
         return bool(self.hollow) and self.hollow[i]
 
-    def half_width(self, i: int) -> float:
-        """Half-width of the error bar of point ``i``; 0 where it has none."""
-        return (self.error[i] or 0.0) if self.error else 0.0
+    def reach(self, i: int) -> tuple[float, float]:
+        """How far the error bar of point ``i`` reaches below and above it; 0 where it has none."""
+        return (self.error[i] or (0.0, 0.0)) if self.error else (0.0, 0.0)
 
     def edges(self, floor: float) -> tuple[list[float], list[float], list[float]]:
         """The band around the valued points: x, lower and upper edge, nothing below ``floor``."""
-        valued = [
-            (x, y, self.half_width(i)) for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)) if y is not None
-        ]
+        valued = [(x, y, *self.reach(i)) for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)) if y is not None]
         return (
-            [x for x, _, _ in valued],
-            [max(y - half, min(y, floor)) for _, y, half in valued],
-            [y + half for _, y, half in valued],
+            [x for x, _, _, _ in valued],
+            [max(y - below, min(y, floor)) for _, y, below, _ in valued],
+            [y + above for _, y, _, above in valued],
         )
 
     def pieces(self) -> list[tuple[list[int], bool]]:
@@ -158,8 +158,9 @@ class Panel:
         reach = (high - low) / 2 or abs(high) / 2
         for series in self.series:
             for i, y in enumerate(series.y):
-                if y is not None and (half := series.half_width(i)):
-                    points += [max(y - half, low - reach), min(y + half, high + reach)]
+                if y is not None:
+                    below, above = series.reach(i)
+                    points += [max(y - below, low - reach), min(y + above, high + reach)]
         return _padded(points + levels, self.y.log, 0.08)
 
     def floor(self) -> float:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
-from elastune.core.text import count, number, plain, plus_minus
+from elastune.core.text import count, duration, estimate, modelled, number, plain, rate
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Figure, Level, Panel, Series
 
+What = Literal["quality", "seconds", "throughput"]
 NAIVE = "before: naive rule (batch and learning rate × workers)"
 TUNED = "after: tuned"
 
 
 def tradeoff(found: FrontierFound) -> Figure:
-    """Quality and time against workers, before (naive rule) and after (tuned): the figure of Rojas and Meneses.
+    """Quality, time and throughput against workers, before (naive rule) and after (tuned): Rojas and Meneses' figure.
 
     Where several tuned rows share a worker count, the one shown is ``shown_row``.
     """
@@ -26,28 +28,22 @@ def tradeoff(found: FrontierFound) -> Figure:
     quality = plain(found.quality, 40)
     better = "higher is better" if found.direction == "max" else "lower is better"
     levels = (Level(found.target, f"target {number(found.target)}"),) if found.target is not None else ()
-    panels = (
-        Panel(
-            f"Does {quality} hold?",
-            workers,
-            Axis(f"{quality} ({better})"),
-            (
-                _against_workers(NAIVE, naive, found, "quality"),
-                _against_workers(TUNED, tuned, found, "quality"),
-            ),
-            levels,
-        ),
-        Panel(
-            "What does it buy?",
-            workers,
-            Axis("training time (s)", log=True),
-            (
-                _against_workers(NAIVE, naive, found, "seconds"),
-                _against_workers(TUNED, tuned, found, "seconds"),
-            ),
-        ),
+    shown: tuple[tuple[str, Axis, What, tuple[Level, ...]], ...] = (
+        (f"Does {quality} hold?", Axis(f"{quality} ({better})"), "quality", levels),
+        ("What does it buy?", Axis("training time (s)", log=True), "seconds", ()),
+        ("How much is done?", Axis("throughput (samples/s)", log=True), "throughput", ()),
     )
-    return Figure("tradeoff", f"{_capital(quality)} and time against workers", panels, _caption(found))
+    panels = tuple(
+        Panel(
+            title,
+            workers,
+            axis,
+            (_against_workers(NAIVE, naive, found, what), _against_workers(TUNED, tuned, found, what)),
+            lines,
+        )
+        for title, axis, what, lines in shown
+    )
+    return Figure("tradeoff", f"{_capital(quality)}, time and throughput against workers", panels, _caption(found))
 
 
 def front(found: FrontierFound) -> Figure:
@@ -99,8 +95,10 @@ def describe_row(row: FrontierRow, found: FrontierFound) -> str:
     parts = [
         f"{row.role}, {count(row.workers, 'worker')}",
         f"batch {row.batch_size}, lr {number(row.lr)} ({plain(row.lr_rule, 20)})",
-        f"{plain(found.quality, 40)} {plus_minus(row.quality, row.ci)} on {data}, {count(row.seeds, 'seed')}",
-        f"{number(row.seconds)} s ({row.seconds_label})",
+        f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)} {row.quality_label} on {data}, "
+        f"{count(row.seeds, 'seed')}: {row.verdict}",
+        f"{duration(row.seconds)} ({'measured' if row.seconds_label == 'measured' else modelled(row.seconds_factor)})",
+        rate(row.throughput),
     ]
     return "; ".join([*parts, f"{row.diverged} diverged"] if row.diverged else parts)
 
@@ -113,20 +111,32 @@ def _shown_by_workers(found: FrontierFound) -> dict[int, FrontierRow]:
     return {workers: shown_row(by_workers[workers], found) for workers in sorted(by_workers)}
 
 
-def _against_workers(name: str, rows: Sequence[FrontierRow], found: FrontierFound, what: str) -> Series:
+def _against_workers(name: str, rows: Sequence[FrontierRow], found: FrontierFound, what: What) -> Series:
     rows = sorted(rows, key=lambda row: row.workers)
-    timed = what == "seconds"
-    values = [row.seconds if timed else row.quality for row in rows]
+    clocked = what != "quality"
+    values = [getattr(row, what) for row in rows]
     return Series(
         name,
         tuple(float(row.workers) for row in rows),
-        tuple(value if math.isfinite(value) and (value > 0 or not timed) else None for value in values),
+        tuple(v if v is not None and math.isfinite(v) and (v > 0 or not clocked) else None for v in values),
         palette.BEFORE if name == NAIVE else palette.AFTER,
         marker="square" if name == NAIVE else "circle",
         line="solid",
-        error=() if timed else tuple(row.ci for row in rows),
-        hollow=tuple(timed and row.seconds_label == "modelled" for row in rows),
+        error=tuple(_reach(row, what) for row in rows),
+        hollow=tuple(clocked and row.seconds_label == "modelled" for row in rows),
         labels=tuple(describe_row(row, found) for row in rows),
+    )
+
+
+def _reach(row: FrontierRow, what: What) -> tuple[float, float] | None:
+    """How far below and above: the confidence interval of quality; of a model's figure, by what it may be off."""
+    if what == "quality":
+        if row.ci is None or not math.isfinite(row.quality):
+            return None
+        return max(0.0, row.quality - row.ci[0]), max(0.0, row.ci[1] - row.quality)
+    value, factor = getattr(row, what), row.seconds_factor
+    return (
+        None if value is None or factor is None or factor == 1.0 else (value - value / factor, value * factor - value)
     )
 
 
@@ -137,7 +147,7 @@ def _against_seconds(name: str, rows: Sequence[FrontierRow], found: FrontierFoun
         tuple(row.quality for row in rows),
         palette.AFTER if name == TUNED else palette.BEFORE,
         marker="circle" if name == TUNED else "square",
-        error=tuple(row.ci for row in rows),
+        error=tuple(_reach(row, "quality") for row in rows),
         hollow=tuple(row.seconds_label == "modelled" for row in rows),
         labels=tuple(describe_row(row, found) for row in rows),
         inside=tuple(str(row.workers) for row in rows),
@@ -145,15 +155,20 @@ def _against_seconds(name: str, rows: Sequence[FrontierRow], found: FrontierFoun
 
 
 def _caption(found: FrontierFound) -> str:
-    fewest = min((row.seeds for row in found.rows), default=0)
-    bars = f"Bars: 95 % confidence interval of the mean over at least {count(fewest, 'seed')} (Student's t)."
+    fewest, quality = min((row.seeds for row in found.rows), default=0), plain(found.quality, 40)
+    words = f"Bars of {quality}: 95 % confidence interval of the mean over at least {count(fewest, 'seed')}."
     if any(row.seconds_label == "modelled" for row in found.rows):
-        bars += " Hollow markers and dashed lines: time from the step-time model."
+        factors = [row.seconds_factor for row in found.rows if row.seconds_label == "modelled" and row.seconds_factor]
+        words += " Hollow markers and dashed lines: time and throughput from the step-time model, "
+        if factors:
+            words += f"with bars as far as it was off where it could be checked (×÷ {number(max(factors), 3)})."
+        else:
+            words += "which could not be checked here."
     if emulated := sorted({row.workers for row in found.rows if row.quality_label == "emulated"}):
-        bars += f" {_capital(found.quality)} of {', '.join(map(str, emulated))} workers is emulated on fewer."
+        words += f" {_capital(quality)} of {', '.join(map(str, emulated))} workers is emulated on fewer."
     if any(not math.isfinite(row.quality) for row in found.rows):
-        bars += " A cross on the lower edge: diverged."
-    return bars
+        words += " A cross on the lower edge: diverged."
+    return words
 
 
 def _capital(text: str) -> str:

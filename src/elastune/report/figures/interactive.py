@@ -207,11 +207,20 @@ def _lines(series: Series, shared: dict[str, Any]) -> list[go.Scatter]:
 def _points(series: Series, shape: Marker, points: list[int], shared: dict[str, Any]) -> go.Scatter:
     ring = shape == "ring"
     symbol = SYMBOLS[shape]
-    error = [0.0 if series.band else series.half_width(i) for i in points]
+    reaches = [(0.0, 0.0) if series.band else series.reach(i) for i in points]
+    below, above = [reach[0] for reach in reaches], [reach[1] for reach in reaches]
     return go.Scatter(
         x=[series.x[i] for i in points],
         y=[series.y[i] for i in points],
-        error_y={"type": "data", "array": error, "color": series.color, "thickness": 1.3, "visible": any(error)},
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "color": series.color,
+            "thickness": 1.3,
+            "visible": any(above) or any(below),
+        },
         mode="markers+text" if series.inside else "markers",
         text=[_escaped(series.inside[i]) for i in points] if series.inside else None,
         textfont={

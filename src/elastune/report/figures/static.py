@@ -126,9 +126,9 @@ def _points(ax: Axes, series: Series, floor: float) -> None:
     valued = [i for i, y in enumerate(series.y) if y is not None]
     lost = [series.x[i] for i in range(len(series.x)) if series.y[i] is None]
     ax.plot(lost, [floor] * len(lost), "x", color=series.color, markersize=7, markeredgewidth=1.8, zorder=order)
-    barred = [i for i in valued if series.half_width(i) and not series.band]
+    barred = [i for i in valued if any(series.reach(i)) and not series.band]
     if barred:
-        bars = [series.half_width(i) for i in barred]
+        bars = list(zip(*map(series.reach, barred), strict=True))
         look: dict[str, Any] = {"color": series.color, "elinewidth": 1.2, "capsize": 3, "linestyle": "none"}
         ax.errorbar(*_at(series, barred), bars, zorder=order - 0.4, **look)
     if series.line is not None and len(series.x) > MAX_CROSSINGS:

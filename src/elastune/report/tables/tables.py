@@ -11,12 +11,13 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from elastune.core.text import duration, flat, number, plain, plus_minus, rate, settings_text, whole
-from elastune.journal.records import FrontierFound, FrontierRow, TimesFitted
+from elastune.core.text import duration, flat, number, plain, rate, settings_text, whole
+from elastune.journal.records import TimesFitted
 from elastune.report.gather import RunStory
 from elastune.search.space.objective import valued
 
 GAP = 2  # between columns on a terminal
+LONG = 14  # characters of text, and of a word in a header, that a column has at least; longer ones wrap
 
 ENDINGS = {
     "complete": "complete",
@@ -24,9 +25,6 @@ ENDINGS = {
     "policy": "by a policy",
     "notice": "because its machine was taken away",
 }
-
-AXES_OF_ROW = ("lr", "batch_size")
-"""Configuration that has columns of its own in a frontier's table."""
 
 
 @dataclass(frozen=True)
@@ -47,33 +45,6 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(f"table {self.title!r} has {len(self.header)} columns but a row of {len(row)}")
-
-
-def frontier_table(found: FrontierFound) -> Table:
-    """One line a row of the frontier, in its order; the pick stands out."""
-    price = found.price_per_worker_hour
-    unit = "worker-hours" if price == 1.0 else f"at {number(price)} a worker-hour"
-    header: tuple[str, ...] = (
-        "rule",
-        "workers",
-        "batch size",
-        "lr (rule)",
-        f"{plain(found.quality, 30)} ± 95 % CI",
-        "seeds",
-        "training (s)",
-        "time to target (s)",
-        f"cost ({unit})",
-        "mechanism, mode",
-        "other settings",
-    )
-    rows: tuple[tuple[str, ...], ...] = tuple(_frontier_cells(row, i == found.pick) for i, row in enumerate(found.rows))
-    strong = frozenset({found.pick}) if found.pick is not None else frozenset()
-    numeric = frozenset(range(1, 9))
-    if any(row.noise_scale is not None for row in found.rows):
-        header, numeric = (*header, "noise scale (samples)"), numeric | {len(header)}
-        scales = (plus_minus(row.noise_scale, row.noise_scale_error) for row in found.rows)
-        rows = tuple((*cells, scale) for cells, scale in zip(rows, scales, strict=True))
-    return Table("The frontier", header, rows, numeric, strong=strong, spare=(10, 9, 8, 5, 7))
 
 
 def times_table(times: TimesFitted) -> Table:
@@ -162,7 +133,8 @@ def to_rich(table: Table, width: int | None = None) -> RichTable:
     for i in kept:
         side: Literal["left", "right"] = "right" if i in table.numeric else "left"
         exact = needed[i] - GAP if left_out else None
-        shown.add_column(Text(table.header[i]), justify=side, width=exact, min_width=needed[i] - GAP)
+        least = needed[i] - GAP
+        shown.add_column(Text(table.header[i]), justify=side, width=exact, min_width=least, overflow="fold")
     for k, row in enumerate(table.rows):
         shown.add_row(*(Text(row[i]) for i in kept), style="bold" if k in table.strong else None)
     return shown
@@ -189,26 +161,7 @@ def _width(table: Table, column: int) -> int:
     """What a column needs on a terminal, the gap beside it included. Headers and long text wrap, numbers do not."""
     words = max(map(len, table.header[column].split()), default=0)
     cells = max((len(row[column]) for row in table.rows), default=0)
-    return GAP + max(words, cells if column in table.numeric else min(cells, 20))
-
-
-def _frontier_cells(row: FrontierRow, picked: bool) -> tuple[str, ...]:
-    data = "" if row.held_out else " (validation)"
-    data += " emulated" if row.quality_label == "emulated" else ""
-    quality = plus_minus(row.quality, row.ci)
-    return (
-        f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
-        str(row.workers),
-        str(row.batch_size),
-        f"{number(row.lr)} ({plain(row.lr_rule, 20)})",
-        f"{quality}{data}",
-        f"{row.seeds}, {row.diverged} diverged" if row.diverged else str(row.seeds),
-        f"{number(row.seconds)} {row.seconds_label}",
-        plus_minus(row.time_to_target_s, row.time_to_target_ci) if row.time_to_target_s is not None else "not reached",
-        number(row.cost),
-        f"{plain(row.mechanism, 20)}, {plain(row.mode, 20)}",
-        settings_text(row.config, without=AXES_OF_ROW),
-    )
+    return GAP + max(min(words, LONG), cells if column in table.numeric else min(cells, LONG))
 
 
 def _bandwidth(seconds_per_byte: float) -> str:

@@ -1,0 +1,207 @@
+"""The one conclusion of a frontier, and what it rests on, in words. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from elastune.core.text import count, duration, estimate, interval, modelled, number
+from elastune.frontier.criteria import FrontierCriteria
+from elastune.journal.records import FrontierReason, FrontierRow
+from elastune.plan.step_time import StepTime
+from elastune.plan.support import EFFICIENT, smallest_share, supported_workers
+
+NAIVE = "the naive rule (batch and lr x workers)"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What ``rows`` say of ``counts`` of workers. ``pick``: the row to use; ``faster``: what only the model prefers."""
+
+    by: FrontierCriteria
+    counts: tuple[int, ...]
+    rows: tuple[FrontierRow, ...]
+    pick: int | None
+    faster: int | None = None
+
+    def answer(self) -> str:
+        """What to use, and how far the naive rule scales before quality pays."""
+        if self._base is None:
+            return f"The program's own settings diverged at {_workers(self.counts[0])}: there is nothing to scale yet."
+        return f"{self._use(self._base)} {self._naive_rule(self._base)}"
+
+    def reasons(self) -> list[FrontierReason]:
+        """What decides, most of all first, then hints that the trainings outweigh."""
+        chosen = None if self.pick is None else self.rows[self.pick]
+        if chosen is None:
+            return []
+        found = [FrontierReason("decides", self._test(chosen)), FrontierReason("decides", self._times(chosen))]
+        if self.faster is not None:
+            found.append(FrontierReason("decides", self._tie(chosen, self.rows[self.faster])))
+        hint = noise_scale_hint(chosen, self.by.times.model)
+        return [*found, FrontierReason("hint", hint)] if hint else found
+
+    # -- the conclusion -----------------------------------------------------------------------------------------------
+
+    @property
+    def _base(self) -> FrontierRow | None:
+        return next((r for r in self.rows if r.role == "naive" and r.workers == self.counts[0]), None)
+
+    def _use(self, base: FrontierRow) -> str:
+        if self.pick is None:
+            words = f"reach the target {self.by.target:g}" if self.by.target is not None else "hold it"
+            return f"No settings were found that may {words}; search longer."
+        chosen = self.rows[self.pick]
+        which = _workers(chosen.workers)
+        own = f"the program's own settings x {chosen.workers}" if chosen.workers > base.workers else "its own settings"
+        settings = f"batch {chosen.batch_size}, lr {number(chosen.lr, 3)}"
+        what = f"{which} with {f'tuned settings ({settings})' if chosen.role == 'tuned' else f'{own} ({settings})'}"
+        name, label = self.by.quality.name, ", emulated," if chosen.quality_label == "emulated" else ""
+        value = f"{name} {estimate(chosen.quality, chosen.ci)}{label}"
+        if chosen.verdict != "holds":
+            more = "more --seeds or a longer search may show it"
+            return f"No settings are shown to {self._goal}: nearest are {what}, {value}; {more}."
+        return f"Use {what}: {value} {self._reaches}, and training takes {_time(chosen)}{self._gain(chosen, base)}."
+
+    def _gain(self, chosen: FrontierRow, base: FrontierRow) -> str:
+        if chosen == base:
+            return ""
+        gain = base.seconds / chosen.seconds
+        factors = [r.seconds_factor for r in (base, chosen) if r.seconds_label == "modelled"]
+        if None in factors:
+            reach = "by an unchecked model "
+        elif factors:
+            factor = max(f for f in factors if f is not None)
+            reach = f"({number(gain / factor, 2)} to {number(gain * factor, 2)} within the model's error) "
+        else:
+            reach = ""
+        return f", {number(gain, 3)} times {reach}as fast as {_workers(base.workers)} with the program's own settings"
+
+    @property
+    def _goal(self) -> str:
+        return f"reach the target {self.by.target:g}" if self.by.target is not None else f"hold {self.by.quality.name}"
+
+    @property
+    def _reaches(self) -> str:
+        return f"reaches the target {self.by.target:g}" if self.by.target is not None else "holds"
+
+    def _naive_rule(self, base: FrontierRow) -> str:
+        naive = {r.workers: r for r in self.rows if r.role == "naive"}
+        words = {w: naive[w].verdict if w in naive else "diverges" for w in self.counts}
+        holds = "holds it" if self.by.target is None else "reaches it"
+        first = next((w for w in self.counts if words[w] != "holds"), None)
+        if first is None:
+            return f"{_capital(NAIVE)} {holds} up to {_workers(self.counts[-1])}: {_value(naive[self.counts[-1]])}."
+        before = [w for w in self.counts if w < first]
+        lost = next((w for w in self.counts if w > first and words[w] in ("falls", "diverges")), None)
+        told = [f"on {_workers(w)} it {self._lost(naive.get(w))}" for w in (first, lost) if w is not None]
+        if not before:
+            return f"{_capital(NAIVE)} does not help: {', '.join(told)}."
+        return f"{_capital(NAIVE)} {holds} up to {_workers(before[-1])} ({_value(base)} on {base.workers}); " + (
+            f"{', '.join(told)}."
+        )
+
+    def _lost(self, r: FrontierRow | None) -> str:
+        if r is None:
+            return "diverges"
+        if r.verdict == "not shown":
+            return f"is not shown to: {_value(r)}"
+        return f"{'falls' if self.by.quality.direction == 'max' else 'rises'} to {_value(r)}"
+
+    # -- the reasons --------------------------------------------------------------------------------------------------
+
+    def _test(self, chosen: FrontierRow) -> str:
+        name, seeds = self.by.quality.name, count(chosen.seeds, "seed")
+        if self.by.target is None:
+            return self._comparison(chosen)
+        error = (
+            f"and the error of {count(chosen.test_samples, 'test sample')}"
+            if chosen.test_samples is not None
+            else "alone, since the program does not tell on how many samples (evaluated_on of session.report)"
+        )
+        side = "above" if self.by.quality.direction == "max" else "below"
+        says = {
+            "holds": f"lies at or {side} {self.by.target:g}",
+            "not shown": f"holds {self.by.target:g}, so more seeds are needed",
+            "falls": f"lies on the wrong side of {self.by.target:g}",
+        }
+        ends = interval(chosen.ci)
+        lost = f"; {count(chosen.diverged, 'seed')} diverged" if chosen.diverged else ""
+        return f"{name}: the 95 % interval, {ends}, of {seeds} {error}, {says[chosen.verdict]}{lost}"
+
+    def _comparison(self, chosen: FrontierRow) -> str:
+        against = f"{_workers(self.counts[0])} with the program's own settings"
+        if chosen.loss_bound is None or chosen.margin is None or chosen.loss is None:
+            few = f"{count(chosen.pairs, 'seed')} in common, where at least 2 are needed"
+            return f"{self.by.quality.name} against {against}: not shown, {few}"
+        way = "worse" if chosen.loss >= 0 else "better"
+        says = {"holds": "below", "not shown": "not below", "falls": "above"}[chosen.verdict]
+        return (
+            f"{self.by.quality.name} against {against}, paired by {count(chosen.pairs, 'seed')}, on the same test "
+            f"samples: {number(abs(chosen.loss), 2)} {way} on average, worse by at most {number(chosen.loss_bound, 2)} "
+            f"(one-sided t-test at 95 %), {says} the margin of {number(chosen.margin, 2)}"
+        )
+
+    def _times(self, chosen: FrontierRow) -> str:
+        if chosen.seconds_label == "measured":
+            return "time: step times of the pick were measured here"
+        errors = self.by.times.errors
+        if not errors:
+            return "time: modelled, and the model could not be checked on several workers here"
+        low, high = min(errors.values()), max(errors.values())
+        span = number(low, 2) if low == high else f"{number(low, 2)} to {number(high, 2)}"
+        return (
+            f"time: modelled; predicted / measured was {span} on {count(len(errors), 'cell')} that could be measured, "
+            f"so a modelled time may be off by a factor of {number(self.by.times.miss, 3)} either way, or more beyond "
+            "the counts that were measured"
+        )
+
+    def _tie(self, chosen: FrontierRow, faster: FrontierRow) -> str:
+        if faster.seconds >= chosen.seconds:
+            return f"{_workers(faster.workers)} would be no faster than {chosen.workers}"
+        gain = f"{number(chosen.seconds / faster.seconds, 3)} times as fast"
+        return f"{_workers(faster.workers)} would be {gain} by the step-time model, within its error: fewer are taken"
+
+
+def noise_scale_hint(chosen: FrontierRow, model: StepTime) -> str:
+    """What the gradient noise scale of ``chosen`` says of its batch and workers; "" without one."""
+    scale = chosen.noise_scale
+    if scale is None or not 0 <= scale < math.inf:
+        return ""
+    share = smallest_share(model.base_s, model.per_sample_s)
+    error = "" if chosen.noise_scale_error is None else f" ± {_samples(chosen.noise_scale_error)}"
+    first = f"gradient noise scale {_samples(scale)}{error} at the end of training: batches up to about that use their "
+    first += "samples well"
+    if share < math.inf:
+        workers = max(1, supported_workers(scale, share))  # where no share is large enough, one worker still trains
+        first += (
+            f", which at {_samples(share)} samples a worker ({100 * EFFICIENT:g} % efficient by the step-time model)"
+        )
+        first += f" is work for {_workers(workers)}"
+    if chosen.batch_size <= scale + (chosen.noise_scale_error or 0.0):
+        return f"{first}; the pick's batch of {chosen.batch_size} is within it"
+    return (
+        f"{first}; the pick's batch of {chosen.batch_size} is beyond it, so it buys time with samples: what it reaches "
+        "was trained and tested above, which outweighs this estimate"
+    )
+
+
+def _time(r: FrontierRow) -> str:
+    label = "measured" if r.seconds_label == "measured" else modelled(r.seconds_factor)
+    return f"{duration(r.seconds)} ({label})"
+
+
+def _value(r: FrontierRow) -> str:
+    return estimate(r.quality, r.ci)
+
+
+def _workers(n: int) -> str:
+    return count(n, "worker")
+
+
+def _samples(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

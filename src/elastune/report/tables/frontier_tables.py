@@ -1,0 +1,105 @@
+"""Tables of a frontier: what each row reaches, with which settings, and what the answer rests on."""
+
+from __future__ import annotations
+
+from elastune.core.text import cost, count, duration, estimate, number, plain, plus_minus, settings_text, whole
+from elastune.journal.records import FrontierFound, FrontierRow
+from elastune.report.tables.tables import Table
+
+OWN_COLUMNS = ("lr", "batch_size")
+"""Configuration that has columns of its own."""
+
+
+def frontier_table(found: FrontierFound) -> Table:
+    """What each row of the frontier reaches, in its order; the pick stands out."""
+    free = found.price_per_worker_hour == 1.0
+    header = (
+        "rule",
+        "workers",
+        f"{plain(found.quality, 60)} (95 % interval)",
+        "by",
+        "reaches target" if found.target is not None else "holds",
+        "training time",
+        "time to target (95 % interval)",
+        "worker time" if free else f"cost (${number(found.price_per_worker_hour)} a worker-hour)",
+    )
+    rows = tuple(_cells(row, found, i == found.pick) for i, row in enumerate(found.rows))
+    return Table("The frontier", header, rows, frozenset({1, 5, 7}), _note(found), _strong(found))
+
+
+def settings_table(found: FrontierFound) -> Table:
+    """With which settings, over how many seeds, and how much each row does in a second."""
+    header = ("rule", "workers", "batch size", "lr (rule)", "seeds", "worse by (bound)", "samples/s", "noise scale")
+    means = {f"{plain(row.mechanism, 20)}, {plain(row.mode, 20)}" for row in found.rows}
+    rows = tuple(
+        (
+            row.role,
+            whole(row.workers),
+            whole(row.batch_size),
+            f"{number(row.lr)} ({plain(row.lr_rule, 20)})",
+            f"{row.seeds}, {row.diverged} diverged" if row.diverged else str(row.seeds),
+            "–" if row.loss is None else f"{number(row.loss, 2)} (≤ {number(row.loss_bound, 2)})",
+            whole(round(row.throughput)) if row.throughput and row.throughput >= 1000 else number(row.throughput, 3),
+            plus_minus(row.noise_scale, row.noise_scale_error),
+            settings_text(row.config, without=OWN_COLUMNS),
+        )
+        for row in found.rows
+    )
+    note = f"All: {means.pop()}. " if len(means) == 1 else ""
+    note += "Worse by: than the smallest worker count with the program's own settings, seed by seed; in brackets the "
+    note += "one-sided 95 % bound. Noise scale: samples, at the end of training."
+    return Table("Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(found))
+
+
+def reasons_table(found: FrontierFound) -> Table:
+    """What the answer rests on."""
+    return Table("Why", ("weight", "reason"), tuple((each.weight, plain(each.text, 1000)) for each in found.reasons))
+
+
+def _cells(row: FrontierRow, found: FrontierFound, picked: bool) -> tuple[str, ...]:
+    data = "" if row.held_out else " (validation)"
+    factor = number(row.seconds_factor, 3) if row.seconds_factor is not None else "?"
+    price = found.price_per_worker_hour
+    return (
+        f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
+        whole(row.workers),
+        f"{estimate(row.quality, row.ci)}{data}",
+        row.quality_label,
+        _verdict(row, found),
+        duration(row.seconds) if row.seconds_label == "measured" else f"{duration(row.seconds)} ×÷ {factor}",
+        _to_target(row, found),
+        duration(row.cost * 3600) if price == 1.0 else cost(row.cost, price),
+    )
+
+
+def _verdict(row: FrontierRow, found: FrontierFound) -> str:
+    if row.verdict == "falls":
+        return "no" if found.target is not None else "falls" if found.direction == "max" else "rises"
+    return "yes" if row.verdict == "holds" else "not shown"
+
+
+def _to_target(row: FrontierRow, found: FrontierFound) -> str:
+    if found.target is None:
+        return "–"
+    if row.time_to_target_s is None:
+        return f"{row.reached} of {count(row.seeds, 'seed')}" if row.reached else "not reached"
+    if row.time_to_target_ci is None:
+        return duration(row.time_to_target_s)
+    low, high = map(duration, row.time_to_target_ci)
+    return f"{duration(row.time_to_target_s)} ({low} to {high})"
+
+
+def _note(found: FrontierFound) -> str:
+    """What stands beside modelled figures, and what the intervals hold."""
+    words = []
+    if any(row.seconds_label == "modelled" for row in found.rows):
+        ratios = found.model_errors.values()
+        span = f"predicted / measured {number(min(ratios), 2)} to {number(max(ratios), 2)}" if ratios else "unchecked"
+        words.append(f"×÷: modelled, and by what factor it may be off ({span})")
+    samples = sorted({row.test_samples for row in found.rows if row.test_samples is not None})
+    told = f"seeds and {' or '.join(count(n, 'test sample') for n in samples)}" if samples else "seeds alone"
+    return "; ".join([*words, f"intervals: {told}"])
+
+
+def _strong(found: FrontierFound) -> frozenset[int]:
+    return frozenset({found.pick}) if found.pick is not None else frozenset()
