@@ -172,7 +172,7 @@ def test_a_frontier_is_explained_in_words(folder: Path) -> None:
     said = say("explain", put(folder, b"\n".join(WRITTEN["frontier"]) + b"\n"))
     for words in (
         "Two workers do.",
-        "1 worker: naive accuracy 0.9 in 3 s",
+        "1 worker: naive accuracy 0.900 (0.880 to 0.920) (holds) in 3 s",
         "1 of the search",
         "elastune run linear.py",
     ):

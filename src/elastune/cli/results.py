@@ -29,8 +29,8 @@ from elastune.report.tables.adapting import (
     gather_adaptation,
 )
 from elastune.report.tables.changes import Changes, changes_line, gather_changes
-from elastune.report.tables.study_tables import front_table, subset_table
 from elastune.report.tables.frontier_tables import frontier_table, settings_table
+from elastune.report.tables.study_tables import front_table, subset_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.constraint import Constraint
 from elastune.search.space.objective import valued

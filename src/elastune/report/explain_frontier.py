@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from elastune.core.text import count, duration, number, plain
+from elastune.core.text import count, duration, estimate, modelled, plain
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.report.explain import Explanation, Part
 from elastune.report.gather import StudyStory
@@ -34,7 +34,8 @@ def _answer(story: StudyStory) -> tuple[str, ...]:
     if found is None:
         return (f"There is no answer yet: {count(len(story.ended), 'training')} ended so far.",)
     trained = f"This trains the pick: {plain(found.command, 4000)}" if found.command else ""
-    return tuple(line for line in (plain(found.answer, 2000), plain(found.support, 2000), trained) if line)
+    reasons = (f"{each.weight}: {plain(each.text, 2000)}." for each in found.reasons)
+    return tuple(line for line in (plain(found.answer, 2000), *reasons, trained) if line)
 
 
 def _rows(found: FrontierFound) -> tuple[str, ...]:
@@ -48,8 +49,10 @@ def _rows(found: FrontierFound) -> tuple[str, ...]:
 
 def _row(found: FrontierFound, row: FrontierRow) -> str:
     diverged = f", {row.diverged} of {row.diverged + row.seeds} seeds diverged" if row.diverged else ""
-    label = "" if row.seconds_label == "measured" else f" ({row.seconds_label})"
-    return f"{plain(found.quality, 40)} {number(row.quality)} in {duration(row.seconds)}{label}{diverged}"
+    label = "" if row.seconds_label == "measured" else f" ({modelled(row.seconds_factor)})"
+    emulated = " emulated" if row.quality_label == "emulated" else ""
+    value = f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)}{emulated} ({row.verdict})"
+    return f"{value} in {duration(row.seconds)}{label}{diverged}"
 
 
 def _how(story: StudyStory) -> tuple[str, ...]:

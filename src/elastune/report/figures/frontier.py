@@ -135,9 +135,9 @@ def _reach(row: FrontierRow, what: What) -> tuple[float, float] | None:
             return None
         return max(0.0, row.quality - row.ci[0]), max(0.0, row.ci[1] - row.quality)
     value, factor = getattr(row, what), row.seconds_factor
-    return (
-        None if value is None or factor is None or factor == 1.0 else (value - value / factor, value * factor - value)
-    )
+    if value is None or factor is None or factor <= 1:
+        return None
+    return value - value / factor, value * factor - value
 
 
 def _against_seconds(name: str, rows: Sequence[FrontierRow], found: FrontierFound) -> Series:
