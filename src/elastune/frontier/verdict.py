@@ -15,7 +15,7 @@ Word = Literal["holds", "not shown", "falls"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """``values``: of the seeds that did not diverge; ``interval`` of their mean; ``samples`` of the test set.
 
     ``against``: the baseline on the same seeds; None where no seed was trained for both. ``word``: with a target, where
@@ -31,7 +31,7 @@ class Verdict:
 
 def judge(
     trainings: Sequence[Training], baseline: Sequence[Training], by: FrontierCriteria, metric: str
-) -> Verdict | None:
+) -> Judgement | None:
     """By ``metric``, the quality on one of its data; None where all ``trainings`` diverged."""
     good = [t for t in trainings if t.run is not None]
     if not good:
@@ -44,7 +44,7 @@ def judge(
     diverged = len(trainings) - len(good)
     if diverged and word == "holds":
         word = "not shown"
-    return Verdict("falls" if diverged > len(good) else word, tuple(values), interval, samples, against)
+    return Judgement("falls" if diverged > len(good) else word, tuple(values), interval, samples, against)
 
 
 def _at_target(interval: tuple[float, float] | None, by: FrontierCriteria) -> Word:
