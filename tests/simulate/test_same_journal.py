@@ -35,9 +35,9 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "21f5d059d2b7e5f3"),
-    "asha": ({"stopping": "asha"}, "d6735a8af35cac90"),
-    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "534bd88151b0e467"),
+    "plain": ({}, "3641b420f0f12f3c"),
+    "asha": ({"stopping": "asha"}, "1ce8a9c61964b767"),
+    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "57050fad62c0c071"),
 }
 
 

@@ -45,7 +45,7 @@ def test_trials_that_fail_are_infeasible_with_their_reason(
         ("raises", "infeasible", "exception"),
         ("memory", "infeasible", "out_of_memory"),
         ("killed", "infeasible", "worker_lost"),
-        ("leaves", "infeasible", "worker_lost"),
+        ("leaves", "infeasible", "exception"),
     }
     assert {trial.config["act"] for trial in study.front()} == {""}
     assert cluster.free == cluster.capacity
