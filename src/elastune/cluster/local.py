@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import socket
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,6 +11,21 @@ from elastune.cluster.elastic_cluster import ElasticCluster
 from elastune.cluster.fork.launcher import ForkLauncher
 from elastune.cluster.fork.spawner import PRELOAD
 from elastune.cluster.worker import WORK
+from elastune.core.errors import UserError
+
+
+LOOPBACK = "127.0.0.1"
+REACH_LIMIT_S = 2.0
+
+
+def check_loopback() -> None:
+    """Raise ``UserError`` where processes of this machine cannot reach each other: workers would fail one by one."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        try:
+            socket.create_connection(listener.getsockname(), REACH_LIMIT_S).close()
+        except OSError as error:
+            rule = "workers on one machine need its loopback interface"
+            raise UserError(rule, f"{LOOPBACK}: {error.strerror or error}", "bring it up: ip link set lo up") from None
 
 
 class LocalCluster(ElasticCluster):
@@ -17,7 +33,8 @@ class LocalCluster(ElasticCluster):
 
     The death of the process that made it, however sudden, ends everything that it started. ``devices``: the names that
     workers may be given, or "auto" for what the machine has. ``preload``: modules that the fork server imports once for
-    all workers; it begins here, in the background, so a cluster made early is warm when its first run starts.
+    all workers; it begins here, in the background, so a cluster made early is warm when its first run starts. Raises
+    ``UserError`` where this machine cannot reach itself.
     """
 
     def __init__(
@@ -28,6 +45,7 @@ class LocalCluster(ElasticCluster):
         entry: str = WORK,
         preload: Sequence[str] = (*PRELOAD, WORK.partition(":")[0]),
     ) -> None:
+        check_loopback()
         super().__init__(ForkLauncher(capacity, devices=devices, preload=preload), entry=entry)
         atexit.register(self.close)
 

@@ -1,0 +1,89 @@
+"""The network goes away and comes back while everybody lives: a pause, and nothing that the result would show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Program
+from elastune.journal.reader import read
+from elastune.journal.records import RunFinished, StepsCompleted, WorkerGone
+from elastune.report.tables.sample_ledger import ledger
+from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.hosts import Namespace
+
+PROGRAM = Path(__file__).parent / "programs" / "elastic.py"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """What every history must come to."""
+    return Runs(cluster, tmp_path_factory.mktemp("undisturbed"), Program(PROGRAM))(1)
+
+
+@pytest.fixture
+def space() -> Iterator[Namespace]:
+    made = Namespace()
+    yield made
+    made.close()
+
+
+def started(space: Namespace, out: Path, workers: str, *more: str) -> subprocess.Popen[str]:
+    """A run in ``space``, controller and all."""
+    command = [sys.executable, "-m", "elastune", "run", str(PROGRAM), "--out", str(out), "--json", "--seed", "3"]
+    command += ["--workers", workers, "--slots", "8", "--heartbeat", "2s", "--set", "pause_s=0.15", *more]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(space.command(*command), text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def trains(out: Path, run: subprocess.Popen[str], limit_s: float = 60.0) -> None:
+    """Wait until workers train: one has said what it used in its first epoch."""
+    until = time.monotonic() + limit_s
+    while not (
+        (out / "journal.jsonl").exists()
+        and any(isinstance(entry.record, StepsCompleted) for entry in read(out / "journal.jsonl"))
+    ):
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("workers", "away_s", "times"),
+    [("3", 1.0, 4), ("1", 5.0, 1), ("3", 8.0, 1), pytest.param("3", 40.0, 1, marks=pytest.mark.soak)],
+)
+def test_the_run_goes_on(
+    space: Namespace, tmp_path: Path, undisturbed: Ran, workers: str, away_s: float, times: int
+) -> None:
+    """Loopback is down for longer than the heartbeat, or again and again; every process lives."""
+    space.do("ip link set lo up")
+    out = tmp_path / "out"
+    run = started(space, out, workers, "--checkpoint-every", "2")
+    trains(out, run)
+    for _ in range(times):
+        space.do("ip link set lo down")
+        time.sleep(away_s)
+        space.do("ip link set lo up")
+        time.sleep(1.0)
+    said, errors = run.communicate(timeout=90)
+    assert run.returncode == 0, (said, errors)
+    entries = read(out / "journal.jsonl")
+    (end,) = [entry.record for entry in entries if isinstance(entry.record, RunFinished)]
+    assert end.sha256 == undisturbed.sha256
+    assert ledger(entries).exact
+    assert not [entry.record for entry in entries if isinstance(entry.record, WorkerGone)]
+
+
+def test_without_loopback_one_line_says_so(space: Namespace, tmp_path: Path) -> None:
+    run = started(space, tmp_path / "out", "4")
+    said, errors = run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert "loopback interface" in said + errors
+    assert "Traceback" not in errors
+    assert len(errors.splitlines()) <= 1
