@@ -13,9 +13,9 @@ from elastune.cluster.fork.spawner import PRELOAD
 from elastune.cluster.worker import WORK
 from elastune.core.errors import UserError
 
-
 LOOPBACK = "127.0.0.1"
 REACH_LIMIT_S = 2.0
+SILENCE_S = 120.0
 
 
 def check_loopback() -> None:
@@ -46,7 +46,9 @@ class LocalCluster(ElasticCluster):
         preload: Sequence[str] = (*PRELOAD, WORK.partition(":")[0]),
     ) -> None:
         check_loopback()
-        super().__init__(ForkLauncher(capacity, devices=devices, preload=preload), entry=entry)
+        launcher = ForkLauncher(capacity, devices=devices, preload=preload)
+        # A worker here ends with its controller in any case; one that hears nothing may wait for the network.
+        super().__init__(launcher, entry=entry, silence_s=SILENCE_S)
         atexit.register(self.close)
 
     def close(self) -> None:

@@ -29,7 +29,18 @@ from torch._C._distributed_c10d import Store
 from elastune.comm import door
 from elastune.comm.forming import Forming
 from elastune.comm.group import Group, GroupBroken, drop
-from elastune.comm.sockets import Address, Connections, Ends, Found, connections, ends, listeners, sever
+from elastune.comm.sockets import (
+    Address,
+    Connections,
+    Ends,
+    Found,
+    borrowed,
+    connections,
+    ends,
+    listeners,
+    repeat_soon,
+    sever,
+)
 
 THREADS = 2
 PROOF_S = 5.0  # for one number from each to each, with everybody there
@@ -81,6 +92,10 @@ class _GlooForming(Forming):
         options._timeout = timedelta(seconds=self._timeout_s)
         with self._introducing(listener):
             pg = _GLOO(self._store, self._rank, self._size, options)
+        for it in self._connections():
+            with borrowed(it) as sock:
+                if sock is not None:
+                    repeat_soon(sock)
         nonce, mine = secrets.randbits(62), list(ends(self._connections()).values())
         cards = [_card(card) for card in self._meet("met", json.dumps([nonce, mine]))]
         self._end_strangers({one for _, theirs in cards for one in theirs})

@@ -6,11 +6,14 @@ import contextlib
 import os
 import socket
 import stat
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 Address = tuple[str, int]
+TCP_RTO_MAX_MS = 44  # <linux/tcp.h>
+GIVEN_UP_AFTER_MS = 600_000
 
 
 class Found(NamedTuple):
@@ -93,6 +96,18 @@ def _sockets() -> Iterator[Found]:
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
                 yield Found(int(name), status.st_ino)
+
+
+def repeat_soon(sock: socket.socket) -> None:
+    """Have what is not acknowledged sent again at least once a second, where the kernel can (Linux 6.15).
+
+    Else the pauses in between double: after a network was away for 40 s, nothing would come for another 20. The kernel
+    gives a connection up after a number of times; here, after a time.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_AFTER_MS)
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
 
 
 @contextmanager

@@ -65,3 +65,41 @@ def test_once_it_works_no_more_it_is_silent_a_heartbeat_later() -> None:
 
 def test_who_loads_its_program_may_take_longer() -> None:
     assert silent_at("S", [1.0], loading=True)[0] == [30.0]
+
+
+def lost(vitals: dict[int, str], *, speaks: int | None = None, pause_s: float = 30.0) -> dict[int, float]:
+    """When each worker (of this state; "": not seen) counts as silent, if only ``speaks`` says anything after 0 s."""
+    peers = WorkerConnections(
+        BEAT_S, 30.0, lambda worker: Vitals(vitals[worker], 1.0) if vitals[worker] else None, pause_s=pause_s
+    )
+    for worker in vitals:
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.1 * worker, Beat(doing="computing"))
+    found: dict[int, float] = {}
+    for tenth in range(600):
+        at = tenth / 10
+        if speaks is not None:
+            peers.heard(speaks, at, Beat(doing="computing"))
+        for worker in peers.silent(at, at):
+            found.setdefault(worker, at)
+            peers.remove(worker)
+    return found
+
+
+def test_when_nobody_at_all_is_heard_it_is_a_pause_of_the_network() -> None:
+    found = lost({0: "S", 1: "S", 2: "S"})
+    assert min(found.values()) >= 30.0
+    assert min(lost({0: "", 1: ""}).values()) >= 30.0, "elsewhere, where nobody sees them"
+    assert lost({0: "S"})[0] >= 30.0
+
+
+def test_a_pause_excuses_nobody_who_is_seen_not_to_live_and_nobody_alone_whom_nobody_sees() -> None:
+    found = lost({0: "S", 1: "T", 2: "Z"})
+    assert found[1] < 6.0
+    assert found[2] < 6.0
+    assert found[0] >= 30.0
+    assert lost({0: ""})[0] == 4.0
+
+
+def test_while_one_is_heard_there_is_no_pause() -> None:
+    assert lost({0: "S", 1: "S"}, speaks=0) == {1: pytest.approx(4.2, abs=0.15)}

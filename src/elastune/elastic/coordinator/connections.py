@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from elastune.comm.sockets import repeat_soon
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.messages import Hello, Message
 from elastune.elastic.protocol.transport import (
@@ -162,6 +163,7 @@ class ConnectionServer:
         peer.setblocking(False)
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        repeat_soon(peer)
         connection = Connection(peer, time.monotonic())
         self._connections[peer.fileno()] = self._guests[peer.fileno()] = connection
         self._selector.register(peer, selectors.EVENT_READ, connection)

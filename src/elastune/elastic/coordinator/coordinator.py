@@ -100,7 +100,8 @@ class Coordinator:
         self._spec_of = spec_of
         self._last_line = last_line
         self._roll = Roll(workers)
-        self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, silence_s), vitals_of)
+        loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
+        self._peers = WorkerConnections(heartbeat_s, loading_s, vitals_of, pause_s=silence_s)
         self._newest: View | None = None
         self._board = RendezvousStore()
         self._ending: dict[int, tuple[float, str]] = {}  # until when last words are awaited; how the process ended

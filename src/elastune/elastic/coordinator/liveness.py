@@ -18,9 +18,14 @@ class Vitals:
     state: str
     cpu_s: float
 
+    @property
+    def lives(self) -> bool:
+        """Whether it can go on by itself: it has not ended, and nobody has stopped it."""
+        return self.state not in "TtZX"
+
     def works_since(self, before: Vitals | None) -> bool:
         """Whether it runs, waits for a disk, or has run since ``before``; a stopped or traced one never does."""
-        if self.state in "TtZX":
+        if not self.lives:
             return False
         return self.state in "RD" or (before is not None and self.cpu_s > before.cpu_s)
 
@@ -58,10 +63,19 @@ class WorkerConnections:
     program: some libraries let no other thread run for seconds when they are imported.
 
     Slow is not dead: where ``vitals_of`` can see the worker's process, one that works (it may hold Python's lock in one
-    long call) is excused for another heartbeat.
+    long call) is excused for another heartbeat. Nor is it a death when nobody at all is heard any more: the network is
+    away, or this machine was. Then all are waited for, up to ``pause_s``, but for those whose process is seen not to
+    live; one alone is, where its process is seen to.
     """
 
-    def __init__(self, heartbeat_s: float, loading_s: float, vitals_of: VitalsOf = lambda worker: None) -> None:
+    def __init__(
+        self,
+        heartbeat_s: float,
+        loading_s: float,
+        vitals_of: VitalsOf = lambda worker: None,
+        pause_s: float = 0.0,
+    ) -> None:
+        self._pause_s = pause_s
         self._vitals_of = vitals_of
         self._excused: list[Straggler] = []
         self._heartbeat_s = heartbeat_s
@@ -144,16 +158,26 @@ class WorkerConnections:
         if waited_s < patience_s:
             return False
         vitals = self._vitals_of(peer.worker)
-        if vitals is None or not vitals.works_since(peer.vitals):
+        pauses = self._all_pause(peer, vitals, now)
+        if not pauses and (vitals is None or not vitals.works_since(peer.vitals)):
             return True
         if peer.excused_at < peer.heard_at:
             line = (
                 f"worker {peer.worker} has been silent for {now - peer.heard_at:.1f} s, longer than --heartbeat, but "
-                "its process works: it is waited for (does one call hold Python's lock?)"
+                + ("so have all" if pauses else "its process works")
+                + ": it is waited for "
+                + ("(is the network away?)" if pauses else "(does one call hold Python's lock?)")
             )
             self._excused.append(Straggler(peer.worker, peer.beat.step, line))
         peer.excused_at, peer.looked = now, False
         return False
+
+    def _all_pause(self, peer: Peer, vitals: Vitals | None, now: float) -> bool:
+        """Whether ``peer``, which is silent, may be so because nobody can be heard."""
+        newest = max(other.heard_at for other in self._peers.values())
+        if now - newest < self._heartbeat_s / 2 or now - peer.heard_at >= self._pause_s:
+            return False
+        return len(self._peers) > 1 if vitals is None else vitals.lives
 
     def _next_look(self, peer: Peer) -> float:
         return peer.counts_from + self._patience_s(peer) / (1 if peer.looked else 2)

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 
+from elastune.comm.sockets import repeat_soon
 from elastune.core.errors import UserError
 
 LINE_LIMIT_BYTES = 1 << 20
@@ -89,6 +90,7 @@ def dial(address: str, limit_s: float = DIAL_LIMIT_S) -> socket.socket:
                 raise
             time.sleep(RETRY_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    repeat_soon(connection)
     return connection
 
 

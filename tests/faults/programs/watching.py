@@ -1,0 +1,36 @@
+"""Says at every step who it believes to be: its rank, and how many workers there are; a policy says the same."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune.recipes.datasets import digits
+from elastune.testing.faults import inject
+
+config = {"batch_size": 64, "epochs": 2, "samples": 1000, "pause_s": 0.0, "faults": [], "resize": []}
+
+
+def train(session) -> None:
+    config = session.config
+    model = nn.Linear(64, 10)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    reach = inject(session)
+    images, labels = digits().train[: config["samples"]]
+    samples = TensorDataset(images.flatten(1), labels)
+    wishes = dict(wish.split() for wish in config["resize"])
+    for _ in session.epochs(config["epochs"]):
+        for x, y in session.batches(samples, batch_size=config["batch_size"]):
+            reach("before")
+            session.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.ends_step:
+                time.sleep(config["pause_s"])
+                if str(session.step) in wishes:
+                    session.resize(int(wishes[str(session.step)]))
+                session.report(rank=session.rank, size=session.size, squares=session.rank**2)
