@@ -55,6 +55,9 @@ def test_a_run_is_journaled_from_start_to_end(cluster: LocalCluster, tmp_path: P
     assert [record.step for record in kept if isinstance(record, Reported)] == [10, 20, 30]
     assert kept[-1] == found
     assert (found.steps, found.samples, found.workers) == (30, 600, 2)
+    assert [each.rank for each in found.worker_steps] == [0, 1], "steps of each worker"
+    assert max(each.share for each in found.worker_steps) == 1.0
+    assert all(0 < each.busy_s <= each.step_s for each in found.worker_steps)
 
 
 def test_a_run_survives_a_worker_that_vanishes(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:

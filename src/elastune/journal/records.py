@@ -32,6 +32,7 @@ from elastune.journal.run_records import (
     StepsCompleted,
     Straggling,
     WorkerGone,
+    WorkerSteps,
 )
 from elastune.journal.study_records import (
     ArtifactKept,
@@ -95,6 +96,7 @@ __all__ = [
     "TrialStarted",
     "WarmStarted",
     "WorkerGone",
+    "WorkerSteps",
     "decode",
     "encode",
 ]

@@ -111,6 +111,19 @@ class RunContext:
 
 
 @dataclass(frozen=True, config=_RULES)
+class WorkerSteps:
+    """Steps of the worker of ``rank`` at a run's end: mean seconds, and without what it waited for the reduction.
+
+    ``share``: ``busy_s`` over that of the slowest worker.
+    """
+
+    rank: Count
+    step_s: float
+    busy_s: float
+    share: float
+
+
+@dataclass(frozen=True, config=_RULES)
 class RunFinished:
     """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction.
 
@@ -133,6 +146,7 @@ class RunFinished:
     context: RunContext | None = None
     epoch: Count = 0
     evaluated_on: dict[str, Count] = field(default_factory=dict)
+    worker_steps: list[WorkerSteps] = field(default_factory=list)
     kind: Literal["run_finished"] = "run_finished"
 
 

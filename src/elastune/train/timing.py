@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 
 from elastune.core.clock import Clock
+from elastune.journal.records import WorkerSteps
 
 WARM_UP_STEPS = 3
 KEPT_STEPS = 2000
@@ -51,3 +53,20 @@ class StepTimes:
         if not steps:
             return None, None
         return statistics.median(s for s, _ in steps), statistics.median(w for _, w in steps)
+
+    def means(self) -> list[float]:
+        """Mean seconds of a step, and of it without waiting, warm-up left out; zeros of too few steps."""
+        steps = list(self._steps)[WARM_UP_STEPS:]
+        if not steps:
+            return [0.0, 0.0]
+        return [statistics.fmean(s for s, _ in steps), statistics.fmean(max(0.0, s - w) for s, w in steps)]
+
+
+def steps_of_workers(rows: Sequence[Sequence[float]]) -> list[WorkerSteps]:
+    """From every worker's ``means``, by rank; those that took too few steps, and joined late, are left out."""
+    slowest = max((busy_s for _, busy_s in rows), default=0.0)
+    return [
+        WorkerSteps(rank, step_s, busy_s, busy_s / slowest)
+        for rank, (step_s, busy_s) in enumerate(rows)
+        if step_s > 0 and slowest > 0
+    ]

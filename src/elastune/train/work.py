@@ -26,6 +26,7 @@ from elastune.train.program.causes import cause_of, text_of, trace_of
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.session import Session
 from elastune.train.stepper import StopTraining
+from elastune.train.timing import steps_of_workers
 from elastune.train.warm_up import WarmedUp
 
 EXIT_FAILED = 1
@@ -169,6 +170,8 @@ class Worker:
         session.flush()
         session.state.average_buffers()
         digest = trained.fingerprint(workers) if trained is not None else fingerprint({})
+        times = session.progress.times
+        worker_steps = [] if trained is None else steps_of_workers(workers.gather(times.means()))
         if self._spec.measure_link and workers.size > 1:
             with suppress(GroupBroken):  # somebody was lost just now: the measurement is not worth a recovery
                 link = measure_link(workers.group)
@@ -176,7 +179,7 @@ class Worker:
                     self._send(link)
         if workers.rank != 0 and not workers.elastic:
             return
-        step_s, wait_s = session.progress.times.medians()
+        step_s, wait_s = times.medians()
         self._send(
             RunFinished(
                 sha256=digest,
@@ -189,6 +192,7 @@ class Worker:
                 evaluated_on=session.progress.evaluated_on,
                 step_s=step_s,
                 wait_s=wait_s,
+                worker_steps=worker_steps,
                 grad_bytes=trained.gradient_bytes if trained is not None else 0,
                 stopped=session.stopped,  # type: ignore[arg-type]
                 signals={name: (signal.value, signal.error) for name, signal in session.signals.items()},

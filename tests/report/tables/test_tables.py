@@ -5,11 +5,19 @@ import pytest
 from rich.console import Console
 
 from elastune.core.text import number
-from elastune.journal.records import TimesFitted
+from elastune.journal.records import TimesFitted, WorkerSteps
 from elastune.report.gather import front_trials, gather_run, gather_study
 from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table
 from elastune.report.tables.study_tables import failures_table, front_table, trials_table
-from elastune.report.tables.tables import Table, reports_table, run_table, times_table, to_html, to_rich
+from elastune.report.tables.tables import (
+    Table,
+    reports_table,
+    run_table,
+    times_table,
+    to_html,
+    to_rich,
+    worker_steps_table,
+)
 
 
 def printed(table, width):
@@ -147,6 +155,14 @@ def test_run_tables_hold_the_run(run_entries, failed_run_entries):
     failed = dict(run_table(gather_run(failed_run_entries)).rows)
     assert failed["failed"] == "exception: ValueError: shapes (3,) and (4,)"
     assert "final accuracy" not in failed
+
+
+def test_steps_of_workers_tell_who_is_slow(run_entries):
+    run = gather_run(run_entries)
+    assert worker_steps_table(run).rows == ()
+    steps = [WorkerSteps(0, 0.02, 0.005, 0.25), WorkerSteps(1, 0.021, 0.02, 1.0)]
+    told = replace(run, finished=replace(run.finished, worker_steps=steps))
+    assert worker_steps_table(told).rows == (("0", "20 ms", "5 ms", "25 %"), ("1", "21 ms", "20 ms", "100 %"))
 
 
 def test_times_table_has_units():

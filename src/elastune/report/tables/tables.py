@@ -91,6 +91,14 @@ def run_table(run: RunStory) -> Table:
     return Table("The run", ("what", "value"), tuple(rows))
 
 
+def worker_steps_table(run: RunStory) -> Table:
+    """Who is slow: the steps of each worker at the run's end."""
+    steps = run.finished.worker_steps if run.finished else []
+    rows = tuple((str(w.rank), duration(w.step_s), duration(w.busy_s), f"{100 * w.share:.0f} %") for w in steps)
+    header = ("rank", "mean step", "without waiting", "of the slowest")
+    return Table("Steps by worker", header, rows, frozenset(range(4)))
+
+
 def reports_table(run: RunStory) -> Table:
     """Everything that the run reported."""
     names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
