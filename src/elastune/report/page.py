@@ -96,9 +96,9 @@ def run_page(
         state = "unfinished: it runs on, or was ended from outside"
     sections = [Section("The run", (tables.run_table(run),)), *_adapting_sections(adaptation)]
     sections += _changes_sections(changes, seen)
-    steps = tables.worker_steps_table(run)
-    if len(steps.rows) > 1:
-        sections.append(Section(steps.title, (steps,)))
+    by_worker = tables.worker_steps_table(run)
+    if len(by_worker.rows) > 1:
+        sections.append(Section(by_worker.title, (by_worker,)))
     reports = tables.reports_table(run)
     if reports.rows:
         sections.append(Section(reports.title, (reports,), folded=True))

@@ -43,7 +43,7 @@ def test_frontier_table_holds_the_rows(found):
     assert table.strong == {7}
     assert column(table, "rule")[7] == "tuned, pick"
     assert table.note == (
-        "×÷: modelled, and by what factor it may be off (predicted / measured 0.71 to 0.71); intervals: seeds and 400 "
+        "×÷: modelled, and by what factor it may be off (predicted / measured 0.71); intervals: seeds and 400 "
         "test samples"
     )
     settings = settings_table(found)

@@ -94,7 +94,8 @@ def _note(found: FrontierFound) -> str:
     words = []
     if any(row.seconds_label == "modelled" for row in found.rows):
         ratios = found.model_errors.values()
-        span = f"predicted / measured {number(min(ratios), 2)} to {number(max(ratios), 2)}" if ratios else "unchecked"
+        ends = list(dict.fromkeys(number(end, 2) for end in (min(ratios), max(ratios)))) if ratios else []
+        span = f"predicted / measured {' to '.join(ends)}" if ends else "unchecked"
         words.append(f"×÷: modelled, and by what factor it may be off ({span})")
     samples = sorted({row.test_samples for row in found.rows if row.test_samples is not None})
     told = f"seeds and {' or '.join(count(n, 'test sample') for n in samples)}" if samples else "seeds alone"
