@@ -1,6 +1,7 @@
 """The commands on small programs: what lies on stdout, and that every way of starting trains the same."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -88,6 +89,20 @@ def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> 
     assert said.code == 0, said.err
     assert said.json["workers"] == 2, "rank 0 alone prints"
     assert said.json["sha256"] == said_by(finished_run)["sha256"]
+
+
+def test_mpirun_gives_the_same_state(here: Path, finished_run: Path) -> None:
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("no mpirun here: apt-get install openmpi-bin")
+    root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
+    given = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", "launched")
+    command = [mpirun, *root, "--oversubscribe", "-n", "2", sys.executable, "-m", "elastune", *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["workers"] == 2, "rank 0 alone prints"
+    assert found["sha256"] == said_by(finished_run)["sha256"]
 
 
 def test_a_launcher_needs_out_and_brings_the_workers(elastune: Command, monkeypatch: pytest.MonkeyPatch) -> None:

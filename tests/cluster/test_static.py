@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 from elastune.cluster.static import FIRST_PORT, PORTS, first_host, from_environment, port
@@ -16,6 +18,17 @@ SRUN = {
     "SLURM_JOB_NODELIST": "head,node[03-05,9]-ib",
     "SLURM_STEP_NODELIST": "node[03-05,9]-ib",
 }
+
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "3146055681",
+}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MASTER = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29501"}
+MEET = FIRST_PORT + zlib.crc32(b"3146055681") % PORTS
 
 
 def without(env: dict[str, str], *names: str) -> dict[str, str]:
@@ -49,6 +62,11 @@ def without(env: dict[str, str], *names: str) -> dict[str, str]:
         ({**SRUN, "SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0"}, None),
         ({**SRUN, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"}, None),
         ({**SRUN, "SLURM_STEP_ID": "batch"}, None),
+        (MPIRUN, Place(1, 4, 1, rendezvous=f"tcp://127.0.0.1:{MEET}")),
+        ({**MPIRUN, **SRUN}, Place(1, 4, 1, rendezvous=f"tcp://127.0.0.1:{MEET}")),  # Slurm has started mpirun's daemon
+        ({**MPIRUN, **MASTER, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Place(1, 4, 1, rendezvous="tcp://10.0.0.7:29501")),
+        ({**MPICH, **MASTER}, Place(3, 4, 1, rendezvous="tcp://10.0.0.7:29501")),
+        ({**MPICH, "PMI_RANK": "0", "PMI_SIZE": "1"}, None),
         # one task, such as a shell: an ordinary machine
         ({**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
     ],
@@ -113,3 +131,22 @@ def test_ports_stay_below_those_of_outgoing_connections_and_differ_between_steps
     assert len(set(ports)) == len(ports)
     assert min(ports) >= FIRST_PORT
     assert max(ports) < FIRST_PORT + PORTS <= 32768
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (without(MPIRUN, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE must be set"),
+        (without(MPIRUN, "OMPI_COMM_WORLD_RANK"), "OMPI_COMM_WORLD_RANK must be set"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK must be a whole number from 0 to 3"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "-x MASTER_ADDR=HOST"),
+        ({**MPIRUN, "MASTER_ADDR": "h"}, "MASTER_PORT must be set"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE must be set"),
+        ({"PMI_SIZE": "2"}, "PMI_RANK must be set"),
+        (MPICH, "must be told where they meet"),
+        ({**MPICH, "PMI_SIZE": "many"}, "PMI_SIZE must be a whole number"),
+    ],
+)
+def test_half_of_what_mpirun_says_is_refused(env: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        from_environment(env)

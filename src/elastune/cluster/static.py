@@ -1,4 +1,4 @@
-"""The static route: a worker that torchrun or srun started finds its place in its environment.
+"""The static route: a worker that torchrun, srun or mpirun started finds its place in its environment.
 
 Pure functions of that environment. The device of the place is left at "cpu": ``devices.assign`` knows better.
 """
@@ -6,6 +6,7 @@ Pure functions of that environment. The device of the place is left at "cpu": ``
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 
 from elastune.core.errors import UserError
@@ -15,21 +16,35 @@ from elastune.core.run import Place
 FIRST_RESERVED_STEP = 0xFFFFFFF0
 # Ports below what Linux hands to outgoing connections (32768 and up), so that none of those can hold ours.
 FIRST_PORT, PORTS = 16384, 16384
+_OPEN_MPI = "OMPI_COMM_WORLD"
 
 
 def from_environment(env: Mapping[str, str]) -> Place | None:
-    """The place that torchrun or srun gave this process, or None where neither started it.
+    """The place that torchrun, srun or mpirun gave this process, or None where none of them started it.
 
     torchrun: all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, once the first two are there. srun: a
     step of two tasks or more; a step of one (a shell on a node, say) is an ordinary machine and may have workers of its
     own, and so may a batch script, which has Slurm's variables too but is no step of srun. The tasks meet at the first
-    node; MASTER_ADDR and MASTER_PORT, as batch scripts often set them, go over that. Raises ``UserError``.
+    node; MASTER_ADDR and MASTER_PORT, as batch scripts often set them, go over that. mpirun (Open MPI's variables, or
+    those that MPICH and its like share): two processes or more; on one host they find each other by the name that Open
+    MPI gave the job, else by MASTER_ADDR and MASTER_PORT. Raises ``UserError``.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return _torchrun(env)
+    if any(name in env for name in (f"{_OPEN_MPI}_RANK", f"{_OPEN_MPI}_SIZE")):  # before Slurm, which may run mpirun
+        return _mpirun(env, f"{_OPEN_MPI}_RANK", f"{_OPEN_MPI}_SIZE", f"{_OPEN_MPI}_LOCAL_RANK")
     if "SLURM_PROCID" in env and _in_srun(env):
         return _srun(env)
+    if "PMI_RANK" in env or "PMI_SIZE" in env:
+        return _mpirun(env, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
     return None
+
+
+def on_this_host(env: Mapping[str, str]) -> int | None:
+    """How many workers the launcher has started on this host, where it tells."""
+    names = ("LOCAL_WORLD_SIZE", f"{_OPEN_MPI}_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+    told = next((env[name] for name in names if env.get(name)), "")
+    return int(told) if told.isdigit() else None
 
 
 def _torchrun(env: Mapping[str, str]) -> Place:
@@ -61,6 +76,27 @@ def _srun(env: Mapping[str, str]) -> Place | None:
     return Place(rank, world, local_rank, rendezvous=f"tcp://{host}:{meet}")
 
 
+def _mpirun(env: Mapping[str, str], rank_name: str, size_name: str, local_name: str) -> Place | None:
+    world = _number(env, size_name, 1)
+    rank = _number(env, rank_name, 0, world - 1)
+    if world == 1:
+        return None
+    local_rank = _number(env, local_name, 0) if local_name in env else rank
+    job = env.get("PMIX_NAMESPACE", "") or env.get("OMPI_MCA_ess_base_jobid", "")
+    if "MASTER_ADDR" in env or "MASTER_PORT" in env:
+        return Place(rank, world, local_rank, rendezvous=_master(env))
+    if on_this_host(env) != world or not job:
+        rule = "processes of mpirun that are not known to share a host must be told where they meet"
+        fix = "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 (MPICH: -genv NAME VALUE)"
+        raise UserError(rule, "no MASTER_ADDR", fix)
+    meet = FIRST_PORT + zlib.crc32(job.encode()) % PORTS
+    return Place(rank, world, local_rank, rendezvous=f"tcp://127.0.0.1:{meet}")
+
+
+def _master(env: Mapping[str, str]) -> str:
+    return f"tcp://{_text(env, 'MASTER_ADDR')}:{_number(env, 'MASTER_PORT', 1, 65535)}"
+
+
 def port(job: int, step: int) -> int:
     """A port that every task of a step computes alike and that steps side by side do not share."""
     return FIRST_PORT + (job * 31 + step) % PORTS
@@ -83,7 +119,7 @@ def first_host(nodelist: str) -> str:
 def _text(env: Mapping[str, str], name: str) -> str:
     value = env.get(name, "").strip()
     if not value:
-        raise UserError(f"{name} must be set by the launcher", "nothing", "start the file by torchrun or srun")
+        raise UserError(f"{name} must be set by the launcher", "nothing", "start the file by torchrun, srun or mpirun")
     return value
 
 
@@ -91,5 +127,5 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int | None = None
     value = _text(env, name)
     if not re.fullmatch(r"[0-9]{1,18}", value) or int(value) < low or (high is not None and int(value) > high):
         span = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise UserError(f"{name} must be a whole number {span}", value, "start the file by torchrun or srun")
+        raise UserError(f"{name} must be a whole number {span}", value, "start the file by torchrun, srun or mpirun")
     return int(value)

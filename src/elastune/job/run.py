@@ -14,6 +14,7 @@ from elastune.cluster.devices import assign, devices
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.notices import NoticeSource
 from elastune.cluster.run_files import LocalFiles, RunFiles
+from elastune.cluster.static import on_this_host
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.job.fault_injection import Injector
@@ -92,7 +93,7 @@ def run_job(
 
 
 def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int:
-    """Be one worker of a run that somebody else launched (torchrun, srun). Returns an exit code.
+    """Be one worker of a run that somebody else launched (torchrun, srun, mpirun). Returns an exit code.
 
     Rank 0 keeps the journal and tells ``observe``; any other prints why it failed.
     """
@@ -118,8 +119,7 @@ def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
     """``place`` on its device among those of its node. ``env`` tells how many workers share the node."""
     available = devices() if device != "cpu" else ("cpu",)
     here = assign(device, place.local_rank, available)
-    told = env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or ""
-    neighbours = int(told) if told.isdigit() else place.world
+    neighbours = on_this_host(env) or place.world
     return replace(place, device=here, own_device=here == "cpu" or neighbours <= len(available))
 
 

@@ -49,8 +49,9 @@ def run(
 ) -> int:
     """Train FILE.
 
-    Under torchrun or srun this process is one of the workers that they started, and workers do not change. Policies
-    are elastune's, a plug-in's, or classes of FILE that inherit from elastune.Policy; with several, all are asked.
+    Under torchrun, srun or mpirun this process is one of the workers that they started, and workers do not change.
+    Policies are elastune's, a plug-in's, or classes of FILE that inherit from elastune.Policy; with several, all are
+    asked.
 
     --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, num_slots, seed, config, stopped,
     step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s, steps_discarded, out},
