@@ -29,6 +29,7 @@ class _Bucket(Bucket):
         super().__init__(members, like, group, hold=hold)
         self._num_slots = num_slots
         self._pool: list[torch.Tensor] = []
+        self._views_of: dict[int, dict[int, torch.Tensor]] = {}  # by data pointer: every slot asks for them again
         self._received: torch.Tensor
         self._in_use: list[torch.Tensor] = []  # what goes back to the pool when a step begins
         self._buffer = self._room(group.wire) if hold else torch.zeros(0, dtype=self._dtype, device=group.wire)
@@ -68,7 +69,11 @@ class _Bucket(Bucket):
         self.launched = False
 
     def _blank(self) -> torch.Tensor:
-        blank = self._pool.pop() if self._pool else self._room(self._device)
+        if self._pool:
+            blank = self._pool.pop()
+        else:
+            blank = self._room(self._device)
+            self._views_of[blank.data_ptr()] = self._cut(blank)
         self._in_use.append(blank)
         return blank
 
@@ -80,7 +85,7 @@ class _Bucket(Bucket):
     def put(self, index: int, value: torch.Tensor | None) -> bool:
         if self._leaf is None:
             self._leaf = self._blank()
-            self._views = self._cut(self._leaf)
+            self._views = self._views_of[self._leaf.data_ptr()]
         self._missing.remove(index)
         if value is None:
             self._views[index].zero_()
