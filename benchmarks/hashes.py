@@ -190,7 +190,7 @@ def elastune(*words: object) -> list[str]:
 
 
 def start(case: Case, out: Path, *more: str) -> subprocess.Popen[str]:
-    command = elastune("run", PROGRAM, "--out", out, "--json", *shlex.split(case.options), *more)
+    command = elastune("run", PROGRAM, "--out", out, "--json", "--slots", 8, *shlex.split(case.options), *more)
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 

@@ -45,7 +45,7 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "longest_pause_s": None,
         "steps_discarded": 0,
         "mode": "exact",
-        "num_slots": 8,
+        "num_slots": 4,
         "seed": 4,
         "config": {"lr": 0.2},
         "out": "out",

@@ -113,7 +113,7 @@ def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Pa
     assert [run.workers for run in found] == [1, 2, 2, 3]
     assert [run.metrics["size"] for run in found] == [1, 2, 2, 3]
     means = [json.loads((tmp_path / str(i) / "journal.jsonl").read_text().splitlines()[0])["means"] for i in range(4)]
-    assert [(m["mode"], m["num_slots"]) for m in means] == [("exact", 8), ("exact", 8), ("fast", 8), ("fast", 3)]
+    assert [(m["mode"], m["num_slots"]) for m in means] == [("exact", 4), ("exact", 4), ("fast", 4), ("fast", 3)]
 
 
 def test_functions_that_no_worker_could_import_are_refused() -> None:

@@ -43,6 +43,7 @@ from elastune.journal.records import (
     WorkerGone,
 )
 from elastune.journal.trials import fold
+from elastune.plan.slot_cost import slot_cost_text
 from elastune.report.tables.decision_text import decided_line, failed_line, measured_text, unmeasured_line
 from elastune.search.space.objective import valued
 
@@ -81,6 +82,8 @@ class RunTracker:
             case RunStarted(resumed_step=step) if step is not None:
                 instead = f", since a newer checkpoint is damaged: {plain('; '.join(record.damaged), 400)}"
                 return f"resumed after step {step}{instead if record.damaged else ''}", True
+            case RunStarted(means={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
+                return slot_cost_text(slots, workers), True
             case Reported():
                 if self.epochs:
                     self._parts["epochs"] = record.epoch / self.epochs

@@ -11,7 +11,7 @@ from elastune.core.divergence import Divergence
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
 Scalar = bool | int | float | str
-DEFAULT_SLOTS = 8  # enough for most machines; more workers than that raise it
+DEFAULT_SLOTS = 4  # docs/decisions/0010; more workers than that raise it
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
 

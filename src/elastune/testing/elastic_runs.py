@@ -76,7 +76,7 @@ class Runs:
             out or self._folder / str(next(self._count)),
             config,
             seed=3,
-            means=Means(workers=workers, mode=mode),
+            means=Means(workers=workers, mode=mode, num_slots=8),
             elastic=elastic or Elastic(low=1, high=4, heartbeat_s=2.0),
             **(spec or {}),
         )

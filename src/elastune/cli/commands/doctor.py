@@ -69,6 +69,7 @@ def _machine(devices: tuple[str, ...]) -> list[Finding]:
         Finding("elastune", _version("elastune")),
         Finding("torch", _version("torch"), "pip install torch"),
         Finding("reductions", _reductions(gpus, nccl=nccl)),
+        Finding("exact mode", _exact_mode()),
         Finding("gloo", "in torch" if gloo else None, "pip install torch"),
         Finding(
             "nccl",
@@ -87,6 +88,14 @@ def _reductions(gpus: Sequence[str], *, nccl: bool) -> str:
     if len(gpus) == 1:
         return "gloo, over CPU memory, for several workers on the one GPU"
     return f"nccl for at most {len(gpus)} workers, one a GPU; gloo, over CPU memory, for more"
+
+
+def _exact_mode() -> str:
+    """What its slots cost, by how many a worker has."""
+    from elastune.plan.slot_cost import MEASURED
+
+    told = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
+    return f"CPU time over plain PyTorch's, by slots a worker: {told} (measured elsewhere)"
 
 
 def _launchers() -> list[Finding]:
