@@ -41,7 +41,6 @@ class TestLocal(ClusterKit):
 @pytest.mark.parametrize(
     ("how", "code", "last_words"),
     [
-        ("_exit", 9, "about to die"),
         ("segfault", -signal.SIGSEGV, "Segmentation fault"),
         ("sigkill", -signal.SIGKILL, "about to die"),
         ("abort", -signal.SIGABRT, "Aborted"),
@@ -57,6 +56,16 @@ def test_a_death_is_reported_with_its_code_and_log(tmp_path: Path, how: str, cod
     assert (gone.code, failed.exit_code) == (code, code)
     assert last_words in gone.log
     assert last_words in failed.log
+
+
+def test_an_exit_without_a_word_is_no_death(tmp_path: Path, serve) -> None:
+    cluster = serve("odd_workers:die")
+    events = events_until_end(cluster, cluster.start(spec_of(tmp_path, config={"how": "_exit"})))
+    assert not records_of(events, WorkerGone)
+    (failed,) = records_of(events, RunFailed)
+    assert (failed.reason, failed.exit_code) == ("exception", 9)
+    assert "exit code 9 (os._exit" in failed.detail
+    assert "about to die" in failed.log
 
 
 def test_an_entry_that_is_not_there_is_told(tmp_path: Path, serve) -> None:
