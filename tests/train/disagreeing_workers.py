@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
@@ -32,7 +33,7 @@ def train(worker: Worker, out: str, mode: str, seeds: list[int], counts: list[in
                 session.backward(F.mse_loss(model(x), y))
                 optimizer.step()
                 optimizer.zero_grad()
-    except RuntimeError as error:
+    except UserError as error:
         worker.say(f"{type(error).__name__}: {error}", session.step)
     else:
         worker.say("", session.step)

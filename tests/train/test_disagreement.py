@@ -27,14 +27,18 @@ def ends(out: Path, mode: str, seeds: list[int], counts: list[int]) -> list[tupl
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize(
-    ("seeds", "counts"), [([0, 1], [64, 64]), ([0, 0], [64, 60])], ids=["orders differ", "data sets differ"]
+    ("seeds", "counts", "words"),
+    [([0, 1], [64, 64], "samples whose numbers"), ([0, 0], [64, 60], "a pass of 64 samples")],
+    ids=["orders differ", "data sets differ"],
 )
 def test_workers_that_disagree_about_the_data_complete_no_step(
-    tmp_path: Path, mode: str, seeds: list[int], counts: list[int]
+    tmp_path: Path, mode: str, seeds: list[int], counts: list[int], words: str
 ) -> None:
     for error, steps in ends(tmp_path, mode, seeds, counts):
-        assert error.startswith("RuntimeError: a step of 16 samples")
-        assert "workers disagree about the data" in error
+        assert error.startswith("UserError: all ranks must take a step with the same data")
+        assert "in step 1, rank 0 has " in error
+        assert words in error
+        assert "; rank 1 has " in error
         assert steps == 0
 
 

@@ -20,6 +20,7 @@ from elastune.train.control import PRIME, ControlVector, checksum
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
+from elastune.train.step_facts import NO_MARKS
 from elastune.train.timing import StepTimes
 from elastune.train.transaction import Phase, StepTransaction, check_samples
 
@@ -120,6 +121,7 @@ EVENTS: dict[str, Callable[[World], Any]] = {
     "commit": lambda w: w.step.commit(),
     "arrive": lambda w: w.step.arrive(),
     "leave": lambda w: w.step.leave(),
+    "reject": lambda w: w.step.reject(),
     "recover": lambda w: w.step.recover(GroupBroken("a worker is lost")),
 }
 COLUMNS = (Phase.BETWEEN, Phase.OPEN, Phase.REDUCED, Phase.LOST, Phase.LEFT)
@@ -132,6 +134,7 @@ AFTER: dict[str, tuple[Phase | str, ...]] = {
     "commit": (NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY, NO_WAY),
     "arrive": (Phase.BETWEEN, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY),
     "leave": (NO_WAY, Phase.LEFT, NO_WAY, Phase.LEFT, NO_WAY),
+    "reject": (NO_WAY, NO_WAY, Phase.LEFT, NO_WAY, NO_WAY),
     "recover": (Phase.BETWEEN, Phase.LOST, Phase.REDUCED, Phase.LOST, Phase.LEFT),
 }
 
@@ -173,7 +176,7 @@ def test_a_step_from_its_beginning_to_its_commit() -> None:
     assert not step.owes_backward
     step.begin_slice(LAST)
     assert not step.more_to_come, "the last batch of a step may end it"
-    assert step.reduce(LOSS, 0) == replace(CONTROL, votes=[], times=[])
+    assert step.reduce(LOSS, 0) == replace(CONTROL, marks=list(NO_MARKS), votes=[], times=[])
     assert heard == ["begin step", "backward", "begin slice", "backward"]
     assert world.workers.ended == [False]
     step.commit()

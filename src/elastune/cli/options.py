@@ -97,6 +97,9 @@ Monitors = Annotated[
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write event files into OUT/tensorboard.")]
 Heartbeat = Annotated[str, typer.Option(metavar="TIME", help="A worker that is silent for this long counts as lost.")]
+CollectiveTimeout = Annotated[
+    str, typer.Option(metavar="TIME", help="The others wait this long for a worker that lives and does not come.")
+]
 Chaos = Annotated[
     str | None, typer.Option(metavar="FAULTS", help='Faults on purpose: "kill:0.05/s,stop,join,leave", "kill@40%".')
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from elastune.cli.output import print_error
@@ -35,15 +36,16 @@ def use_data(data: Path | None) -> None:
     os.environ["ELASTUNE_DATA"] = str(data.resolve())
 
 
-def choose_workers(text: str, heartbeat: str) -> tuple[int, Elastic]:
+def choose_workers(text: str, heartbeat: str, collective_timeout: str) -> tuple[int, Elastic]:
     """With how many workers a run begins, and how they may change: of "LOW:HIGH" as many as there are cores for."""
     low, high = worker_bounds(text)
-    heartbeat_s = duration(heartbeat, "--heartbeat")
+    timeout_s = duration(collective_timeout, "--collective-timeout")
+    elastic = Elastic(low, heartbeat_s=duration(heartbeat, "--heartbeat"), collective_timeout_s=timeout_s)
     if ":" not in text:
-        return high, Elastic(low, heartbeat_s=heartbeat_s)
+        return high, elastic
     from elastune.train.machine import cores
 
-    return min(high, max(low, cores())), Elastic(low, high, heartbeat_s)
+    return min(high, max(low, cores())), replace(elastic, high=high)
 
 
 def choose_device(wanted: str) -> str:

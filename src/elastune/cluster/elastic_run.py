@@ -25,6 +25,7 @@ from elastune.core.run import Place
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Buried, Parted, RecordSent
 from elastune.elastic.coordinator.liveness import Vitals
+from elastune.elastic.coordinator.standstill import Standstill
 from elastune.elastic.protocol.client import remove_contact, write_contact
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
 from elastune.elastic.protocol.messages import Welcome, encode
@@ -97,6 +98,7 @@ class ElasticRun(ElasticHandle):
             heartbeat_s=elastic.heartbeat_s,
             silence_s=silence_s,
             most_losses=elastic.most_losses,
+            collective_timeout_s=elastic.collective_timeout_s,
             host=host,
             spec_of=self._spec_of,
             last_line=self._last_line,
@@ -218,6 +220,8 @@ class ElasticRun(ElasticHandle):
                     # Who has said its last words ends by itself, and how the speechless end tells why.
                     if self._returned.get(worker) is None and worker not in self._speechless:
                         self._end([worker], self._doomed.get(worker, ""))
+                case Standstill(worker, reason, detail) if not self.over:
+                    self._events.extend(self.judge(worker, RunFailed(reason, detail, worker)))
                 case GiveUp(why=why) if not self.over:
                     self._events.extend(self._give_up(why))
                 case StopRun():

@@ -33,6 +33,10 @@ class GroupBroken(Exception):
     """A collective failed here, or its group was abandoned; nothing more comes of this group."""
 
 
+class GathersDiffer(Exception):
+    """Workers met in one gather and meant different ones. All of them are told, and the group is as good as before."""
+
+
 class Work:
     """A collective that was started."""
 
@@ -52,7 +56,7 @@ class Work:
             self._work = None
 
     def _wait(self) -> None:
-        if self._group._connections is None:
+        if self._group.backend != "gloo":  # its wait is the stream's, and its library's watchdog ends what hangs
             self._work.wait()
             return
         # Gloo forgets to wake what was in the middle of a message when its connection died (Pair::signalException
@@ -156,14 +160,21 @@ class Group:
             self._start(lambda pg: pg.broadcast([wire], options)).wait()
             data.copy_(wire)
 
-    def gather_tensors(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every worker's flat tensor, by rank, on every worker's CPU; blocks. Sizes may differ, dtypes not."""
+    def gather_tensors(self, mine: torch.Tensor, kind: int = 0) -> list[torch.Tensor]:
+        """Every worker's flat tensor, by rank, on every worker's CPU; blocks. Sizes may differ, dtypes not.
+
+        ``kind``: what is gathered, as a number. Raises ``GathersDiffer`` on every worker where it is not the same.
+        """
         if self.size == 1:
             return [mine.detach().cpu().clone()]
-        counts = torch.zeros(self.size, dtype=torch.int64, device=self.wire)
-        counts[self.rank] = len(mine)
-        self.all_reduce(counts).wait()
-        sizes = counts.tolist()
+        # An all-gather, because nothing else here is one: where other workers are in a step's reduction, gloo lets
+        # both wait, while it ends the process where two collectives of one kind differ in size.
+        heads = torch.zeros(2 * self.size, dtype=torch.int64, device=self.wire)
+        head = torch.tensor([len(mine), kind], dtype=torch.int64, device=self.wire)
+        self._start(lambda pg: pg._allgather_base(heads, head)).wait()
+        sizes, kinds = heads.view(-1, 2).T.tolist()
+        if len(set(kinds)) > 1:
+            raise GathersDiffer
         table = torch.zeros(self.size, max(1, *sizes), dtype=mine.dtype, device=self.wire)
         table[self.rank, : len(mine)] = mine
         # Adding zeros changes no value (and keeps NaN and infinities), so a sum gathers what is unequally long.

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from elastune.comm.backend import backend_for
 from elastune.comm.group import Group
@@ -16,7 +17,7 @@ from elastune.core.run import Place
 
 
 def join(place: Place, timeout_s: float = 1800.0) -> Group:
-    """Meet the other workers of a static run at ``place.rendezvous``.
+    """Meet the other workers of a static run at ``place.rendezvous``; no collective may last longer than ``timeout_s``.
 
     The process must end by ``os._exit``: a process group that is destroyed while Python holds its lock may wait for a
     thread that waits for the lock (seen with gloo: its finished collectives free tensors on a thread of their own).
@@ -34,6 +35,12 @@ def join(place: Place, timeout_s: float = 1800.0) -> Group:
         timeout=timedelta(seconds=timeout_s),
     )
     return Group(place.rank, place.world, dist.group.WORLD, backend, device)
+
+
+def meeting_place() -> Store:
+    """The store by which the workers that have joined found each other."""
+    store: Store = dist.distributed_c10d._get_default_store()
+    return store
 
 
 def _refuse_unknown_host(rendezvous: str) -> None:

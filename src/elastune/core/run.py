@@ -68,13 +68,15 @@ class Elastic:
 
     A worker that is silent for ``heartbeat_s`` counts as lost. A run that loses workers ``most_losses`` times and comes
     no further in between (steps that survive, a later checkpoint or report) has failed: whatever kills them would go on
-    killing.
+    killing. For one that lives and does not come to a reduction or gather workers wait for ``collective_timeout_s``;
+    then the run ends and says who was missing.
     """
 
     low: int = 1
     high: int | None = None
     heartbeat_s: float = 5.0
     most_losses: int = 8
+    collective_timeout_s: float = 1800.0  # as torch's own on gloo
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,9 @@ def check_means(spec: RunSpec) -> None:
     if spec.elastic.heartbeat_s < SHORTEST_HEARTBEAT_S:
         rule = f"a heartbeat must be at least {SHORTEST_HEARTBEAT_S:g} s, or busy workers count as lost"
         raise UserError(rule, f"{spec.elastic.heartbeat_s:g} s", "use --heartbeat 5s")
+    if spec.elastic.collective_timeout_s < SHORTEST_HEARTBEAT_S:
+        rule = f"workers must wait for each other for at least {SHORTEST_HEARTBEAT_S:g} s"
+        raise UserError(rule, f"{spec.elastic.collective_timeout_s:g} s", "use --collective-timeout 30m")
     if means.num_slots < most:
         rule = "there must be a slot for every worker"
         raise UserError(rule, f"{means.num_slots} slots, {most} workers", "use more --slots or fewer --workers")

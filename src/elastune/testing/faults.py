@@ -121,8 +121,8 @@ def _wrap_library(injector: Injector) -> None:
     before(checkpoint, "save", "saving")
     gather = Group.gather_tensors
 
-    def gathered(group: Group, mine: Any) -> Any:
-        rows = gather(group, mine)
+    def gathered(group: Group, mine: Any, kind: int = 0) -> Any:
+        rows = gather(group, mine, kind)
         _INJECTORS[0].reach("gathered")
         return rows
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from elastune.train.step_facts import NO_MARKS
+
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
 
 
@@ -27,6 +29,7 @@ class ControlVector:
         waiting: 1 where policies of this worker wait for what other workers' policies give.
         seconds: Seconds of training by rank 0's clock; 0 on other ranks.
         unsure: 1 where a worker was lost since the last step, and not all may have seen the same.
+        marks: What tells whether all take the step alike (``train.step_facts``); zeros where there is one worker.
         votes: What policies want to change, policy by policy (``core.votes``).
         times: Three numbers for each rank there can ever be, of which a worker gives its own
             (``monitors.base.WorkerTimes``).
@@ -39,16 +42,19 @@ class ControlVector:
     waiting: float = 0.0
     seconds: float = 0.0
     unsure: float = 0.0
+    marks: Sequence[float] = NO_MARKS
     votes: Sequence[float] = ()
     times: Sequence[float] = ()
 
     def to_list(self) -> list[float]:
         """In the order of the fields."""
         single = [self.stop, self.heard, self.samples, self.checksum, self.waiting, self.seconds, self.unsure]
-        return [*single, *self.votes, *self.times]
+        return [*single, *self.marks, *self.votes, *self.times]
 
     @staticmethod
     def of(sums: Sequence[float], votes: int) -> ControlVector:
         """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
         stop, heard, samples, checksum, waiting, seconds, unsure, *rest = sums
-        return ControlVector(stop, heard, samples, checksum, waiting, seconds, unsure, rest[:votes], rest[votes:])
+        ends = len(NO_MARKS), len(NO_MARKS) + votes
+        parts = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
+        return ControlVector(stop, heard, samples, checksum, waiting, seconds, unsure, *parts)

@@ -18,7 +18,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
-from elastune.elastic.worker.group import WorkerGroup
+from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import DataContext, Record, Reported, RunContext
 from elastune.policies.base import Policy
@@ -97,6 +97,7 @@ class Session:
             warm_up,
         )
         self._passes_in_epoch = 0
+        self._evaluated = ""  # since the last call in which all ranks meet
         self._planned = spec.epochs or 0
         self._train_set: Any = None
         if snapshot is not None:
@@ -188,7 +189,7 @@ class Session:
             rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
             raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
         model.to(self.device)
-        self._spread([*model.parameters(), *model.buffers()])
+        self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())
         sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
         self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
@@ -202,16 +203,6 @@ class Session:
             gate(scheduler, lambda: self.ends_step, self.mean)
         return (sync.replica.model, sync.replica.optimizer, *schedulers)
 
-    def _spread(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Rank 0's values to all members."""
-        if not self._workers.synchronised:
-            return
-        try:
-            for tensor in tensors:
-                self._workers.group.broadcast(tensor.data)
-        except GroupBroken as error:
-            self._workers.restart(error)
-
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs still to run of ``count`` (a run's ``--epochs`` goes over ``count``)."""
         progress, until = self._progress, self._spec.until_epoch
@@ -224,7 +215,8 @@ class Session:
             if until is not None and epoch >= until:
                 self._stepper.stop("until_epoch")
             self._passes_in_epoch = 0
-            yield epoch
+            with self._workers.told_if_left("session.epochs"):
+                yield epoch
             self._refuse_half_a_step()
             if self.stopped != "complete":
                 return
@@ -234,7 +226,8 @@ class Session:
             self._passes_in_epoch = 0
             pauses = until is not None and until <= progress.position.epoch < total
             if self._spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
-                self.save()
+                self._stepper.commit()
+                self._stepper.save()
 
     def batches(
         self,
@@ -297,6 +290,8 @@ class Session:
         workers = self._workers
         self.state.average_buffers()
         self._transaction.unrepeatable |= workers.synchronised
+        if workers.synchronised:
+            self._evaluated += f" after the evaluation of {len(dataset)} samples in batches of {batch_size}"
         place = (workers.size, workers.rank) if workers.synchronised else (1, 0)
         indices = evaluation_indices(len(dataset), batch_size, *place)
         for batch in fetch(dataset, indices, loading, self.seed, -1):
@@ -306,15 +301,20 @@ class Session:
 
     # -- numbers over workers -----------------------------------------------------------------------------------------
 
+    def _meet(self, values: list[float], what: str) -> Rows:
+        """Every rank's ``values``. All must have evaluated the same since they met last."""
+        what, self._evaluated = what + self._evaluated, ""
+        return self._workers.gather(values, what)
+
     def sum(self, values: Number | Iterable[Number]) -> float:
         """The sum over all workers of a number, a tensor or a list of them, rounded once: workers do not show in it."""
         self._refuse_inside("sum")
-        return exact_sum(x for row in self._workers.gather(floats_of(values)) for x in row)
+        return exact_sum(x for row in self._meet(floats_of(values), "session.sum") for x in row)
 
     def mean(self, values: Number | Iterable[Number]) -> float:
         """The mean over all values of all workers, rounded once."""
         self._refuse_inside("mean")
-        return exact_mean(x for row in self._workers.gather(floats_of(values)) for x in row)
+        return exact_mean(x for row in self._meet(floats_of(values), "session.mean") for x in row)
 
     def report(self, *, evaluated_on: int | Mapping[str, int] | None = None, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
@@ -329,10 +329,9 @@ class Session:
         if reserved or not metrics:
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
         counts = sample_counts(evaluated_on, metrics)
-        rows = self._workers.gather([floats_of(value)[0] for value in metrics.values()])
-        if any(len(row) != len(metrics) for row in rows):
-            raise UserError("all workers must report the same metrics", [len(r) for r in rows], "report on every rank")
-        means = {name: exact_mean(row[i] for row in rows) for i, name in enumerate(metrics)}
+        names = sorted(metrics)  # whatever their order was here
+        rows = self._meet([floats_of(metrics[name])[0] for name in names], f"session.report({', '.join(names)})")
+        means = {name: exact_mean(row[names.index(name)] for row in rows) for name in metrics}
         progress, at = self._progress, self._progress.position
         progress.evaluated_on |= counts
         if self._workers.synchronised:
@@ -382,6 +381,7 @@ class Session:
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
         self._refuse_inside("save")
+        self._meet([], "session.save")
         self._stepper.commit()
         self._stepper.save()
 

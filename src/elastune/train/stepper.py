@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from itertools import tee
+from itertools import chain, tee
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -20,6 +20,7 @@ from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.control import PRIME, ControlVector
+from elastune.train.data.content import CHANGES, MORE_READS, READS, content
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_steps
@@ -27,8 +28,9 @@ from elastune.train.divergence import DivergenceWatch
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
+from elastune.train.step_facts import NO_MARKS, Settings, StepFacts, alike, differences, marks, steps_differ
 from elastune.train.training_state import TrainingState
-from elastune.train.transaction import Phase, StepTransaction
+from elastune.train.transaction import Phase, StepTransaction, check_samples
 from elastune.train.warm_up import warm_up
 
 CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
@@ -74,6 +76,9 @@ class Stepper:
         self._stop_agreed = False  # by policies
         self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._saved = 0  # the step of the newest checkpoint that was due by its number
+        self._settings = Settings()
+        self._content: int | None = None  # of the data of this pass
+        self._reread: Callable[[], list[Any]] = list
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
@@ -81,7 +86,8 @@ class Stepper:
         """The batches of the rest of an epoch; ``open_source(epoch)`` is what the epoch goes through."""
         progress, trained = self._progress, self._trained()
         self.join()
-        source = open_source(progress.position.epoch)
+        source, self._content = open_source(progress.position.epoch), None
+        self._reread = lambda: list(source.fetch(iter([source.probe()] * MORE_READS)))
         self._adapter.begin_pass(trained, source.length(0, 1), batch_size)
         outcome: Outcome = "again"
         while outcome == "again":
@@ -99,7 +105,10 @@ class Stepper:
         place = (min(means.num_slots, means.workers), 0) if self._warming_up else (workers.size, workers.rank)
         view, start = workers.view, progress.position
         plans, ahead = tee(plan_steps(source, size, start, means, *place, trained.replica.least_samples))
-        data = source.fetch(part for plan in ahead for part in plan.own_parts)
+        parts = (part for plan in ahead for part in plan.own_parts)
+        probe = source.probe()
+        probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
+        data = source.fetch(chain([probe] * READS, parts) if probes else parts)
         if self._warming_up:
             yield from warm_up(
                 next(plans, None), data, self._transaction, trained.sync, self.control(ControlVector()), self._device
@@ -111,6 +120,8 @@ class Stepper:
                 return "again"
             if self._may_be_last(plan):
                 self._state.remember()
+            if probes:
+                self._content, probes = content([next(data) for _ in range(READS)]), False
             completed = yield from self._one_step(plan, source, data, trained)
             if not completed:
                 workers.interruption.discarded += 1
@@ -165,6 +176,7 @@ class Stepper:
             try:
                 yield batch
             except GeneratorExit:  # the user left the loop
+                workers.leaves("the batch loop")
                 if transaction.phase in (Phase.OPEN, Phase.LOST):
                     transaction.leave()
                 self.commit()
@@ -178,6 +190,7 @@ class Stepper:
         return True
 
     def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
+        self._workers.left = ""
         monitoring = self._adapter.monitoring
         monitoring.prepare(trained.sync, self._progress.position.step + 1)
         trained.sync.wants_statistics = bool(monitoring) or self._looks
@@ -189,8 +202,13 @@ class Stepper:
             heard=self._workers.begin_step(),
             samples=sum(len(places) for places in own),
             checksum=sum(source.checksum(places) for places in own) % PRIME,
+            marks=self._marks(plan, trained) if self._workers.size > 1 else NO_MARKS,
         )
         self._transaction.begin(plan, trained.sync, self.control(control))
+
+    def _marks(self, plan: StepPlan, trained: TrainingState) -> list[float]:
+        at, settings = self._progress.position, self._settings.checksum(trained.optimizer)
+        return marks(hash((at.epoch, at.step, *plan.taken, self._content or CHANGES, settings)))
 
     def backward(self, loss: torch.Tensor) -> None:
         """See ``Session.backward``."""
@@ -204,11 +222,14 @@ class Stepper:
             raise Diverged(f"loss is {value} at step {step + 1}")
         self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step:
-            workers.say("reducing", step, self._trained().gradient_bytes)
+            workers.say("reducing", step, self._trained().gradient_bytes, f"the reduction of step {step + 1}")
         found = transaction.reduce(loss, self._adapter.votes)
         if found is None:
             return
         workers.say("computing", step + 1)
+        if not alike(found.marks):
+            self._find_difference(transaction.plan)
+            check_samples(transaction.plan, found)
         self._stop_votes = found.stop
         self._adapter.step_reduced(found, transaction.plan, sync.statistics)
         if self._looks:
@@ -220,6 +241,22 @@ class Stepper:
         """Whether this step's loss is judged."""
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         return due and not self._adapter.survives_divergence
+
+    def _find_difference(self, plan: StepPlan) -> None:
+        """Workers did not take the step alike. Raises ``UserError`` unless data change by themselves."""
+        workers, at, step = self._workers, self._progress.position, self._progress.position.step + 1
+        settings, line = Settings.told(self._trained().optimizer), workers.where()
+        own = StepFacts(at.epoch, *plan.taken, self._content or CHANGES, settings, line)
+        rows = workers.gather_bytes(own.encode(), "what the step is made of")
+        found = differences(rows)
+        if list(found) == ["content"]:
+            again = {content([batch]) for batch in self._reread()}
+            same = float(again == {self._content})  # so it was read ten times alike, here
+            if not all(told for (told,) in workers.gather([same], "data that are read again")):
+                self._content = CHANGES
+                return
+        self._transaction.reject()
+        raise steps_differ(step, found, rows)
 
     def _check_body(self, rates: list[float] | None, trained: TrainingState) -> None:
         """The user's loop body must have done its part, and inside of a step no more than that."""
@@ -291,7 +328,7 @@ class Stepper:
 
     def stop_if_asked(self) -> None:
         """Where no reduction carried the workers' votes, ask for them."""
-        if any(vote > 0 for (vote,) in self._workers.gather([float(self._stop_requested())])):
+        if any(vote > 0 for (vote,) in self._workers.gather([float(self._stop_requested())], "the end of an epoch")):
             self.stop()
 
     def stop(self, why: str = "requested") -> NoReturn:

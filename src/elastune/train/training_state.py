@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.mechanisms.base import Replica
@@ -43,6 +45,17 @@ class _Built:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """It is the program's."""
+
+
+END = "the end of the training function"
+
+
+def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """What is trained, in a few words that are equal where tensors and the kind of the optimizer are."""
+    tensors = [*model.parameters(), *model.buffers()]
+    shapes = zlib.crc32(repr([(t.dtype, tuple(t.shape)) for t in tensors]).encode())
+    numbers = sum(t.numel() for t in tensors)
+    return f"{type(optimizer).__name__}, {len(tensors)} tensors of {numbers:,} numbers, shapes {shapes:08x}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,7 @@ class TrainingState:
         """SHA-256 of weights, buffers and optimizer state. Raises ``RuntimeError`` where workers disagree."""
         state = self.state()
         digest = fingerprint({"model": state["model"], "optimizer": state["optimizer"]})
-        if len(set(workers.gather_bytes(bytes.fromhex(digest)))) > 1:
+        if len(set(workers.gather_bytes(bytes.fromhex(digest), END))) > 1:
             raise RuntimeError("workers hold different weights: does the model or optimizer depend on the rank?")
         return digest
 

@@ -21,6 +21,7 @@ from elastune.train.control import PRIME, ControlVector
 from elastune.train.data.sample_log import SampleLog, add_step
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
+from elastune.train.step_facts import alike
 
 
 class Phase(Enum):
@@ -46,6 +47,7 @@ class StepTransaction:
     | ``commit`` | REDUCED | BETWEEN |
     | ``arrive`` | BETWEEN, LOST | BETWEEN |
     | ``leave`` | OPEN, LOST | LEFT |
+    | ``reject`` | REDUCED | LEFT |
 
     Any other call raises ``RuntimeError``.
 
@@ -136,7 +138,8 @@ class StepTransaction:
         if again or not part.ends_step:
             return None
         found = ControlVector.of(self._sync.totals, votes)
-        check_samples(self.plan, found)
+        if alike(found.marks):  # else it is for the caller to find out what the workers mean
+            check_samples(self.plan, found)
         self.phase = Phase.REDUCED
         self._workers.end_step(found.heard, self.plan.contributors, served=served)
         return found
@@ -183,6 +186,11 @@ class StepTransaction:
         self._require(Phase.OPEN, Phase.LOST)
         self._sync.abandon()
         self.phase, self._slice = Phase.LEFT, None
+
+    def reject(self) -> None:
+        """The workers did not take the step alike, so its sum means nothing: it never counts."""
+        self._require(Phase.REDUCED)
+        self.phase = Phase.LEFT
 
     def _require(self, *allowed: Phase) -> None:
         if self.phase not in allowed:

@@ -12,7 +12,7 @@ import torch
 from elastune.comm.backend import factory_for
 from elastune.comm.comms import GroupFactory
 from elastune.comm.group import GroupBroken
-from elastune.comm.join import join
+from elastune.comm.join import join, meeting_place
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, Place, RunSpec
@@ -20,17 +20,21 @@ from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
 from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
+from elastune.elastic.worker.static_watch import Apart, StaticWatch
 from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.program.causes import cause_of, text_of, trace_of
+from elastune.train.program.line import ProgramLine
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.session import Session
 from elastune.train.stepper import StopTraining
 from elastune.train.timing import steps_of_workers
+from elastune.train.training_state import END
 from elastune.train.warm_up import WarmedUp
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
+LONGEST_S = 1800.0  # of a collective, as torch's own on gloo
 NOTICE_S = 30.0  # what a signal usually gives
 
 # What refers to a process group lives until the process ends (by os._exit): see comm.join.join.
@@ -58,7 +62,7 @@ def work(
     own = os.getpid()
 
     def failed(reason: Reason, error: BaseException) -> int:
-        told = reason in ("user_error", "diverged") and text_of(error)
+        told = reason in ("user_error", "diverged", "timeout") and text_of(error)
         detail = told or cause_of(error, str(spec.program.path.resolve()))
         detail = " ".join(detail[:LONGEST_DETAIL].split())
         # To the log's own file: the program may have closed or replaced what Python calls stderr.
@@ -76,11 +80,14 @@ def work(
             client.doing("starting", 0)
             one.come_and_go(client, _factory(spec, place))
         else:
-            one.stay(WorkerGroup(join(place)))
+            longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch is to be heard first
+            one.stay(WorkerGroup(join(place, longest_s)), lambda why: os._exit(failed(why.found.reason, why)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
         return failed("diverged", error)
+    except Apart as error:
+        return failed(error.found.reason, error)
     except BaseException as error:
         code = failed("out_of_memory" if _lacks_memory(error) else "exception", error)
         if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself
@@ -107,12 +114,29 @@ class Worker:
         self._config = config
         self._send = send
         self._stop_requested = stop_requested
+        self._where = ProgramLine(spec.program.path)
 
-    def stay(self, workers: WorkerGroup) -> None:
-        """Train with workers that stay as they are."""
+    def stay(self, workers: WorkerGroup, on_stuck: Callable[[Apart], None]) -> None:
+        """Train with workers that stay as they are. ``on_stuck``: see ``StaticWatch``."""
+        workers.where = self._where
         session = self._session(workers)
-        if workers.size > 1:
-            _ALIVE.append(session)
+        if workers.size == 1:
+            self._train(session, workers)
+            return
+        _ALIVE.append(session)
+        watch = StaticWatch(workers, meeting_place(), self._spec.elastic.collective_timeout_s, on_stuck)
+        try:
+            self._train(session, workers)
+            workers.say("done", session.step)
+        except GroupBroken:
+            found = watch.found
+            if found is None:
+                raise
+            raise Apart(found) from None
+        finally:
+            watch.end()
+
+    def _train(self, session: Session, workers: WorkerGroup) -> None:
         with suppress(StopTraining):
             self._program.train(session)
         self._finish(session, workers)
@@ -122,6 +146,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
         workers = ElasticWorkerGroup(member, factory)
+        workers.where = self._where
         warm_up, begins = member.joins, not member.joins
         snapshot: Packed | None = None
         while True:
@@ -169,9 +194,12 @@ class Worker:
         seconds, trained = session.seconds, session.trained
         session.flush()
         session.state.average_buffers()
-        digest = trained.fingerprint(workers) if trained is not None else fingerprint({})
-        times = session.progress.times
-        worker_steps = [] if trained is None else steps_of_workers(workers.gather(times.means()))
+        if trained is not None:
+            digest = trained.fingerprint(workers)
+            worker_steps = steps_of_workers(workers.gather(session.progress.times.means(), "times of steps"))
+        else:
+            digest, worker_steps = fingerprint({}), []
+            workers.gather([], END)
         if self._spec.measure_link and workers.size > 1:
             with suppress(GroupBroken):  # somebody was lost just now: the measurement is not worth a recovery
                 link = measure_link(workers.group)
@@ -179,7 +207,7 @@ class Worker:
                     self._send(link)
         if workers.rank != 0 and not workers.elastic:
             return
-        step_s, wait_s = times.medians()
+        step_s, wait_s = session.progress.times.medians()
         self._send(
             RunFinished(
                 sha256=digest,

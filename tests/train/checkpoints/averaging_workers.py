@@ -35,7 +35,7 @@ def average(worker: Worker, out: str) -> None:
         own.copy_(drifted)
     flat = flatten(model.buffers())
     tensors_s = seconds(session.state.average_buffers)
-    lists_s = seconds(lambda: torch.tensor(session.state.workers.gather(flat.tolist())))
+    lists_s = seconds(lambda: torch.tensor(session.state.workers.gather(flat.tolist(), "lists")))
     worker.say(float(model.moving[0]), float(model.moving[-1]), float(model.equal[0]), int(model.count))
     worker.say(tensors_s, lists_s)
 

@@ -38,6 +38,9 @@ class Stream:
             x = torch.sin(torch.arange(part.start, part.stop, dtype=torch.float64)[:, None] * torch.arange(1, 7))
             yield x, x.sum(1, keepdim=True)
 
+    def probe(self) -> range:
+        return range(0)
+
 
 def map_style(count: int, drop_last: bool = False) -> MapStyleSource:
     data = TensorDataset(torch.arange(count))

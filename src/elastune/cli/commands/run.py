@@ -46,6 +46,7 @@ def run(
     monitor: options.Monitors = None,
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = "5s",
+    collective_timeout: options.CollectiveTimeout = "30m",
 ) -> int:
     """Train FILE.
 
@@ -66,9 +67,10 @@ def run(
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution.mode, place)
-    begin, elastic = choose_workers(workers, heartbeat)
+    begin, elastic = choose_workers(workers, heartbeat, collective_timeout)
     if place is not None:
-        begin, elastic = _static_workers(workers, place, folders.out), Elastic()
+        begin = _static_workers(workers, place, folders.out)
+        elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)
     _at_least("--epochs", training.epochs, 1)
     _at_least("--max-steps", max_steps, 1)
     _at_least("--checkpoint-every", checkpoint_every, 0)

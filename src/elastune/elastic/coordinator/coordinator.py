@@ -6,6 +6,7 @@ what workers report) it hands over, in order, by ``take``.
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import threading
@@ -70,9 +71,9 @@ class Coordinator:
 
     ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
     unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear nothing from here before it ends
-    itself, and may say nothing while it still loads its program. ``spec_of(worker)``: what it is to do.
-    ``last_line(worker)``: the last line of its log; ``vitals_of(worker)``: of its process, where it can be seen. Raises
-    ``OSError`` where it cannot listen.
+    itself, and may say nothing while it still loads its program. ``collective_timeout_s``: how long members wait
+    for one that lives and does not come. ``spec_of(worker)``: what it is to do. ``last_line(worker)``: the last line of
+    its log; ``vitals_of(worker)``: of its process, where it can be seen. Raises ``OSError`` where it cannot listen.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Coordinator:
         high: int,
         heartbeat_s: float,
         most_losses: int = 8,
+        collective_timeout_s: float = math.inf,
         silence_s: float = SILENCE_S,
         host: str = "127.0.0.1",
         spec_of: Callable[[int], WorkerSpec | None] = lambda worker: None,
@@ -97,6 +99,7 @@ class Coordinator:
         self._heartbeat_s = heartbeat_s
         self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
         self._silence_s = silence_s
+        self._collective_timeout_s = collective_timeout_s
         self._spec_of = spec_of
         self._last_line = last_line
         self._roll = Roll(workers)
@@ -223,14 +226,16 @@ class Coordinator:
             self._next_beat = now + self._beat_s
             # Who has more to read than that will see that this side lives.
             self._hub.send([c for c in self._peers.connections() if not c.output], BEAT)
-            self._find_straggler(now)
+            if self._state.current is not None and not self._over:
+                self._look_at_members(self._state.current.members, now)
 
-    def _find_straggler(self, now: float) -> None:
-        if self._state.current is None or self._over:
-            return
-        found = self._peers.straggler(self._state.current.members, now, self._last_line)
-        if found is not None:
-            self._out.keep(Straggling(found.worker, found.line))
+    def _look_at_members(self, members: Sequence[int], now: float) -> None:
+        """Who keeps the others waiting, and whether they will ever come together."""
+        if (apart := self._peers.standstill(members, now, self._collective_timeout_s)) is not None:
+            self._over = True
+            self._out.put(apart)
+        elif (late := self._peers.straggler(members, now, self._last_line)) is not None:
+            self._out.keep(Straggling(late.worker, late.line))
 
     # -- what workers and clients say ---------------------------------------------------------------------------------
 

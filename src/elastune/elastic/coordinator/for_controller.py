@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastune.elastic.coordinator.standstill import Standstill
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
 from elastune.elastic.protocol.transport import WakeupPipe
 from elastune.journal.records import Record
@@ -36,7 +37,7 @@ class Buried:
     worker: int
 
 
-ForController = Start | End | GiveUp | StopRun | RecordSent | Parted | Buried
+ForController = Start | End | GiveUp | StopRun | RecordSent | Parted | Buried | Standstill
 
 
 class ControllerQueue:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from elastune.elastic.coordinator.connections import Connection
+from elastune.elastic.coordinator.standstill import Standstill, standstill
 from elastune.elastic.coordinator.stragglers import Pace, Sight, Straggler, straggler
 from elastune.elastic.protocol.messages import Beat, Message, Report
 
@@ -187,13 +188,19 @@ class WorkerConnections:
 
     def straggler(self, members: Sequence[int], now: float, last_line: Callable[[int], str]) -> Straggler | None:
         """Which of ``members``, by rank, keeps the others waiting; told once for each of its steps."""
-        sights = [
-            Sight(worker, rank, peer.host, peer.beat, now - peer.beat_at)
-            for rank, worker in enumerate(members)
-            if (peer := self._peers.get(worker)) is not None
-        ]
-        found = straggler(sights, self._pace.patience_s, last_line)
+        found = straggler(self._sights(members, now), self._pace.patience_s, last_line)
         if found is None or (found.worker, found.step) in self._told:
             return None
         self._told.add((found.worker, found.step))
         return found
+
+    def standstill(self, members: Sequence[int], now: float, limit_s: float) -> Standstill | None:
+        """Why ``members``, by rank, will never come together, if so; they wait for one for ``limit_s`` at most."""
+        return standstill(self._sights(members, now), limit_s)
+
+    def _sights(self, members: Sequence[int], now: float) -> list[Sight]:
+        return [
+            Sight(worker, rank, peer.host, peer.beat, now - peer.beat_at)
+            for rank, worker in enumerate(members)
+            if (peer := self._peers.get(worker)) is not None
+        ]

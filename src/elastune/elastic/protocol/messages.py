@@ -224,13 +224,18 @@ class Bye:
 class Beat:
     """This worker lives: ``doing`` that since ``since_s`` seconds, in step ``step``, with ``size_bytes`` in flight.
 
-    Of the coordinator: it lives.
+    ``operation``: how many operations it has completed, and so the number of the one it waits in, under view ``view``;
+    ``what`` that is; ``line``: where its program is ("train.py:34"). Of the coordinator: it lives.
     """
 
     step: Count = 0
     doing: Doing = "starting"
     since_s: Seconds = 0.0
     size_bytes: Count = 0
+    view: Count = 0
+    operation: Count = 0
+    what: str = ""
+    line: str = ""
     kind: Literal["beat"] = "beat"
 
 

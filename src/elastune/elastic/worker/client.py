@@ -59,9 +59,11 @@ class CoordinatorClient:
         """Called in this object's thread for every version that takes effect at once."""
         self.on_orphaned: Callable[[str], None] = self._end_process
         """Called in this object's thread when the coordinator is gone; ends this process and its data loaders."""
+        self.where: Callable[[], str] = lambda: ""
+        """Called in this object's thread: the line that the program is at."""
         self._lines = Lines(SPEC_LIMIT_BYTES)
         self._early: list[bytes] = []
-        self._doing: tuple[Doing, int, int, float] = ("loading", 0, 0, time.monotonic())
+        self._doing: tuple[float, Doing, int, int, int, int, str] = (time.monotonic(), "loading", 0, 0, 0, 0, "")
         self._news = threading.Condition()
         self._latest: View | None = None
         self._forced = self._confirmed = 0
@@ -151,9 +153,11 @@ class CoordinatorClient:
         if kept:
             self._send(messages.Publish(key, value))
 
-    def doing(self, what: Doing, step: int, size_bytes: int = 0) -> None:
-        """The next beat tells it. Costs well under two microseconds."""
-        self._doing = (what, step, size_bytes, time.monotonic())
+    def doing(
+        self, doing: Doing, step: int, size_bytes: int = 0, view: int = 0, operation: int = 0, what: str = ""
+    ) -> None:
+        """The next beat tells it (``Beat``). Costs well under two microseconds."""
+        self._doing = (time.monotonic(), doing, step, size_bytes, view, operation, what)
 
     def report(self, record: Record) -> None:
         """Deliver ``record`` to the run's controller; blocks while much of what was reported before is still here.
@@ -324,8 +328,9 @@ class CoordinatorClient:
                 return f"it has been silent for {silent_s:.0f} s"
             if now >= next_beat:
                 next_beat = now + self._beat_s
-                what, step, size_bytes, since = self._doing
-                self._send(Beat(step, what, max(0.0, now - since), size_bytes))
+                since, doing, step, size_bytes, view, operation, what = self._doing
+                line = _sendable(self.where())
+                self._send(Beat(step, doing, max(0.0, now - since), size_bytes, view, operation, _sendable(what), line))
 
     def _hear(self, lines: list[bytes]) -> None:
         for line in lines:

@@ -46,8 +46,8 @@ class ElasticWorkerGroup(WorkerGroup):
         self._first: View | None = None
         self._agreed: View | None = None
         self._voted: View | None = None
-        self._log = CommitLog()
         client.on_break = self._break
+        client.where = lambda: ", ".join(filter(None, [self.where(), self.left]))
 
     # -- becoming a member --------------------------------------------------------------------------------------------
 
@@ -127,13 +127,13 @@ class ElasticWorkerGroup(WorkerGroup):
     def broken(self) -> bool:
         return self.synchronised and self._now is not None and self._client.superseded(self._now.number)
 
-    def gather_tensors(self, mine: torch.Tensor) -> list[torch.Tensor]:
+    def gather_tensors(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
         """As ``WorkerGroup.gather_tensors``; done again with the survivors if a worker was lost."""
         self._client.refuse_fork()
         while self.synchronised:
-            self.say("gathering", self.owner.step, mine.nbytes)
+            self.say("gathering", self.owner.step, mine.nbytes, what)
             try:
-                rows = self.group.gather_tensors(mine)
+                rows = self._gather_alike(mine, what)
                 self._log.gathered(rows)
             except GroupBroken as error:
                 if not self.recover(error):
@@ -199,6 +199,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def finish(self) -> None:
         self._client.refuse_fork()
         self._log.all_done = True
+        self.say("done", self.owner.step)
         self._client.done()
         while (view := self._client.await_bye(self.view)) is not None:
             self._serve(view)
@@ -292,5 +293,6 @@ class ElasticWorkerGroup(WorkerGroup):
             group.drain()
             drop(group)
 
-    def say(self, doing: str, step: int, size_bytes: int = 0) -> None:
-        self._client.doing(cast(Doing, doing), step, size_bytes)
+    def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
+        self._step = step
+        self._client.doing(cast(Doing, doing), step, size_bytes, self.view, self._log.completed, what)

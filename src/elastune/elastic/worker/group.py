@@ -9,13 +9,20 @@ all repeat it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
 
 import torch
 
 from elastune.comm.comms import replicated
-from elastune.comm.group import Group, GroupBroken
+from elastune.comm.group import GathersDiffer, Group, GroupBroken
 from elastune.core.errors import UserError
+from elastune.elastic.protocol.difference import ranks_differ
+from elastune.elastic.protocol.messages import Beat, Doing
+from elastune.elastic.worker.commit_log import CommitLog
 
 Rows = list[list[float]]
 
@@ -49,6 +56,9 @@ class WorkerGroup:
         synchronised: This worker does what the others do. If not (it builds what it will train, or the step at this
             place was lost), its gathers return its own values only.
         restart_from_checkpoint: All state was lost: the run goes on from its newest checkpoint, or from the start.
+        where: Tells which line the user's program is at; any thread may ask.
+        failed: What this worker was doing when its group broke for good.
+        left: What the program has left early since the newest step, and at which line.
     """
 
     elastic = False
@@ -58,6 +68,12 @@ class WorkerGroup:
         self.comms = replicated(group)
         self.synchronised = True
         self.interruption = Interruption()
+        self.where: Callable[[], str] = lambda: ""
+        self.failed: Beat | None = None
+        self.left = ""
+        self._log = CommitLog()
+        self._step = 0
+        self._said: tuple[float, str, int, int, int, str] = (time.monotonic(), "starting", 0, 0, 0, "")
 
     @property
     def group(self) -> Group:
@@ -108,29 +124,71 @@ class WorkerGroup:
 
         ``served``: by another worker's result (``recover``).
         """
+        self._log.stepped()
 
     def boundary(self) -> None:
         """At a step boundary: enter the view that was agreed on, if one was."""
 
-    def gather_tensors(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every worker's flat tensor, by rank, on every worker. Sizes may differ, dtypes not."""
-        return self.group.gather_tensors(mine)
+    def gather_tensors(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
+        """Every worker's flat tensor, by rank, on every worker. Sizes may differ, dtypes not.
 
-    def gather(self, values: Sequence[float]) -> Rows:
-        """Every worker's ``values``, by rank, on every worker."""
-        return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64))]
+        ``what`` is gathered, in words. Raises ``UserError`` on every worker where they do not mean the same.
+        """
+        self.say("gathering", self._step, mine.nbytes, what)
+        try:
+            rows = self._gather_alike(mine, what)
+        except GroupBroken:
+            self.failed = self.beat()
+            raise
+        self._log.gathered(rows)
+        self.say("computing", self._step)
+        return rows
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Every worker's ``data``, by rank, on every worker."""
+    def _gather_alike(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
+        try:
+            return self.group.gather_tensors(mine, zlib.crc32(f"{what} {mine.dtype}".encode()))
+        except GathersDiffer:
+            own = f"in {what}{self.at}".encode()
+            rows = self.group.gather_tensors(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+            told = {rank: row.numpy().tobytes().decode(errors="replace") for rank, row in enumerate(rows)}
+            raise ranks_differ(self._step, told) from None
+
+    def leaves(self, loop: str) -> None:
+        """The program has left ``loop`` before its end: perhaps no other one has."""
+        self.left = f"after it left {loop} at {self.where() or 'an unknown line'}"
+
+    @contextmanager
+    def told_if_left(self, loop: str) -> Iterator[None]:
+        """Around the ``yield`` of a loop that the program may leave early."""
+        try:
+            yield
+        except GeneratorExit:
+            self.leaves(loop)
+            raise
+
+    @property
+    def at(self) -> str:
+        """Where the program is, to be put behind what it does: " (train.py:34)"."""
+        found = ", ".join(filter(None, [self.where(), self.left]))
+        return f" ({found})" if found else ""
+
+    def gather(self, values: Sequence[float], what: str) -> Rows:
+        """Every worker's ``values``, by rank, on every worker; see ``gather_tensors``."""
+        return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64), what)]
+
+    def gather_bytes(self, data: bytes, what: str) -> list[bytes]:
+        """Every worker's ``data``, by rank, on every worker; see ``gather_tensors``."""
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return [row.numpy().tobytes() for row in self.gather_tensors(mine)]
+        return [row.numpy().tobytes() for row in self.gather_tensors(mine, what)]
 
     def recover(self, error: GroupBroken) -> bool:
         """The group broke. True if the operation it broke in was completed by another worker's result."""
+        self.failed = self.beat()
         raise error
 
     def restart(self, error: GroupBroken) -> None:
         """The group broke in what cannot be done again by itself: the survivors begin again."""
+        self.failed = self.beat()
         raise error
 
     def resize(self, workers: int, why: str = "") -> None:
@@ -148,5 +206,16 @@ class WorkerGroup:
     def join(self) -> None:
         """Become a member with everybody's state, if this worker is none yet."""
 
-    def say(self, doing: str, step: int, size_bytes: int = 0) -> None:
-        """Tell the coordinator what this worker is about to do, so that it can judge how long that may take."""
+    def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
+        """Tell what this worker is about to do, so that others can judge how long that may take, and whether all do
+        the same. ``what``: the operation that it will wait in.
+        """
+        self._step = step
+        self._said = (time.monotonic(), doing, step, size_bytes, self._log.completed, what)
+
+    def beat(self) -> Beat:
+        """What this worker said last, and where its program is; any thread may ask."""
+        since, doing, step, size_bytes, operation, what = self._said
+        told = cast(Doing, doing), max(0.0, time.monotonic() - since), size_bytes
+        line = ", ".join(filter(None, [self.where(), self.left]))
+        return Beat(step, *told, self.view, operation, what, line)

@@ -179,7 +179,7 @@ class Adapter:
         if not self._at.exchange_due:
             return
         self._at.exchange_due = False
-        rows = self._workers.gather_bytes(self._host.offer())
+        rows = self._workers.gather_bytes(self._host.offer(), "the exchange of policies")
         if self._others and len(rows) == self._workers.size:  # else they are from a worker that had all before a loss
             self._begin_again()
         if self._host.waits_among(len(rows)):
@@ -232,7 +232,8 @@ class Adapter:
         batch_size = self._progress.batch_size or self._at.batch_size
         if self._adapts and self._at.began:
             self._call("after_train", trained, batch_size, ended=True)
-            while any(waiting for (waiting,) in self._workers.gather([float(self._host.waiting)])):
+            what = "the end of policies"
+            while any(waiting for (waiting,) in self._workers.gather([float(self._host.waiting)], what)):
                 self._at.exchange_due = True
                 self.exchange()
         if self.monitoring and self._workers.rank == 0:
@@ -240,7 +241,7 @@ class Adapter:
 
     def _agree_now(self, trained: TrainingState) -> bool:
         """What was decided between epochs is to count from the next one's first step on."""
-        rows = self._workers.gather(self._decisions.vote())
+        rows = self._workers.gather(self._decisions.vote(), "a vote of policies")
         self._decisions.count_votes([sum(column) for column in zip(*rows, strict=True)], len(rows))
         return self._apply(trained)
 
@@ -305,7 +306,8 @@ class Adapter:
         """All go on from what rank 0 has measured, decided and proposed."""
         self._at.resync_due = False
         own = json.dumps(self._told()).encode() if self._workers.rank == 0 else b""
-        found = next((each for each in self._workers.gather_bytes(own) if each), None)
+        rows = self._workers.gather_bytes(own, "what monitors and policies have seen")
+        found = next((each for each in rows if each), None)
         if found is not None:  # else rank 0 was lost meanwhile, and the next step brings all here again
             self._load(json.loads(found), resumed=False)
             self._begin_again()

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastune.comm.comms import Comms
+from elastune.comm.group import GroupBroken
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
@@ -23,7 +25,7 @@ from elastune.train.checkpoints.inherit import inherit
 from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
 from elastune.train.checkpoints.tree import Tensors
 from elastune.train.progress import Progress
-from elastune.train.training_state import TrainingState
+from elastune.train.training_state import TrainingState, described
 from elastune.train.transaction import Phase, StepTransaction
 
 
@@ -149,7 +151,7 @@ class RunState:
         buffers = list(self.trained.replica.module.buffers())
         if not buffers:
             return
-        unflatten(average(buffers, self.workers.gather_tensors(flatten(buffers))), buffers)
+        unflatten(average(buffers, self.workers.gather_tensors(flatten(buffers), "the mean of buffers")), buffers)
 
     def save(self) -> None:
         """Write a checkpoint, whoever is lost meanwhile. Every member must call this, between steps."""
@@ -163,7 +165,7 @@ class RunState:
                 written = True
             if not self.workers.elastic or self.workers.size == 1:
                 return
-            if any(told for (told,) in self.workers.gather([float(written)])):
+            if any(told for (told,) in self.workers.gather([float(written)], "a checkpoint")):
                 return
 
     def _write(self) -> None:
@@ -171,6 +173,17 @@ class RunState:
         kept = checkpoints.Checkpoint(position, self._meaning(), states_of(self.parts))
         path = checkpoints.save(self._spec.out / "checkpoints", kept)
         self._send(Checkpointed(position.step, str(path)))
+
+    def spread(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Rank 0's initial state of ``model`` to all members, which are to have prepared the same."""
+        self.workers.gather([], f"session.prepare({described(model, optimizer)})")
+        if not self.workers.synchronised:
+            return
+        try:
+            for tensor in (*model.parameters(), *model.buffers()):
+                self.workers.group.broadcast(tensor.data)
+        except GroupBroken as error:
+            self.workers.restart(error)
 
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one from the parent's, or from the start."""
@@ -196,7 +209,8 @@ class RunState:
         """
         seen = checkpoints.complete(folder)
         newest = float(checkpoints.step_of(seen[-1])) if seen else -1.0
-        step = int(self.workers.gather([newest])[0][0])  # the parent may go on meanwhile: all take the same
+        # The parent may go on meanwhile: all take the same.
+        step = int(self.workers.gather([newest], "the parent's checkpoint")[0][0])
         if step < 0:
             rule = "a child begins with its parent's newest checkpoint"
             raise UserError(rule, f"none in {folder}", "let the parent write one first")

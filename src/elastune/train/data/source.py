@@ -10,9 +10,12 @@ import torch
 
 from elastune.core.batch_slices import BatchSlice, contributors, shares
 from elastune.core.run import Means, Position
+from elastune.core.seeds import derive
 from elastune.train.control import checksum
 from elastune.train.data.loading import Loading, fetch
 from elastune.train.rng import epoch_order
+
+PROBED = 2  # samples
 
 
 class StepSource(Protocol):
@@ -36,6 +39,10 @@ class StepSource(Protocol):
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
         """The collated samples of each of ``parts``, in order."""
+        ...
+
+    def probe(self) -> range:
+        """The places of a few samples that every worker can read, again and again; none of a stream."""
         ...
 
 
@@ -71,6 +78,11 @@ class MapStyleSource:
         indices = (self._order[part.start : part.stop].tolist() for part in parts)
         return fetch(self._dataset, indices, self._loading, self._seed, self._epoch)
 
+    def probe(self) -> range:
+        count = min(PROBED, len(self._order))
+        start = derive(self._seed, "probe", self._epoch) % (len(self._order) - count + 1)
+        return range(start, start + count)
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -93,6 +105,11 @@ class StepPlan:
     workers: int
     checksum: int
     length: int
+
+    @property
+    def taken(self) -> tuple[int, int, int, int]:
+        """What all workers take alike: offset, size, length and checksum."""
+        return self.offset, self.size, self.length, self.checksum
 
     @property
     def own_parts(self) -> list[range]:
