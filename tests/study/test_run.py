@@ -75,6 +75,19 @@ def test_a_loss_that_explodes_but_stays_finite_is_infeasible_and_ends_early(
     assert max(trial.values["loss"] for trial in judged_off.trials) > 1e6
 
 
+def test_divergence_is_found_in_the_same_step_on_any_number_of_workers(
+    cluster: LocalCluster, tmp_path: Path, tiny: Program
+) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {"lr": 1.2, "mode": "exact", "workers": trial.suggest_int("workers", 1, 2)}
+
+    asked = request(tiny, tmp_path / "out", sampler="grid", trials=9, config={"epochs": 3})
+    one, two = tune(asked, space=space, cluster=cluster).trials
+    assert {one.state, two.state} == {"infeasible"}
+    assert one.reason == two.reason
+    assert "times that at the start" in one.reason
+
+
 def test_two_run_at_a_time_and_the_front_is_right(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     study = tune(request(tiny, tmp_path / "out", trials=8, config={"pause_s": 0.002}), cluster=cluster)
     running = most = 0
