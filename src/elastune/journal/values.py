@@ -51,7 +51,10 @@ Settings = Annotated[
                 "stopping": str,
                 "means": MeansUsed,
                 "defaults": dict[str, Any],
-                "target": float | None,
+                "target": float | str | None,  # of a frontier the quality, of a study a comparison
+                "until": list[str] | tuple[str, ...],
+                "patience": Count | None,
+                "divergence": float | None,
                 "price_per_worker_hour": Annotated[float, Field(gt=0, le=1e15)],
             }
         )
