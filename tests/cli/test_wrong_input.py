@@ -1,6 +1,7 @@
 """Whatever is wrong with the input: one line with rule, value and fix; exit code 2; nothing changed."""
 
 import gzip
+import os
 import shutil
 import subprocess
 import sys
@@ -144,3 +145,78 @@ def test_an_unreadable_data_file_is_one_line_from_a_worker(here: Path, elastune:
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (data / f"{part}-ubyte.gz").write_bytes(gzip.compress(b"\0\0\10\3" + b"\0" * 64)[:-12])
     assert "train-images-idx3-ubyte.gz" in elastune("run", "data.py", "--data", data).line
+
+
+ODD_SPACES = {
+    "mechanism": ("trial.suggest_categorical('mechanism', ['ddp', 'fsdp9'])", "fsdp9"),
+    "mode": ("trial.suggest_categorical('mode', ['fast', 'quick'])", "mode must be exact or fast"),
+    "policy": ("trial.suggest_categorical('policy', ['none', 'wizard'])", "a policy must be known"),
+    "micro_batch": ("trial.suggest_int('micro_batch', 0, 10**9)", "micro_batch must be at least 1"),
+    "workers": ("trial.suggest_int('workers', 1, 10**9)", "a trial's workers"),
+    "lr": ("1 / (10**9 - trial.suggest_int('lr', 1, 10**9))", "ZeroDivisionError"),
+    "epochs": ("[1][trial.suggest_int('epochs', 0, 10**6) // 10**6]", "IndexError"),
+    "batch_size": ("exit(3) if trial.suggest_int('batch_size', 1, 10**6) == 1 else 8", "exit"),
+}
+"""What only a corner of a space does, which a random configuration hardly meets."""
+
+
+@pytest.mark.parametrize("name", ODD_SPACES)
+def test_corners_of_a_space_are_probed_before_anything_is_launched(here: Path, elastune: Command, name: str) -> None:
+    text, told = ODD_SPACES[name]
+    program = (here / "linear.py").read_text()
+    program = program.replace('{"lr": trial.suggest_float("lr", 0.01, 1.0, log=True)}', f"{{'{name}': {text}}}")
+    (here / "odd.py").write_text(program)
+    line = elastune("tune", "odd.py", "--trials", "2", "--out", "out").line
+    assert told in line
+    assert not (here / "out").exists()
+    if name in ("lr", "epochs", "batch_size"):
+        assert "odd.py:" in line, "the user's own line"
+        assert told in elastune("frontier", "odd.py", "--workers", "1,2", "--out", "out").line
+        assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "linear.py", "--slots", "1000000000"], "slots"),
+        (["run", "linear.py", "--threads", "1000000000"], "threads must be at most"),
+        (["run", "linear.py", "--seed", "-1"], "a seed must be from 0"),
+        (["run", "linear.py", "--seed", str(10**30)], "a seed must be from 0"),
+        (["tune", "linear.py", "--trials", "2", "--seed", str(10**30)], "seed must be"),
+        (["tune", "linear.py", "--trials", "2", "--slots", "1000000000"], "slots"),
+        (["frontier", "linear.py", "--slots", "1000000000"], "slots"),
+        (["run", "linear.py", "--notice-url", "http://"], "--notice-url must be a web address"),
+        (["run", "linear.py", "--notice-url", "http://[::1"], "--notice-url must be a web address"),
+        (["run", "linear.py", "--notice-url", "http://host:port/"], "--notice-url must be a web address"),
+        (["run", "linear.py", "--notice-url", "http://a b/"], "--notice-url must be a web address"),
+        (["run", "linear.py", "--notice-url", "ftp://host/"], "--notice-url must be a web address"),
+        (["run", "pipe.py"], "existing Python file"),
+        (["run", "latin.py"], "latin.py"),
+        (["run", "binary.py"], "binary.py"),
+        (["run", "deep.py"], "deep.py"),
+        (["run", "deep_config.py"], "config values must be"),
+        (["tune", "linear.py", "--trials", "2", "--warm-start", "nothing"], "nothing"),
+        (["tune", "linear.py", "--trials", "2", "--warm-start", "."], "journal"),
+        (["frontier", "linear.py", "--seed", "-1"], "a seed must be from 0"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_what_is_refused_leaves_nothing(here: Path, elastune: Command, arguments: list[str], told: str) -> None:
+    os.mkfifo(here / "pipe.py")
+    (here / "latin.py").write_bytes("# Größe\n".encode("latin-1"))
+    (here / "binary.py").write_bytes(bytes(range(256)))
+    (here / "deep.py").write_text("x = " + "(" * 500 + ")" * 500)
+    (here / "deep_config.py").write_text(
+        "config = {}\nfor _ in range(10000):\n    config = {'a': config}\ndef train(session): pass\n"
+    )
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert told in elastune(*arguments, "--out", "new/out").line
+    after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert after == before
+    assert not (here / "new").exists()
+    assert not (here / "elastune-out").exists()
+
+
+def test_a_byte_order_mark_is_no_error(here: Path, elastune: Command) -> None:
+    (here / "bom.py").write_bytes(b"\xef\xbb\xbf" + (here / "linear.py").read_bytes())
+    assert "wizard" in elastune("run", "bom.py", "--policy", "wizard").line

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,8 +79,9 @@ class UrlNotice:
         clock: Clock | None = None,
         poll_s: float = POLL_S,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UserError("--notice-url must be a web address", url, "it begins with http:// or https://")
+        if not _is_web_address(url):
+            fix = "such as http://169.254.169.254/latest/meta-data/spot/instance-action"
+            raise UserError("--notice-url must be a web address", repr(url), fix)
         self._url = url
         self._seconds = seconds
         self._fetch = fetch or fetch_url
@@ -98,12 +101,21 @@ class UrlNotice:
         while self._found is None and not self._closed.is_set():
             try:
                 answer = self._fetch(self._url)
-            except OSError:
+            except (OSError, ValueError, http.client.HTTPException):  # an answer that is no HTTP is none
                 answer = None
             if answer is not None:
                 self._found = read_notice(answer, self._clock.wall(), self._seconds, self._url)
             else:
                 self._closed.wait(self._poll_s)
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # such as a port that is none, or half an IPv6 address
+        return False
+    return known and url.isascii() and url.isprintable() and " " not in url
 
 
 def fetch_url(url: str) -> bytes | None:
@@ -119,7 +131,7 @@ def read_notice(answer: bytes, now: float, seconds: float, source: str) -> Notic
     """The notice in ``answer``, given ``now`` in seconds since the epoch."""
     try:
         told = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
         return Notice(seconds, f"{source} tells of it")

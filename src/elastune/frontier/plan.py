@@ -16,7 +16,7 @@ from elastune.search.samplers.registry import check_sampler
 from elastune.search.space.constraint import Constraint, parse_constraints
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
-from elastune.search.space.space import Space
+from elastune.search.space.space import Space, corners
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import SYSTEM_PARAMETERS
@@ -112,7 +112,7 @@ def check(request: FrontierRequest) -> FrontierPlan:
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
     if request.margin is not None and not 0 < request.margin < math.inf:
         raise UserError("a margin must be above 0", request.margin, "for example --margin 0.01")
-    check_means(RunSpec(request.program, request.out, means=request.means))
+    check_means(RunSpec(request.program, request.out, seed=request.seed, means=request.means))
     program = load_as_guest(request.program)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
@@ -146,5 +146,6 @@ def check(request: FrontierRequest) -> FrontierPlan:
     if request.trial_workers is not None and request.means.mode == "fast":
         rule = "workers can change only where they do not show in the result"
         raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
+    corners(plan.space, request.seed)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     return plan

@@ -31,6 +31,9 @@ from elastune.train.program.load import load_as_guest, merge
 from elastune.train.work import work
 
 SHORTEST_HEARTBEAT_S = 0.1
+MOST_SLOTS = 65_536
+MOST_THREADS = 4_096
+LARGEST_SEED = 2**63 - 1
 Observe = Callable[[Record], None]
 
 
@@ -147,6 +150,13 @@ def check_means(spec: RunSpec) -> None:
     if means.num_slots < most:
         rule = "there must be a slot for every worker"
         raise UserError(rule, f"{means.num_slots} slots, {most} workers", "use more --slots or fewer --workers")
+    if means.num_slots > MOST_SLOTS:
+        rule = f"a batch is cut into at most {MOST_SLOTS:,} slots"
+        raise UserError(rule, means.num_slots, "use fewer --slots: a slot holds at least one sample")
+    if means.threads > MOST_THREADS:
+        raise UserError(f"threads must be at most {MOST_THREADS:,}", means.threads, "use --threads 1")
+    if not 0 <= spec.seed <= LARGEST_SEED:
+        raise UserError("a seed must be from 0 to 2**63 - 1", spec.seed, "for example --seed 0")
     if means.mode not in ("exact", "fast"):
         raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
     if means.precision not in ("fp32", "bf16"):

@@ -24,6 +24,7 @@ from elastune.simulate.world import Losses
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.run import Environment, tune
+from elastune.train.program.causes import cause_of
 from elastune.train.program.load import Surrogate
 
 SAMPLES = 10_000  # of an epoch of a surrogate, which tells of none
@@ -92,7 +93,7 @@ class SurrogateModel:
         return self._course(_key(config), workers)[epoch - 1][0]
 
     def _ask(self, key: str, workers: int) -> list[tuple[float, Mapping[str, float]]]:
-        told = list(islice(self._surrogate(json.loads(key), workers), MOST_EPOCHS + 1))
+        told = _told(self._surrogate, json.loads(key), workers)
         fix = "return [(seconds, {'accuracy': ...}), ...], one pair an epoch"
         if not 1 <= len(told) <= MOST_EPOCHS:
             raise UserError(f"surrogate must tell of 1 to {MOST_EPOCHS} epochs", len(told), fix)
@@ -102,6 +103,16 @@ class SurrogateModel:
             if not 0 <= float(pair[0]) < math.inf:
                 raise UserError("an epoch's seconds must be 0 or more, and finite", pair[0], fix)
         return [(float(seconds), metrics) for seconds, metrics in told]
+
+
+def _told(surrogate: Surrogate, config: Config, workers: int) -> list[tuple[float, Mapping[str, float]]]:
+    try:
+        return list(islice(surrogate(config, workers), MOST_EPOCHS + 1))
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever the user's function raises is the user's to see
+        value = cause_of(error, getattr(getattr(surrogate, "__code__", None), "co_filename", ""))
+        raise UserError("surrogate(config, workers) must not raise", value, "fix that line") from None
 
 
 def simulate(

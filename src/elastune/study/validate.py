@@ -18,14 +18,15 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import StudyStarted, TrialFinished, TrialStarted
 from elastune.journal.trials import Change
 from elastune.search.samplers.registry import check_sampler, generational
-from elastune.search.space.constraint import parse_constraints
+from elastune.search.space.constraint import Constraint, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import parse_objectives
-from elastune.search.space.space import Sample, Space, probe
+from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import StudyRequest
 from elastune.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.study.trial_results import Pricing, system_defaults
+from elastune.study.trial_results import settings as trial_settings
 from elastune.train.program.digest import meaning
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 
@@ -71,7 +72,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if request.worker_hours is not None and not 0 < request.worker_hours < math.inf:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     check_factor(request.divergence)
-    check_means(RunSpec(request.program, request.out, means=request.means))
+    check_means(RunSpec(request.program, request.out, seed=request.seed, means=request.means))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
     program = load_as_guest(request.program)
@@ -99,10 +100,11 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     def complete_space(trial: Any) -> dict[str, Any]:
         return {**defaults, **found(trial)}
 
-    samples = probe(complete_space, PROBED, request.seed)
+    samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
     _check_policies(samples, program)
     _check_bounds(request, samples)
+    _check_trials(request, samples, constraints, config)
     check_feasible(complete_space, constraints, {}, request.seed)
     target = None if request.target is None else parse_target(request.target)
     pricing = Pricing(objectives, constraints, request.price_per_worker_hour, target)
@@ -135,6 +137,21 @@ def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
     named = [policies_of(sample.values["policy"]) for sample in samples]
     for policies in dict.fromkeys(named):
         check_adapt(Adapt(policies), program)
+
+
+def _check_trials(
+    request: StudyRequest, samples: Sequence[Sample], constraints: Sequence[Constraint], config: Config
+) -> None:
+    """Refuse system parameters of the space that no trial can run with, unless a constraint rejects them anyway."""
+    seen: set[str] = set()
+    for sample in samples:
+        values = {**sample.values, **({} if request.trial_workers is None else {"workers": request.trial_workers[0]})}
+        if any(violation > 0 for violation in violations(constraints, sample.values).values()):
+            continue
+        _, means, _ = trial_settings(values, config, request.means, request.workers)
+        if (key := repr(means)) not in seen:
+            seen.add(key)
+            check_means(RunSpec(request.program, request.out, means=means))
 
 
 def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -23,9 +24,12 @@ from optuna.distributions import (
 from optuna.trial import BaseTrial, FixedTrial
 
 from elastune.core.errors import UserError
+from elastune.train.program.causes import cause_of
 
 Space = Callable[[Any], dict[str, Any]]
 Distributions = Mapping[str, BaseDistribution]
+MOST_CORNERS = 256
+_NOT_THE_USERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
 Chooser = Callable[[str, BaseDistribution], Any]
 
 
@@ -64,8 +68,10 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
         found = space(trial)
     except UserError:
         raise
-    except Exception as error:
-        value = f"{type(error).__name__}: {error} ({_where(error, space)})"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        value = cause_of(error, _program_of(error))
         raise UserError("space(trial) must not raise", value, "fix that line") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise UserError("space(trial) must return a dict with text keys", found, "return {'lr': lr, ...}")
@@ -88,6 +94,43 @@ def probe(space: Space, n: int, seed: int) -> list[Sample]:
     """``n`` random configurations, each parameter uniform on its own scale (log where it says so)."""
     rng = np.random.default_rng(seed)
     return [compose(space, lambda _, distribution: draw(distribution, rng)) for _ in range(n)]
+
+
+def corners(space: Space, seed: int) -> list[Sample]:
+    """Configurations at the ends of the space: all parameters at their low ends, all at their high ends, and each
+    parameter at each of its ends, a choice at each of its choices, with the others drawn. At most ``MOST_CORNERS``."""
+    rng = np.random.default_rng(seed)
+    samples = [
+        compose(space, lambda _, distribution: _ends(distribution)[0]),
+        compose(space, lambda _, distribution: _ends(distribution)[-1]),
+    ]
+    tried: set[tuple[str, int]] = set()
+    for sample in samples:  # which grows: a corner may bring parameters that no other one has
+        for name, distribution in sample.distributions.items():
+            for at in range(len(_ends(distribution))):
+                if (name, at) in tried or len(samples) >= MOST_CORNERS:
+                    continue
+                tried.add((name, at))
+                kept = {**sample.params, name: _ends(distribution)[at]}
+                samples.append(_at_corner(space, name, kept, sample, rng))
+    return samples
+
+
+def _at_corner(space: Space, corner: str, params: Mapping[str, Any], near: Sample, rng: np.random.Generator) -> Sample:
+    """The configuration with ``params[corner]``; parameters asked for before it are as in ``near``, others drawn."""
+    before = list(near.params)[: list(near.params).index(corner) + 1]
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        return params[name] if name in before and near.distributions[name] == distribution else draw(distribution, rng)
+
+    return compose(space, choose)
+
+
+def _ends(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return [distribution.low, distribution.high]
 
 
 def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) -> Sample:
@@ -205,10 +248,7 @@ def _walk(space: Space) -> Iterator[Sample | None]:
         wheels[-1] = (wheels[-1][0] + 1, wheels[-1][1])
 
 
-def _where(error: Exception, space: Space) -> str:
-    """The line of the user's file nearest to the error; where it came through other code, that of the call."""
-    frames = traceback.extract_tb(error.__traceback__)
-    code = getattr(space, "__code__", None)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    last = (own or frames)[-1]
-    return f"{Path(last.filename).name}:{last.lineno}"
+def _program_of(error: BaseException) -> str:
+    """The user's file nearest to the error: a space is called through elastune, and calls Optuna."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((name for name in reversed(files) if not name.startswith((*_NOT_THE_USERS, "<"))), "")

@@ -118,7 +118,7 @@ def _config(module: ModuleType) -> Config:
         raise UserError("config must be a dict with text keys", type(found).__name__, "config = {'lr': 0.1}")
     try:
         return dict(json.loads(json.dumps(found, allow_nan=False)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
             "config values must be numbers, text, booleans or lists", error, "keep objects out of it"
         ) from None

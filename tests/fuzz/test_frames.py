@@ -1,0 +1,154 @@
+"""Whatever arrives on a coordinator's socket: it lives, and serves those who are honest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuzz_journals import KINDS, ODD, as_line, places, put
+from fuzz_kit import FUZZ, fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.core.run import Place, Program, RunSpec
+from elastune.elastic.coordinator.connections import HELLO_LIMIT_BYTES, ConnectionServer
+from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.messages import (
+    Answer,
+    Beat,
+    Broken,
+    Done,
+    Exit,
+    Hello,
+    Publish,
+    Ready,
+    Report,
+    ResizeAsked,
+    Running,
+    Stop,
+    Welcome,
+    decode,
+    encode,
+)
+from elastune.elastic.protocol.transport import LINE_LIMIT_BYTES, Lines, ProtocolError, WakeupPipe
+from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.testing.members_kit import Raw, coordinating, members
+
+TOKEN = "TOKEN"  # stands for the right one
+SPEC = WorkerSpec("m:f", RunSpec(Program(Path("p")), Path("o")), Place(), {"A": "1"}, "/", [""])
+HONEST = [
+    json.loads(encode(message))
+    for message in (
+        *(Hello(TOKEN, 1, "here"), Hello(TOKEN, None), Ready(), Running(1, 4), Broken(1, "a hiccup"), Done()),
+        *(Beat(3, "starting", 0.1, 5), Publish("1/a", "AAAA"), Exit(0), Stop()),
+        *(ResizeAsked(2, "why"), Answer(True, "yes", [1]), Welcome(False, 0.5, spec=SPEC)),
+        *(Report(record) for record in KINDS["run"]()),
+    )
+]
+GARBAGE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01",
+    b"[" * 5000,
+    b"{}",
+    b"null",
+    b"\x00" * 300,
+)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> bytes:
+    """One line of a peer's, its end included or not."""
+    match draw(st.sampled_from(["honest", "changed", "changed", "changed", "garbage", "bytes"])):
+        case "honest":
+            line = as_line(draw(st.sampled_from(HONEST)))
+        case "changed":
+            message = draw(st.sampled_from(HONEST))
+            line = as_line(put(message, draw(st.sampled_from(places(message))), draw(st.sampled_from(ODD))))
+        case "garbage":
+            line = draw(st.sampled_from(GARBAGE))
+        case _:
+            line = draw(st.binary(max_size=200))
+    return line + draw(st.sampled_from([b"\n", b"\n", b"\n", b""]))
+
+
+@fuzz(400)
+@given(line=frames())
+def test_a_line_is_a_message_or_a_value_error(line: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        message = decode(line)
+        assert decode(encode(message)[:-1]) is not None
+
+
+@fuzz(100)
+@given(pieces=st.lists(st.binary(max_size=400), max_size=40), limit=st.integers(1, 300))
+def test_no_more_than_a_line_is_kept(pieces: list[bytes], limit: int) -> None:
+    lines = Lines(limit)
+    with contextlib.suppress(ProtocolError):
+        for piece in pieces:
+            assert all(len(line) <= limit for line in lines.feed(piece))
+            assert len(lines._rest) <= limit
+    assert len(lines._rest) <= limit
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[Coordinator]:
+    with coordinating(4, high=4) as one:
+        yield one
+        assert one._thread.is_alive()
+
+
+@fuzz(60)
+@given(
+    said=st.lists(frames(), min_size=1, max_size=5),
+    greeting=st.sampled_from(["none", "wrong", "client", "worker"]),
+    cut=st.integers(1, 50),
+)
+def test_a_coordinator_serves_the_honest(coordinator: Coordinator, said: list[bytes], greeting: str, cut: int) -> None:
+    """Of strangers, of clients, and of a worker that lost its mind."""
+    token = coordinator.token.encode()
+    hello = {
+        "none": b"",
+        "wrong": encode(Hello("no such token", 1)),
+        "client": encode(Hello(coordinator.token, None)),
+        "worker": encode(Hello(coordinator.token, 3)),
+    }[greeting]
+    stream = hello + b"".join(said).replace(TOKEN.encode(), token if greeting in ("client", "worker") else b"")
+    with Raw(coordinator) as peer, contextlib.suppress(OSError):
+        peer.socket.sendall(stream[:cut])
+        peer.socket.sendall(stream[cut:])
+    assert coordinator._thread.is_alive()
+    with Raw(coordinator) as client:
+        client.hello(coordinator, None)
+        client.say(ResizeAsked(2, "still there?"))
+        assert isinstance(client.hear(), Answer)
+
+
+def test_memory_for_strangers_is_bounded() -> None:
+    """Of those without the token no more is kept than a greeting, however much they send."""
+    server = ConnectionServer("127.0.0.1", "right", WakeupPipe())
+    strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20 * max(1, FUZZ))]
+    try:
+        for stranger in strangers:
+            stranger.setblocking(False)
+        for _ in range(5 * len(strangers)):
+            for stranger in strangers:
+                with contextlib.suppress(OSError):
+                    stranger.send(b"x" * LINE_LIMIT_BYTES)
+            assert list(server.wait(0.001)) == []
+            kept = sum(len(each.lines._rest) for each in server._connections.values())
+            assert kept <= HELLO_LIMIT_BYTES * len(server._connections)
+        assert not any(each.lines._rest for each in server._connections.values() if not each.stranger)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        server.close()
+
+
+def test_an_honest_member_outlives_all_that(coordinator: Coordinator) -> None:
+    with members(coordinator, 0) as (member,):
+        member.ready()
+        assert coordinator._thread.is_alive()
