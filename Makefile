@@ -1,6 +1,7 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
 # make test  style, types and tests
 # make soak  the long runs under faults that make test leaves out
+# make fuzz  the fuzzers of tests/fuzz with many more examples
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
 
-.PHONY: run test soak lint types bench-smoke clean
+.PHONY: run test soak fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.97 --budget 90s
@@ -25,6 +26,11 @@ test: lint types
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -m soak
+
+# So many times the examples that make test tries, other ones each time.
+FUZZ ?= 50
+fuzz: $(VENV)/.installed-dev
+	FUZZ=$(FUZZ) $(BIN)/pytest -q -n $(TEST_PROCESSES) --timeout 0 tests/fuzz
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
