@@ -47,7 +47,7 @@ class Said:
         assert "Traceback" not in self.out + self.err, self
         if self.code != 2:
             return ""
-        lines = self.err.splitlines()
+        lines = [line for line in self.err.splitlines() if "holds nothing to go on with" not in line]  # a notice
         assert len(lines) == 1, self.err
         assert lines[0].startswith("elastune: "), self.err
         return lines[0]
