@@ -1,7 +1,7 @@
 """Handwritten digits (8x8 pixels, 1,000 of them to train on): small enough to search in seconds on two cores.
 
 elastune run examples/digits.py --workers 2
-elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.97 --budget 90s
+elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget 3m
 """
 
 import torch

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "samples": 128,
         "seconds": end.seconds,
         "metrics": end.metrics,
+        "evaluated_on": {},
+        "worker_steps": [asdict(each) for each in end.worker_steps],
         "step_s": end.step_s,
         "wait_s": end.wait_s,
         "stopped": "complete",
