@@ -8,6 +8,9 @@ ends with its slowest worker, and of worker 0's CPU time, which other programs o
 momentum; Adam under the monitor that needs it. ``exact`` runs the usual eight slots, so that each step takes the norms
 of eight gradients; ``fast`` those of one gradient a worker.
 
+It fails (exit code 1) where a monitor that reads every tenth step costs more CPU time than ``BOUNDS`` allow, by its lower
+quartile, so that a busy machine alone does not fail it. ``--smoke`` allows half as much again.
+
     python benchmarks/monitoring.py [--smoke] [--monitors noise_scale ...] [--out benchmarks/results/monitoring.json]
 """
 
@@ -41,6 +44,10 @@ from elastune.train.session import Session
 
 BLOCK = 10  # steps; a multiple of the longest interval
 BATCH_PER_WORKER = 64
+BOUNDS = {"noise_scale": 1.05, "noise_scale_adam": 1.1, "performance": 1.05, "curvature": 3.0, "loss": 1.05}
+"""The most of (CPU time with a reading every tenth step / without). A reading of the curvature is about ten steps' work;
+it takes one every hundred unless told otherwise."""
+SMOKE_SLACK = 1.5
 Stepper = Callable[[int], None]
 
 
@@ -57,7 +64,7 @@ def training(group: Group, data: TensorDataset, cell: dict[str, Any], monitors: 
     """A training of its own: ``step(n)`` takes n more steps."""
     torch.manual_seed(0)
     model: nn.Module = MODELS[cell["model"]]()
-    means = Means(workers=group.size, mode=cell["mode"])
+    means = Means(workers=group.size, mode=cell["mode"], num_slots=8)
     spec = RunSpec(
         Program(Path(__file__)),
         Path(tempfile.gettempdir()),
@@ -137,12 +144,19 @@ def shown(cell: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def too_dear(cell: dict[str, Any], slack: float) -> str:
+    """What is wrong with ``cell``; empty where its monitor keeps its bound."""
+    (low, _), bound = cell["every_10_over_off_cpu"]["quartiles"], BOUNDS[cell["monitor"]] * slack
+    where = f"{cell['monitor']} ({cell['model']}, {cell['workers']} workers, {cell['mode']})"
+    return "" if low <= bound else f"{where} costs {low:.3f} x or more; its bound is {bound:.3g}"
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="one small cell, a few seconds")
     parser.add_argument("--monitors", nargs="+", choices=[*MONITORS], default=[*MONITORS])
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
-    parser.add_argument("--workers", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--modes", nargs="+", choices=["exact", "fast"], default=["exact", "fast"])
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--out", type=Path)
@@ -161,7 +175,10 @@ def main() -> None:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
             args.out.write_text(json.dumps(result, indent=1) + "\n")
+    wrong = [found for cell in cells if (found := too_dear(cell, SMOKE_SLACK if args.smoke else 1.0))]
+    print("\n".join(wrong) or f"ok: {len(cells)} cells keep their bounds")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
