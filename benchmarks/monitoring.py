@@ -8,8 +8,8 @@ ends with its slowest worker, and of worker 0's CPU time, which other programs o
 momentum; Adam under the monitor that needs it. ``exact`` runs the usual eight slots, so that each step takes the norms
 of eight gradients; ``fast`` those of one gradient a worker.
 
-It fails (exit code 1) where a monitor that reads every tenth step costs more CPU time than ``BOUNDS`` allow, by its lower
-quartile, so that a busy machine alone does not fail it. ``--smoke`` allows half as much again.
+It fails (exit code 1) where a monitor that reads every tenth step costs more CPU time than ``BOUNDS`` allow, by its
+lower quartile, so that a busy machine alone does not fail it. ``--smoke`` allows half as much again.
 
     python benchmarks/monitoring.py [--smoke] [--monitors noise_scale ...] [--out benchmarks/results/monitoring.json]
 """
@@ -45,8 +45,8 @@ from elastune.train.session import Session
 BLOCK = 10  # steps; a multiple of the longest interval
 BATCH_PER_WORKER = 64
 BOUNDS = {"noise_scale": 1.05, "noise_scale_adam": 1.1, "performance": 1.05, "curvature": 3.0, "loss": 1.05}
-"""The most of (CPU time with a reading every tenth step / without). A reading of the curvature is about ten steps' work;
-it takes one every hundred unless told otherwise."""
+"""The most of (CPU time with a reading every tenth step / without). A reading of the curvature is about ten steps'
+work; it takes one every hundred unless told otherwise."""
 SMOKE_SLACK = 1.5
 Stepper = Callable[[int], None]
 
