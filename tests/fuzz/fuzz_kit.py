@@ -47,7 +47,8 @@ class Said:
         assert "Traceback" not in self.out + self.err, self
         if self.code != 2:
             return ""
-        lines = [line for line in self.err.splitlines() if "holds nothing to go on with" not in line]  # a notice
+        told = [line for line in self.err.splitlines() if not line.startswith("[")]  # those are of the progress
+        lines = [line for line in told if "holds nothing to go on with" not in line]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("elastune: "), self.err
         return lines[0]
