@@ -19,7 +19,7 @@ SMOKES_AT_ONCE ?= 2
 .PHONY: run test soak fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
-	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.97 --budget 90s
+	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget 90s
 
 test: lint types
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m "not soak"

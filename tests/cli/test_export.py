@@ -98,7 +98,7 @@ def test_a_pick_by_target_weights_or_knee_says_why(elastune: Command, told: Tell
     assert knee["found_after_s"] == pytest.approx(120.0)
     target = picked(targets={"accuracy": 0.96})
     assert target["trial"] == 2
-    assert target["reason"] == "reaches accuracy 0.96 with the best seconds (90 s)"
+    assert target["reason"] == "reaches accuracy 0.96 with the best seconds (1.5 min)"
     weighed = picked(weights={"seconds": 9.0, "accuracy": 1.0})
     assert weighed["trial"] == 0
     assert weighed["reason"].startswith("the smallest weighted sum (seconds 9, accuracy 1;")
@@ -107,7 +107,7 @@ def test_a_pick_by_target_weights_or_knee_says_why(elastune: Command, told: Tell
     assert both["reason"].startswith("reaches accuracy 0.95 with the smallest weighted sum")
     said = elastune("report", "out", "--pick", "accuracy=0.9,seconds=20")
     assert "pick    trial 0 (reaches accuracy 0.9 and seconds 20 with" in said.out
-    assert "found   after 1 min 00 s of search, all counted: 1 trial had ended" in said.out
+    assert "found   after 60 s of search, all counted: 1 trial had ended" in said.out
     assert "=null" not in said.out, "what is not set is not named"
     assert "None" not in said.out
 

@@ -75,6 +75,7 @@ class RunTracker:
         self._max_steps = max_steps
         self._last = ""
         self._measured = ""
+        self._cost = ""
         self._parts: dict[str, float] = {}  # done, by what bounds the run
 
     def hear(self, record: Record) -> tuple[str, bool]:
@@ -83,13 +84,16 @@ class RunTracker:
                 instead = f", since a newer checkpoint is damaged: {plain('; '.join(record.damaged), 400)}"
                 return f"resumed after step {step}{instead if record.damaged else ''}", True
             case RunStarted(means={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
-                return slot_cost_text(slots, workers), True
+                self._cost = slot_cost_text(slots, workers)  # told once it trains: what is refused is one line
             case Reported():
                 if self.epochs:
                     self._parts["epochs"] = record.epoch / self.epochs
                 self._count(record.step)
                 of = f"/{self.epochs}" if self.epochs else ""
                 self._last = f"epoch {record.epoch}{of}, step {record.step}: {_metrics(record.metrics)}"
+                if cost := self._cost:
+                    self._cost = ""
+                    return cost, True
                 return self.state(), False
             case Measured():
                 self._measured = f"step {record.step}: {measured_text(record)}"

@@ -25,7 +25,8 @@ from elastune.frontier.criteria import FrontierCriteria, Times, batch_of
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import FrontierPlan, check
 from elastune.frontier.trainings import Trainings, name_of
-from elastune.job.output_dir import check_out, journal_in
+from elastune.job.output_dir import check_out
+from elastune.job.output_journal import journal_in
 from elastune.job.pool import Pool
 from elastune.job.run import Observe
 from elastune.job.signals import Interrupted, Interrupts

@@ -5,21 +5,14 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from elastune.core.errors import UserError
-from elastune.journal.reader import read
-from elastune.journal.records import RunStarted, StudyStarted, WarmStarted
-from elastune.journal.writer import JournalWriter
 
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
-_OPENINGS = (RunStarted, StudyStarted, WarmStarted)  # what is journaled before anything runs
-_CLAIMED: set[Path] = set()  # folders that this process has made, and nothing may have come of yet
+CLAIMED: set[Path] = set()  # folders that this process has made, and nothing may have come of yet
 
 
 def next_folder(program: Path, kind: str) -> Path:
@@ -38,19 +31,19 @@ def next_folder(program: Path, kind: str) -> Path:
     except OSError as error:
         rule = "a command needs a folder for its results"
         raise UserError(rule, error, "give --out a folder that can be written") from None
-    if not _CLAIMED:
+    if not CLAIMED:
         atexit.register(release_unused)
-    _CLAIMED.add(folder.absolute())
+    CLAIMED.add(folder.absolute())
     return folder
 
 
 def release_unused() -> None:
     """Remove the folders that were made for commands which have left nothing in them. Idempotent."""
-    for folder in _CLAIMED:
+    for folder in CLAIMED:
         with suppress(OSError):  # it is used
             folder.rmdir()
             folder.parent.rmdir()
-    _CLAIMED.clear()
+    CLAIMED.clear()
 
 
 def check_out(out: Path, resume: bool) -> Path:
@@ -61,37 +54,3 @@ def check_out(out: Path, resume: bool) -> Path:
     if path.exists() and not resume:
         raise UserError("--out must be a new or empty folder", out, "use another --out, or --resume to go on")
     return path
-
-
-@contextmanager
-def journal_in(out: Path, resume: bool, wall: Callable[[], float] = time.time) -> Iterator[JournalWriter]:
-    """The journal of ``out``, which is made if needed.
-
-    What is refused before anything has run leaves no folder that was not there. Raises ``UserError`` as ``check_out``,
-    and for a folder that cannot be written.
-    """
-    path = check_out(out, resume)
-    made = [folder for folder in (out, *out.parents) if not folder.exists() or folder.absolute() in _CLAIMED]
-    begins = not path.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError("--out must be a folder that can be written", error, "use another --out") from None
-    with JournalWriter(path, wall=wall) as journal:  # from here on nobody else writes there
-        try:
-            yield journal
-        except UserError:
-            if begins and all(isinstance(entry.record, _OPENINGS) for entry in read(path)):
-                _take_back(path, made)
-            raise
-
-
-def _take_back(path: Path, made: list[Path]) -> None:
-    """Remove a journal that tells of nothing, and the folders that were ``made`` for it, the innermost first."""
-    if made:
-        shutil.rmtree(made[0], ignore_errors=True)
-    for file in (path, path.with_name(f"{path.name}.lock")):
-        file.unlink(missing_ok=True)
-    for folder in made[1:]:
-        with suppress(OSError):  # somebody else's results have come there meanwhile
-            folder.rmdir()

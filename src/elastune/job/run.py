@@ -19,7 +19,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.job.fault_injection import Injector
 from elastune.job.machine import machine_context
-from elastune.job.output_dir import journal_in
+from elastune.job.output_journal import journal_in
 from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
 from elastune.job.supervisor import JobSupervisor

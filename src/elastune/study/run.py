@@ -10,7 +10,8 @@ from elastune.cluster.base import Cluster
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
-from elastune.job.output_dir import check_out, journal_in
+from elastune.job.output_dir import check_out
+from elastune.job.output_journal import journal_in
 from elastune.job.pool import Pool
 from elastune.job.run import Observe
 from elastune.job.signals import Interrupts
