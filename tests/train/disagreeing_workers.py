@@ -1,8 +1,9 @@
-"""Two workers whose data differ: what test_disagreement.py runs."""
+"""Two workers whose data differ, or what they ask for: what test_disagreement.py runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.run import Means
+from elastune.journal.records import Decided, Record
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
@@ -37,3 +39,26 @@ def train(worker: Worker, out: str, mode: str, seeds: list[int], counts: list[in
         worker.say(f"{type(error).__name__}: {error}", session.step)
     else:
         worker.say("", session.step)
+
+
+def ask(worker: Worker, out: str, wishes: list[dict[str, Any]]) -> None:
+    """Train for two epochs, asking in the lines of step 3 for this rank's wish; say what is journaled."""
+    records: list[Record] = []
+    means = Means(workers=worker.size, num_slots=4)
+    session = lone_session(Path(out), group=worker.form("workers"), means=means, send=records.append)
+    data = TensorDataset(torch.ones(64, 2), torch.zeros(64, 1))
+    model = nn.Linear(2, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.epochs(2):
+        for x, y in session.batches(data, batch_size=16):
+            if session.step == 2:
+                session.change(**wishes[worker.rank])
+            session.backward(F.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    told = [
+        (r.policy, r.step, r.cause.step, r.cause.lr, r.outcome, r.decision, r.detail)
+        for r in records
+        if isinstance(r, Decided)
+    ]
+    worker.say(told, optimizer.param_groups[0]["lr"])

@@ -44,3 +44,29 @@ def test_workers_that_disagree_about_the_data_complete_no_step(
 
 def test_workers_that_agree_train(tmp_path: Path) -> None:
     assert ends(tmp_path, "exact", [0, 0], [64, 64]) == [("", 4), ("", 4)]
+
+
+DETAIL = "every worker must ask session.change for the same"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "seen", "asked", "detail"),
+    [
+        ([{}, {"lr": 0.5}], 4, {}, f"rank 0 asked for nothing, another did; {DETAIL}"),
+        ([{"lr": 0.5}, {}], 3, {"lr": 0.5}, DETAIL),
+        ([{"lr": 0.5}, {"lr": 0.25}], 3, {"lr": 0.5}, DETAIL),
+    ],
+    ids=["another than rank 0", "rank 0 alone", "different wishes"],
+)
+def test_a_change_that_not_all_ask_for_is_told_whoever_asked(
+    tmp_path: Path, wishes: list[dict[str, Any]], seen: int, asked: dict[str, Any], detail: str
+) -> None:
+    from disagreeing_workers import ask
+
+    from elastune.testing.worker_processes import processes
+
+    with processes(2, ask, str(tmp_path), wishes) as workers:
+        (told, rate), (others, other_rate) = [workers.hear(rank) for rank in range(2)]
+    assert told == [("program", 4, seen, 0.1, "disagreed", asked, detail)]
+    assert others == [], "of a run that others launched only rank 0 keeps the journal"
+    assert rate == other_rate == 0.1

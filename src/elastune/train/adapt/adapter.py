@@ -115,7 +115,7 @@ class Adapter:
         if at.epoch < position.epoch:
             self._call("before_epoch", trained, batch_size)
             at.epoch = position.epoch
-            ends = self._agree_now(trained)
+            ends = self._agree_now(trained, batch_size)
         if at.step < position.step:  # a step that is done again was announced
             at.step = position.step
             self._call("before_step", trained, self._progress.batch_size or batch_size)
@@ -194,7 +194,7 @@ class Adapter:
     def after_step(self, trained: TrainingState, batch_size: int) -> bool:
         """After the user's lines of a step: do what was agreed on in it. True where training is to end."""
         self._applier.ramp(trained)
-        ends = self._apply(trained)
+        ends = self._apply(trained, batch_size)
         batch_size = self._progress.batch_size or batch_size
         if self._adapts:
             self._call("after_step", trained, batch_size)
@@ -204,8 +204,8 @@ class Adapter:
             self._send(measured(self.snapshot(trained, batch_size)))
         return ends
 
-    def _apply(self, trained: TrainingState) -> bool:
-        done = self._decisions.apply(trained)
+    def _apply(self, trained: TrainingState, batch_size: int) -> bool:
+        done = self._decisions.apply(trained, lambda: self.snapshot(trained, self._progress.batch_size or batch_size))
         if done:
             self._measured_s = -math.inf  # what comes of it is to be seen
         if self._decisions.differ:
@@ -239,11 +239,11 @@ class Adapter:
         if self.monitoring and self._workers.rank == 0:
             self._send(measured(self.snapshot(trained, batch_size)))
 
-    def _agree_now(self, trained: TrainingState) -> bool:
+    def _agree_now(self, trained: TrainingState, batch_size: int) -> bool:
         """What was decided between epochs is to count from the next one's first step on."""
         rows = self._workers.gather(self._decisions.vote(), "a vote of policies")
         self._decisions.count_votes([sum(column) for column in zip(*rows, strict=True)], len(rows))
-        return self._apply(trained)
+        return self._apply(trained, batch_size)
 
     # -- what the program asks for ------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class Decisions:
         self._send = send
         self._agreement = Agreement(policies)
         self._agreed: list[Agreed] = []  # in the newest step, or between epochs
+        self._stood: Snapshot | None = None  # before they are applied, where another worker alone may have asked
         self._disagreements: dict[str, int] = {}  # in a row, by policy
         self._asked_workers: int | None = None  # they are on their way
         self._last_refused: dict[str, Decision] = {}
@@ -85,10 +86,14 @@ class Decisions:
 
     # -- what comes of them -------------------------------------------------------------------------------------------
 
-    def apply(self, trained: TrainingState) -> list[Decision]:
-        """Do what was agreed on, policy by policy, and journal what came of it. Returns what was done."""
+    def apply(self, trained: TrainingState, stand: Callable[[], Snapshot]) -> list[Decision]:
+        """Do what was agreed on, policy by policy, and journal what came of it. Returns what was done.
+
+        ``stand``: where the run stands, for a record of what this worker did not ask for itself.
+        """
         agreed, self._agreed = self._agreed, []
         done: list[Decision] = []
+        self._stood = stand() if any(each.own is None for each in agreed) else None
         for each in agreed:
             if each.decision is None:
                 self._disagreed(each)
@@ -115,7 +120,8 @@ class Decisions:
     def _disagreed(self, each: Agreed) -> None:
         name = each.policy
         if name == PROGRAM:
-            self._journal(each, "disagreed", "every worker must ask session.change for the same")
+            here = "" if each.own else f"rank {self._workers.rank} asked for nothing, another did; "
+            self._journal(each, "disagreed", f"{here}every worker must ask session.change for the same")
             return
         self.differ = True
         self._disagreements[name] = self._disagreements.get(name, 0) + 1
@@ -128,22 +134,26 @@ class Decisions:
             self._journal_failure(name, "vote", self._progress.position.step, detail, off=True)
 
     def _refused(self, each: Agreed, why: str) -> None:
-        own = each.own
-        if own is None:
-            return
-        if each.policy != PROGRAM:
-            self._host.put_back(each.policy, own.before)
-        if self._last_refused.get(each.policy) != own.decision:  # it may ask again and again
-            self._last_refused[each.policy] = own.decision
+        if each.own is not None and each.policy != PROGRAM:
+            self._host.put_back(each.policy, each.own.before)
+        if each.decision is not None and self._last_refused.get(each.policy) != each.decision:
+            self._last_refused[each.policy] = each.decision  # it may ask again and again
             self._journal(each, "refused", why)
 
     # -- journal ------------------------------------------------------------------------------------------------------
 
     def _journal(self, each: Agreed, outcome: Literal["applied", "disagreed", "refused"], detail: str) -> None:
-        """Of an elastic run every member sends it: whoever dies, it is known. Of several equal records one is kept."""
+        """Of an elastic run every member that asked sends it: whoever dies, it is known, and one record is kept.
+
+        Of any other run only rank 0's records are kept, so it tells what others asked for, too.
+        """
         own, step = each.own, self._progress.position.step
         if own is not None and (self._workers.elastic or self._workers.rank == 0):
             self._send(Decided(own.policy, step, own.decision.to_json(), measured(own.cause), outcome, detail))
+        elif own is None and not self._workers.elastic and self._workers.rank == 0:
+            assert self._stood is not None
+            asked = (each.decision or Decision()).to_json()
+            self._send(Decided(each.policy, step, asked, measured(self._stood), outcome, detail))
 
     def _journal_failure(self, policy: str, hook: str, step: int, detail: str, off: bool) -> None:
         self._send(PolicyFailed(policy, hook, step, self._workers.worker, detail, off))
