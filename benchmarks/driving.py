@@ -16,7 +16,7 @@ from programs.workload import OWNER
 from elastune.cluster.base import ElasticHandle
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import RunSpec
-from elastune.job.output_dir import open_out
+from elastune.job.output_dir import journal_in
 from elastune.job.supervisor import JobSupervisor
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
@@ -112,7 +112,7 @@ class Run:
 def running(cluster: LocalCluster, spec: RunSpec, ticks: Path) -> Iterator[Run]:
     """A run that does not outlive the ``with`` block."""
     os.environ[OWNER] = str(os.getpid())
-    with JournalWriter(open_out(spec.out, spec.resume)) as journal:
+    with journal_in(spec.out, spec.resume) as journal:
         journal.write(
             RunStarted(
                 program=str(spec.program.path),

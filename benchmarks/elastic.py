@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from driving import START_S, Run, Stalled, running
-from elastic_peers import peers
+from elastic_peers import peers, write
 from pauses import irregular, reached, step_end, summary, survivors_pause_s, usual_gaps
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.machine import machine_context
 from elastune.journal.records import Regrouped
 from elastune.recipes.datasets import cache_folder
 
@@ -218,6 +217,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--no-overhead", action="store_true")
     parser.add_argument("--peers", action="store_true", help="measure torchrun and torchft too (20 minutes)")
+    parser.add_argument("--peer-repeats", type=int, default=3)
     parser.add_argument("--peers-dir", type=Path, default=cache_folder() / "benchmark-peers")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -233,14 +233,13 @@ def main() -> None:
         jobs += [
             lambda w=workers: overhead_cell(w, args.mode, rounds, steps) for workers in sorted({w for w, _ in sizes})
         ]
+    load = os.getloadavg()
     cells = [attempt(job) for job in jobs]
     if args.peers:
-        cells += peers(["torchrun", "torchft"], args.peers_dir, 3, sizes)
+        cells += peers(["torchrun", "torchft"], args.peers_dir, args.peer_repeats, sizes, events)
     conclude(cells)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write(args.out, cells, load)
     if any("failed" in cell for cell in cells):
         sys.exit(1)
 

@@ -1,6 +1,7 @@
 """What faults and joiners cost the survivors in torchrun's elastic mode and in torchft, on the workload of elastic.py.
 
-torchrun runs in this interpreter; torchft is installed into a virtual environment of its own below ``--peers-dir``.
+torchrun runs in this interpreter; torchft is installed into a virtual environment of its own below ``--peers-dir``,
+which sees this interpreter's torch.
 Both as their documentation says, torchft also with short timeouts. Pauses are the longest gap between two steps less
 the median step: of any survivor (torchft), of whoever is rank 0 (torchrun, where every process is replaced).
 
@@ -16,18 +17,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import venv
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from pauses import Ticks, pause_s, reached, summary, survivors_pause_s, usual_gaps
-from programs.workload import OWNER
+from peer_processes import SETTLED_STEPS, Processes, Stalled, job
 
 from elastune.job.machine import machine_context
 from elastune.recipes.datasets import cache_folder
@@ -35,8 +35,7 @@ from elastune.recipes.datasets import cache_folder
 PROGRAMS = Path(__file__).parent / "programs"
 BATCH = 64  # of all workers together
 CHECKPOINT_EVERY = 50
-SETTLED_STEPS = 40  # between two events
-LIMIT_S = 300.0  # for any event to show its effect
+EVENTS = ("grow", "shrink", "kill", "kill_rank_0", "freeze")
 TORCHFT = "torchft-nightly"  # 0.2.0, the newest release, crashes survivors under DDP on gloo
 
 
@@ -56,66 +55,6 @@ DEFAULTS = Timeouts("defaults", 5000, 60000, 100, 60.0)
 TUNED = Timeouts("tuned", 500, 5000, 20, 5.0)
 
 
-class Stalled(Exception):
-    """What had to happen did not within its limit."""
-
-
-class Processes:
-    """The processes of one job; none outlives the ``with`` block."""
-
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self._stack = stack
-        self.folder = folder
-        self.ticks = Ticks(folder)
-        self.environment = {**os.environ, OWNER: str(os.getpid()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-
-    def start(self, name: str, *command: object, **options: Any) -> subprocess.Popen[str]:
-        log = self._stack.enter_context((self.folder / f"{name}.log").open("a"))
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            **{"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "text": True, **options},
-            env=self.environment,
-            start_new_session=True,
-        )
-        self._stack.callback(end, process)
-        return process
-
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """``condition()`` once it is neither None nor False, looked at a hundred times a second."""
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            self.ticks.refresh()
-            if (found := condition()) is not None and found is not False:
-                return found
-            time.sleep(0.01)
-        tails = [f"{log.name}: {log.read_text()[-300:]}" for log in self.folder.glob("*.log")]
-        raise Stalled(f"{what} did not come within {LIMIT_S:g} s; {' | '.join(tails)}")
-
-    def until_world(self, world: int, since: float, what: str, steps: int = SETTLED_STEPS) -> float:
-        return float(
-            self.until(lambda: reached(self.ticks, since, lambda tick: tick.world == world, steps), f"{what}: {world}")
-        )
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill ``process`` and its session: torchrun's workers are in sessions of their own, and end with their agent."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.stdin:
-        process.stdin.close()
-
-
-@contextmanager
-def job() -> Iterator[Processes]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        yield Processes(stack, Path(folder))
-
-
 # -- torchrun ---------------------------------------------------------------------------------------------------------
 
 
@@ -130,21 +69,23 @@ def torchrun_agent(job: Processes, name: str, size: str, *options: str) -> subpr
 def torchrun_row(job: Processes, event: str, since: float, effect: Callable[[], float | None]) -> dict[str, Any]:
     """Wait for the ``effect`` of an event at ``since``, then tell what it cost."""
     until = job.until(effect, f"torchrun after {event}")
-    line = job.ticks.rank_zero()
-    best = max(tick.step for tick in line if tick.time_s <= since)
-    again = [tick for tick in line if tick.time_s > since and tick.step <= best]
-    beyond = next(tick.time_s for tick in line if tick.step > best and tick.time_s > since)
+    new, again, best = [], 0, 0
+    for tick in (line := job.ticks.rank_zero()):
+        if tick.step > best:
+            best = tick.step
+            new.append(tick)
+        else:
+            again += tick.time_s > since
     usual = usual_gaps(job.ticks.of.values())
-    pause = pause_s(line, since, until, usual)
     return {
         "event": event,
-        "pause_ms": (pause or 0.0) * 1e3,
-        "until_new_step_ms": (beyond - since) * 1e3,
-        "steps_again": len(again),
+        "pause_ms": (pause_s(line, since, until, usual) or 0.0) * 1e3,
+        "until_new_step_ms": (pause_s(new, since, until, usual) or 0.0) * 1e3,  # what was lost is done again
+        "steps_again": again,
     }
 
 
-def torchrun_faults(workers: int, size: str, repeats: int) -> list[dict[str, Any]]:
+def torchrun_faults(workers: int, size: str, repeats: int, events: Sequence[str]) -> list[dict[str, Any]]:
     """kill -9 of the last rank and of rank 0, in turn."""
     rows = []
     with job() as here:
@@ -153,16 +94,12 @@ def torchrun_faults(workers: int, size: str, repeats: int) -> list[dict[str, Any
         )
         here.until_world(workers, 0.0, "torchrun's start")
         for turn in range(repeats):
-            for event, rank in (("kill", -1), ("kill_rank_0", 0)):
-                # Faults hit anywhere between two checkpoints: these are spread evenly over the time between them.
-                wait = (turn * CHECKPOINT_EVERY) // repeats
-                newest = here.ticks.newest()
-                target = (newest.step if newest else 0) + SETTLED_STEPS + wait
-                here.until(lambda target=target: (t := here.ticks.newest()) is not None and t.step >= target, "steps")
+            for event in events:
+                here.until_steps(between_checkpoints(turn, repeats))
                 pids = set(here.ticks.of)
                 since = time.monotonic()
                 best = here.ticks.newest()
-                os.kill(here.ticks.pids()[rank], signal.SIGKILL)
+                os.kill(here.ticks.pids()[0 if event == "kill_rank_0" else -1], signal.SIGKILL)
 
                 def effect(pids: set[int] = pids, step: int = best.step if best else 0) -> float | None:
                     new = [t for pid, line in here.ticks.of.items() if pid not in pids for t in line if t.rank == 0]
@@ -174,87 +111,113 @@ def torchrun_faults(workers: int, size: str, repeats: int) -> list[dict[str, Any
     return rows
 
 
-def torchrun_grow(workers: int, size: str, repeats: int) -> list[dict[str, Any]]:
-    """A further agent joins; one worker an agent. Rendezvous waits 1 s for more to come, instead of the default 30."""
+def torchrun_members(workers: int, size: str, repeats: int, events: Sequence[str]) -> list[dict[str, Any]]:
+    """A further agent joins, and leaves at SIGTERM; one worker an agent, ``workers`` of them stay.
+
+    Rendezvous waits 1 s for more to come, instead of the default 30.
+    """
     rows = []
-    for _ in range(repeats):
-        with job() as here:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            options = (
-                f"--nnodes={workers}:{workers + 1}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=grow",
-                f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=1", "--max-restarts=9",
-                "--local-addr=127.0.0.1",
-            )  # fmt: skip
-            for number in range(workers):
-                torchrun_agent(here, f"agent-{number}", size, *options)
-            here.until_world(workers, 0.0, "torchrun's start")
-            since = time.monotonic()
-            torchrun_agent(here, "joiner", size, *options)
+    with job() as here:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = (
+            f"--nnodes={workers}:{workers + 1}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=members",
+            f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=1", f"--max-restarts={4 * repeats}",
+            "--local-addr=127.0.0.1",
+        )  # fmt: skip
+        for number in range(workers):
+            torchrun_agent(here, f"agent-{number}", size, *options)
+        here.until_world(workers, 0.0, "torchrun's start")
+        for turn in range(repeats):
+            joiner = None
+            for event in ("grow", "shrink"):
+                here.until_steps(between_checkpoints(turn, repeats))
+                world = workers + (event == "grow")
+                since = time.monotonic()
+                if joiner is None:
+                    joiner = torchrun_agent(here, f"joiner-{turn}", size, *options)
+                else:
+                    joiner.send_signal(signal.SIGTERM)
 
-            def effect(since: float = since, here: Processes = here) -> float | None:
-                grown = lambda tick: tick.world == workers + 1 and tick.rank == 0  # noqa: E731
-                return reached(here.ticks, since, grown, CHECKPOINT_EVERY + 5)
+                def effect(since: float = since, world: int = world) -> float | None:
+                    changed = lambda tick: tick.world == world and tick.rank == 0  # noqa: E731
+                    return reached(here.ticks, since, changed, CHECKPOINT_EVERY + 5)
 
-            rows.append(torchrun_row(here, "grow", since, effect))
-            say("torchrun", workers, size, rows[-1])
+                line = torchrun_row(here, event, since, effect)
+                if event in events:
+                    rows.append(line)
+                    say("torchrun", workers, size, line)
     return rows
+
+
+def between_checkpoints(turn: int, repeats: int) -> int:
+    """Steps to wait before an event: events are spread evenly over the time between two checkpoints."""
+    return SETTLED_STEPS + (turn * CHECKPOINT_EVERY) // repeats
 
 
 # -- torchft ----------------------------------------------------------------------------------------------------------
 
 
 def torchft_python(folder: Path) -> Path:
-    """The interpreter of the virtual environment that has torchft and this interpreter's version of torch."""
+    """The interpreter of a virtual environment that has torchft, and sees this interpreter's own build of torch."""
     python = folder / "torchft" / "bin" / "python"
     if not (folder / "torchft" / "installed").exists():
         print(f"installing {TORCHFT} into {folder / 'torchft'}", flush=True)
         venv.create(folder / "torchft", with_pip=True, clear=True)
-        torch = version("torch").partition("+")[0]
-        subprocess.run([python, "-m", "pip", "install", "-q", f"torch=={torch}", "numpy", TORCHFT], check=True)
+        tag = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        path = folder / "torchft" / "lib" / tag / "site-packages" / "torch_of_the_benchmark.pth"
+        path.write_text(f"{Path(torch.__file__).parents[1]}\n")
+        subprocess.run([python, "-m", "pip", "install", "-q", TORCHFT], check=True)
         (folder / "torchft" / "installed").touch()
     return python
 
 
-def torchft_faults(python: Path, workers: int, size: str, repeats: int, timeouts: Timeouts) -> list[dict[str, Any]]:
-    """In turn: a replica is killed, a new one joins, one is frozen (and killed later), a new one joins."""
+def torchft_faults(
+    folder: Path, workers: int, size: str, repeats: int, timeouts: Timeouts, events: Sequence[str]
+) -> list[dict[str, Any]]:
+    """In turn: a replica joins, and leaves at SIGTERM; one is killed, one frozen (and killed later), both replaced."""
     rows: list[dict[str, Any]] = []
+    python = torchft_python(folder)
     with job() as here:
         knobs = (timeouts.heartbeat_ms, timeouts.join_ms, timeouts.tick_ms)
         pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
         lighthouse = here.start("lighthouse", python, PROGRAMS / "torchft_lighthouse.py", *knobs, **pipes)
         address = lighthouse.stdout.readline().strip() if lighthouse.stdout else ""
-        share, replicas = BATCH // workers, []
+        replicas: list[subprocess.Popen[str]] = []
 
-        def replica() -> subprocess.Popen[str]:
-            arguments = (size, share, here.folder, address, timeouts.collective_s)
-            return here.start(f"replica-{len(replicas)}", python, PROGRAMS / "torchft_train.py", *arguments)
+        def join() -> None:
+            arguments = (size, BATCH // workers, here.folder, address, timeouts.collective_s)
+            replicas.append(here.start("replica", python, PROGRAMS / "torchft_train.py", *arguments))
 
         for _ in range(workers):
-            replicas.append(replica())
+            join()
         here.until_world(workers, 0.0, "torchft's start")
+
+        def measure(event: str, world: int, act: Callable[[], object]) -> None:
+            discarded, since = discards(here.ticks), time.monotonic()
+            act()
+            until = here.until_world(world, since, f"torchft after {event}", 5)
+            here.until_world(world, since, "steps after it")
+            rows.append(torchft_row(here.ticks, event, since, until, discarded))
+            say("torchft", workers, size, rows[-1])
+
         for turn in range(repeats):
+            if "grow" in events or "shrink" in events:
+                measure("grow", workers + 1, join)
+                measure("shrink", workers, replicas.pop().terminate)
             # With the default limit of a minute for a collective, one freeze is enough.
             for event in ("kill", "freeze") if turn == 0 or timeouts.collective_s < 10 else ("kill",):
-                victim = next(p for p in replicas if p.pid == here.ticks.pids()[-1 if turn % 2 else 0])
-                discarded = discards(here.ticks)
-                since = time.monotonic()
-                victim.send_signal(signal.SIGKILL if event == "kill" else signal.SIGSTOP)
-                until = here.until_world(workers - 1, since, f"torchft after {event}", 5)
-                victim.kill()
-                victim.wait()
-                here.until_world(workers - 1, since, "steps of the survivors")
-                rows.append(torchft_row(here.ticks, event, since, until, discarded))
-                say("torchft", workers, size, rows[-1])
-                since, discarded = time.monotonic(), discards(here.ticks)
-                replicas.append(replica())
-                until = here.until_world(workers, since, "torchft's joiner", 5)
-                here.until_world(workers, since, "steps after the join")
-                rows.append(torchft_row(here.ticks, "grow", since, until, discarded))
-                say("torchft", workers, size, rows[-1])
+                if event in events:
+                    victim = next(p for p in replicas if p.pid == here.ticks.pids()[-1 if turn % 2 else 0])
+                    fault = signal.SIGKILL if event == "kill" else signal.SIGSTOP
+                    measure(event, workers - 1, lambda p=victim, s=fault: p.send_signal(s))
+                    victim.kill()
+                    victim.wait()
+                    replicas.remove(victim)
+                    measure(f"replaced_after_{event}", workers, join)
         rows.append(undisturbed(here.ticks, workers))
-    return rows
+    return [row for row in rows if row["event"].removeprefix("replaced_after_") in ("none", *events)]
 
 
 def discards(ticks: Ticks) -> dict[int, int]:
@@ -284,40 +247,73 @@ def say(who: str, workers: int, size: str, row: dict[str, Any]) -> None:
     print(f"{who:9} {workers} workers  {size:6} {row['event']:12} {told}", flush=True)
 
 
-def cell(who: str, workers: int, size: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def by_event(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All rows of one job, by event and figure."""
     events: dict[str, Any] = {}
     for name in dict.fromkeys(row["event"] for row in rows):
         own = [row for row in rows if row["event"] == name]
         figures = [figure for figure in own[0] if figure != "event"]
         events[name] = {figure: summary([float(row[figure]) for row in own]) for figure in figures}
-    return {"who": who, "workers": workers, "size": size, **more, "events": events}
+    return events
 
 
-def peers(only: list[str], folder: Path, repeats: int, sizes: list[tuple[int, str]]) -> list[dict[str, Any]]:
-    """Every cell of the asked peers. One that fails is told as such: the others still count."""
-    python = torchft_python(folder) if "torchft" in only else Path()
+def peers(
+    only: Sequence[str], folder: Path, repeats: int, sizes: Sequence[tuple[int, str]], events: Sequence[str] = EVENTS
+) -> list[dict[str, Any]]:
+    """Every cell of the asked peers. One that fails, or cannot be installed, is told: the others still count."""
     jobs: list[tuple[str, int, str, dict[str, Any], Callable[[], list[dict[str, Any]]]]] = []
+    faults = [event for event in events if event in ("kill", "kill_rank_0")]
     for workers, size in sizes:
-        if "torchrun" in only:
-            note = {"checkpoint_every": CHECKPOINT_EVERY}
-            jobs.append(("torchrun", workers, size, note, lambda w=workers, s=size: torchrun_faults(w, s, repeats)))
-            note = {**note, "last_call_timeout_s": 1}
-            jobs.append(("torchrun", workers, size, note, lambda w=workers, s=size: torchrun_grow(w, s, repeats)))
+        if "torchrun" in only and faults:
+            note: dict[str, Any] = {"checkpoint_every": CHECKPOINT_EVERY}
+            jobs.append(("torchrun", workers, size, note, partial(torchrun_faults, workers, size, repeats, faults)))
+        if "torchrun" in only and ("grow" in events or "shrink" in events):
+            note = {"checkpoint_every": CHECKPOINT_EVERY, "last_call_timeout_s": 1}
+            jobs.append(("torchrun", workers, size, note, partial(torchrun_members, workers, size, repeats, events)))
         if "torchft" in only:
-            for knobs in (DEFAULTS, TUNED):
-                jobs.append((
-                    "torchft", workers, size, {"timeouts": vars(knobs)},
-                    lambda w=workers, s=size, k=knobs: torchft_faults(python, w, s, repeats, k),
-                ))  # fmt: skip
+            # With its defaults a fault costs torchft a timeout, which is the same every time: once is enough.
+            for knobs, times in ((TUNED, repeats), (DEFAULTS, 1)):
+                work = partial(torchft_faults, folder, workers, size, times, knobs, events)
+                jobs.append(("torchft", workers, size, {"timeouts": vars(knobs)}, work))
     cells = []
     for who, workers, size, note, work in jobs:
+        told = {"who": who, "workers": workers, "size": size, **note}
         try:
-            cells.append(cell(who, workers, size, work(), **note))
-        except Stalled as stalled:
-            print(f"{who} {workers} {size}: {stalled}", flush=True)
-            cells.append({"who": who, "workers": workers, "size": size, **note, "failed": str(stalled)})
+            cells.append({**told, "events": by_event(work())})
+        except (Stalled, subprocess.CalledProcessError) as failure:
+            print(f"{who} {workers} {size}: not run: {failure}", flush=True)
+            cells.append({**told, "failed": f"not run: {failure}"})
     return cells
+
+
+def over_elastune(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many times elastune's median pause every peer's is, of the same event, size and number of workers."""
+    rows = []
+    for ours in (cell for cell in cells if cell["who"] == "elastune" and "events" in cell):
+        same = [c for c in cells if c.get("workers") == ours["workers"] and c.get("size") == ours["size"]]
+        for theirs in (cell for cell in same if cell is not ours and "events" in cell):
+            pauses = {
+                event: (figures["pause_ms"]["median"], ours["events"][event]["pause_ms"]["median"])
+                for event, figures in theirs["events"].items()
+                if "pause_ms" in figures and "pause_ms" in ours["events"].get(event, {})
+            }
+            named = {name: theirs[name] for name in ("who", "workers", "size", "timeouts") if name in theirs}
+            rows.append({**named, "ratio": {event: round(peer / own, 1) for event, (peer, own) in pauses.items()}})
+    return rows
+
+
+def write(out: Path, cells: Sequence[dict[str, Any]], load: Sequence[float]) -> None:
+    """The result: ``load`` is the machine's load average (1, 5, 15 minutes) before the run."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    loads = {"before": [round(value, 2) for value in load], "after": [round(value, 2) for value in os.getloadavg()]}
+    result: dict[str, Any] = {
+        "command": "python " + " ".join(sys.argv),
+        "machine": {**machine_context(), "load_average": loads},
+        "cells": cells,
+    }
+    if ratios := over_elastune(cells):
+        result["over_elastune"] = ratios
+    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -326,19 +322,21 @@ def main() -> None:
     parser.add_argument("--only", default="torchrun,torchft")
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--sizes", default="small,large")
+    parser.add_argument("--events", default=",".join(EVENTS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers-dir", type=Path, default=cache_folder() / "benchmark-peers")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    load = os.getloadavg()
     if args.smoke:
-        cells = [cell("torchrun", 2, "small", torchrun_faults(2, "small", 1))]
+        cells = peers(["torchrun"], args.peers_dir, 1, [(2, "small")], ("kill", "kill_rank_0"))
     else:
         sizes = [(int(workers), size) for workers in args.workers.split(",") for size in args.sizes.split(",")]
-        cells = peers(args.only.split(","), args.peers_dir, args.repeats, sizes)
+        cells = peers(args.only.split(","), args.peers_dir, args.repeats, sizes, args.events.split(","))
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write(args.out, cells, load)
+    if any("failed" in cell for cell in cells):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """``elastic_peers.py``'s program for torchft: one replica, as its own DDP example is written. Runs in torchft's venv.
 
-torchft_train.py SIZE BATCH_OF_A_REPLICA FOLDER LIGHTHOUSE TIMEOUT_S
+torchft_train.py SIZE BATCH_OF_A_REPLICA FOLDER LIGHTHOUSE TIMEOUT_S; it leaves after a step at SIGTERM
 """
 
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +44,9 @@ def main(size: str, batch: int, folder: Path, lighthouse: str, timeout_s: float)
     )
     wrapped, optimizer = DistributedDataParallel(manager, model), OptimizerWrapper(manager, inner)
     data, log, discarded = samples(), TickLog(folder), 0
-    while True:
+    leaving: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: leaving.append(number))
+    while not leaving:
         index = torch.randint(0, len(data), (batch,))
         x, y = (tensor[index] for tensor in data.tensors)
         optimizer.zero_grad()
@@ -54,6 +57,7 @@ def main(size: str, batch: int, folder: Path, lighthouse: str, timeout_s: float)
             log.write(manager.current_step(), manager.num_participants(), manager.participating_rank() or 0, discarded)
         else:
             discarded += 1  # its samples are not seen again: the loader has moved on
+    manager.shutdown(wait=False)
 
 
 if __name__ == "__main__":
