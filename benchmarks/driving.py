@@ -16,7 +16,7 @@ from programs.workload import OWNER
 from elastune.cluster.base import ElasticHandle
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import RunSpec
-from elastune.job.output_dir import journal_in
+from elastune.job.output_journal import journal_in
 from elastune.job.supervisor import JobSupervisor
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.journal.writer import JournalWriter
