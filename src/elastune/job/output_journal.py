@@ -22,7 +22,7 @@ def journal_in(out: Path, resume: bool, wall: Callable[[], float] = time.time) -
     """The journal of ``out``, which is made if needed.
 
     What is refused before anything has run leaves no folder that was not there. Raises ``UserError`` as ``check_out``,
-    and for a folder that cannot be written.
+    and for a folder that cannot be written, or a journal to go on with that has a bad line.
     """
     path = check_out(out, resume)
     made = [folder for folder in (out, *out.parents) if not folder.exists() or folder.absolute() in CLAIMED]
@@ -32,10 +32,12 @@ def journal_in(out: Path, resume: bool, wall: Callable[[], float] = time.time) -
     except OSError as error:
         raise UserError("--out must be a folder that can be written", error, "use another --out") from None
     with JournalWriter(path, wall=wall) as journal:  # from here on nobody else writes there
+        if not begins:
+            read(path)  # what could not be told at the end is refused now
         try:
             yield journal
         except UserError:
-            if begins and all(isinstance(entry.record, _OPENINGS) for entry in read(path)):
+            if begins and journal.in_place and all(isinstance(entry.record, _OPENINGS) for entry in read(path)):
                 _take_back(path, made)
             raise
 

@@ -89,6 +89,7 @@ def run_job(
                 for fault in injector.act(handle):
                     keep(fault)
             ending.look()
+            journal.settle()
         keep(watch.outcome)
     if isinstance(watch.outcome, RunFailed):
         raise JobFailed(watch.outcome, noticed=ending.notice is not None)

@@ -53,10 +53,12 @@ class JournalWriter:
 
         The death of this process costs nothing that was written. Against a power cut the disk is waited for, but not
         more often than every ``SYNC_S``: what comes quicker is on the disk with the next write, ``settle`` or
-        ``close``. Raises ``UserError`` where the disk is full; the journal then ends with the last whole line before.
+        ``close``. Raises ``UserError`` where the disk is full; the journal then ends with the last whole line before;
+        and where the file has been removed or replaced: what is written to it nobody would find.
         """
         if self._file < 0:
             raise ValueError(f"journal {self.path} is closed")
+        self._check_in_place()
         entry = Entry(self._wall(), record)
         line = encode_entry(entry) + b"\n"
         try:
@@ -72,13 +74,30 @@ class JournalWriter:
         return entry
 
     def settle(self) -> None:
-        """Have durable records on the disk, if it is time. To be called now and then where writes may be long apart."""
+        """Have durable records on the disk, if it is time. To be called now and then where writes may be long apart.
+
+        Raises ``UserError`` as ``write``.
+        """
+        self._check_in_place()
         if self._owes and time.monotonic() >= self._sync_at:
             try:
                 os.fsync(self._file)
             except OSError as error:
                 raise _cannot_write(self.path, error) from error
             self._owes, self._sync_at = False, time.monotonic() + SYNC_S
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file that is written is the one at ``path``."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def _check_in_place(self) -> None:
+        if not self.in_place:
+            rule = "an output folder must stay where it is while something runs"
+            raise UserError(rule, f"{self.path} was removed or replaced", "begin again in a folder that stays")
 
     def close(self) -> None:
         """Flush to the disk and let go of the lock. Idempotent."""

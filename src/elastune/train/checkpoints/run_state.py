@@ -54,6 +54,7 @@ class RunState:
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
+        self._folder = _identity(spec.out)
         self.trained: TrainingState | None = None
         self._before_model: tuple[Part, ...] = (progress, _Adaptation(adapter), *parts)
 
@@ -169,9 +170,12 @@ class RunState:
                 return
 
     def _write(self) -> None:
-        position = self._progress.position
+        out, position = self._spec.out, self._progress.position
+        if self._folder is not None and _identity(out) != self._folder:
+            rule = "an output folder must stay where it is while something runs"
+            raise UserError(rule, f"{out} was removed or replaced", "begin again in a folder that stays")
         kept = checkpoints.Checkpoint(position, self._meaning(), states_of(self.parts))
-        path = checkpoints.save(self._spec.out / "checkpoints", kept)
+        path = checkpoints.save(out / "checkpoints", kept)
         self._send(Checkpointed(position.step, str(path)))
 
     def spread(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -249,6 +253,15 @@ class _Adaptation:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.adapter.remembered = state["remembered"]
         self.adapter.load({name: value for name, value in state.items() if name != "remembered"})
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Which folder that is, whatever its name; None where there is none."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def average(buffers: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
