@@ -107,7 +107,7 @@ def test_a_pick_by_target_weights_or_knee_says_why(elastune: Command, told: Tell
     assert both["reason"].startswith("reaches accuracy 0.95 with the smallest weighted sum")
     said = elastune("report", "out", "--pick", "accuracy=0.9,seconds=20")
     assert "pick    trial 0 (reaches accuracy 0.9 and seconds 20 with" in said.out
-    assert "found   after 60 s of search, all counted: 1 trial had ended" in said.out
+    assert "found   after 1.0 min of search, all counted: 1 trial had ended" in said.out
     assert "=null" not in said.out, "what is not set is not named"
     assert "None" not in said.out
 

@@ -40,7 +40,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
 
 
 def spec(out: Path, workers: int = 3) -> RunSpec:
-    means, elastic = Means(workers=workers), Elastic(heartbeat_s=2.0)
+    means, elastic = Means(workers=workers, num_slots=8), Elastic(heartbeat_s=2.0)
     every = {"checkpoint_every_steps": EVERY, "elastic": elastic}
     return RunSpec(PROGRAM, out, {"pause_s": 0.1}, seed=3, means=means, **every)
 

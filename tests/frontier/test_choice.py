@@ -10,7 +10,7 @@ from elastune.core.run import Config, Means, Program
 from elastune.frontier.choice import FRESH_SEEDS, Choice
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import check
-from elastune.frontier.rows import FrontierCriteria, Times
+from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.trainings import Trainings
 from elastune.journal.entry import Entry
 from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
@@ -51,7 +51,8 @@ def test_a_count_is_spoken_for_by_its_own_slots(tmp_path: Path, tiny: Program) -
     assert [t.trial for t in told.choice.tried(good, 4)] == of_one, "better than nothing, for what to confirm"
     assert told.choice.best(4, BY) == good
     assert told.choice.best(4, BY, confirmed_only=True) is None, "but not for what is told"
-    assert told.choice.unconfirmed(BY) == [(good, 4)]
+    baseline = (told.plan.config, 1)  # without a target it is what others are held against, by the same seeds
+    assert told.choice.unconfirmed(BY) == [baseline, (good, 4)]
     assert told.choice.missing("confirm", [(good, 1)], FRESH_SEEDS) == []
     assert told.choice.missing("confirm", [(good, 4)], FRESH_SEEDS) == [(good, 4, 1000), (good, 4, 1001)]
 

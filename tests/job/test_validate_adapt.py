@@ -60,7 +60,8 @@ def test_what_every_member_tells_is_kept_once(elastic: ElasticRun) -> None:
     other, later = replace(DECIDED, policy="warmup"), replace(DECIDED, step=11)
     told = [(worker, record) for record in (DECIDED, other, later) for worker in (0, 1)]
     assert kept(elastic, *told) == [DECIDED, other, later]
-    assert kept(elastic, (1, replace(DECIDED, outcome="refused"))) == []
+    refused = replace(DECIDED, outcome="refused")  # something else that the policy had asked for in this step
+    assert kept(elastic, (1, refused), (0, refused), (0, DECIDED)) == [refused]
 
 
 def test_a_failure_of_a_policy_is_kept_once_a_hook_and_step(elastic: ElasticRun) -> None:

@@ -35,9 +35,9 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "3641b420f0f12f3c"),
-    "asha": ({"stopping": "asha"}, "1ce8a9c61964b767"),
-    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "57050fad62c0c071"),
+    "plain": ({}, "971f9de4982aa4ff"),
+    "asha": ({"stopping": "asha"}, "2d421a68d49ccca6"),
+    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "62ba5d3a60167fb9"),
 }
 
 

@@ -261,7 +261,7 @@ def test_what_is_searched_cannot_be_set(tmp_path: Path, tiny: Program) -> None:
 
 def test_a_setting_that_is_a_tuple_is_not_taken_for_a_searched_one(tmp_path: Path, program: Any) -> None:
     text = """
-        config = {"layers": (8, 8)}
+        config = {"layers": (8, 8), "lr": 0.1}
         objectives = {"loss": "min"}
         def space(trial): return {"lr": trial.suggest_float("lr", 0, 1)}
         def train(session): session.report(loss=0.0)

@@ -275,7 +275,7 @@ def test_resuming_with_another_meaning_is_refused(tmp_path: Path) -> None:
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
     )
-    for change in ({"seed": 9}, {"config": {"lr": 2}}, {"means": Means(num_slots=4)}):
+    for change in ({"seed": 9}, {"config": {"lr": 2}}, {"means": Means(num_slots=8)}):
         session = lone_session(tmp_path, resume=True, **{"config": {"lr": 1}, **change})
         model = network()
         with pytest.raises(UserError, match="it was begun with"):
