@@ -8,9 +8,9 @@ from pathlib import Path
 from elastune.cluster.run_files import LocalFiles
 from elastune.core.run import Config, Means, Program
 from elastune.frontier.choice import FRESH_SEEDS, Choice
+from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import check
-from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.trainings import Trainings
 from elastune.journal.entry import Entry
 from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
