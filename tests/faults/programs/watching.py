@@ -1,4 +1,4 @@
-"""Says at every step who it believes to be: its rank, and how many workers there are; a policy says the same."""
+"""Says at every step who it believes to be: its rank, and how many workers there are."""
 
 from __future__ import annotations
 
