@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.trainings import Training
@@ -17,10 +17,12 @@ TARGETED = FrontierCriteria(ACCURACY, 0.9, 2.0, Times(MODEL, {(10, 1): 0.5, (20,
 FREE = replace(TARGETED, target=None)
 
 
-def cell(role: str = "naive", workers: int = 1, quality: float = 0.9, **changes: Any) -> FrontierRow:
+def cell(
+    role: Literal["naive", "tuned"] = "naive", workers: int = 1, quality: float = 0.9, **changes: Any
+) -> FrontierRow:
     """A row whose interval is 0.01 either way."""
     made = FrontierRow(
-        role=role,  # type: ignore[arg-type]
+        role=role,
         workers=workers,
         batch_size=10 * workers,
         lr=0.1,

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TextIO
 
 
 @contextmanager
@@ -82,6 +83,6 @@ def _lend_streams(stack: ExitStack) -> None:
         stack.callback(_flush, lent)
 
 
-def _flush(stream: object) -> None:
+def _flush(stream: TextIO) -> None:
     with suppress(ValueError, OSError):  # closed by the code
-        stream.flush()  # type: ignore[attr-defined]
+        stream.flush()
