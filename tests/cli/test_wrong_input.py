@@ -148,7 +148,7 @@ def test_an_unreadable_data_file_is_one_line_from_a_worker(here: Path, elastune:
 
 
 ODD_SPACES = {
-    "mechanism": ("trial.suggest_categorical('mechanism', ['ddp', 'fsdp9'])", "fsdp9"),
+    "mechanism": ("trial.suggest_categorical('mechanism', ['replicated', 'fsdp9'])", "fsdp9"),
     "mode": ("trial.suggest_categorical('mode', ['fast', 'quick'])", "mode must be exact or fast"),
     "policy": ("trial.suggest_categorical('policy', ['none', 'wizard'])", "a policy must be known"),
     "micro_batch": ("trial.suggest_int('micro_batch', 0, 10**9)", "micro_batch must be at least 1"),

@@ -46,7 +46,7 @@ from elastune.journal.records import (
 )
 from elastune.testing.studies import Telling
 
-MEANS = {"workers": 2, "mode": "exact", "mechanism": "ddp", "num_slots": 8, "device": "cpu", "precision": "fp32"}
+MEANS = {"workers": 2, "mode": "exact", "mechanism": "replicated", "num_slots": 8, "device": "cpu", "precision": "fp32"}
 CONTEXT = {"cores": 2, "processor": "Example CPU", "python": "3.11.9"}
 
 
@@ -128,7 +128,7 @@ def frontier() -> list[Record]:
             batch_size=32,
             lr=0.1,
             lr_rule="linear",
-            mechanism="ddp",
+            mechanism="replicated",
             mode="fast",
             config={"lr": 0.1, "batch_size": 32},
             quality=0.9,

@@ -29,7 +29,7 @@ class Halves(Mechanism):
         if (mesh.tensor, mesh.replica) != (PARTS, PARTS):
             raise UserError("a replica of halves lies on two workers", f"tensor={mesh.tensor}", "use tensor=2")
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms) -> Replica:
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         part = comms.mesh.coordinates(comms.rank)["tensor"]
         boxes: dict[str, Box] = {}
         for name, whole in list(model.named_parameters()):

@@ -41,7 +41,7 @@ def space(trial: Any) -> dict[str, Any]:
         **choices.suggest_network(trial, layers=(0, 3), width=(1, 8)),
         **choices.suggest_batch(trial, sizes=(4, 8), base_batch=4, lr_rules=("none", "linear", "sqrt")),
         **choices.suggest_means(
-            trial, workers=(1, 4), modes=("exact", "fast"), mechanisms=("ddp",), policies=("none", "gns:lr=sqrt")
+            trial, workers=(1, 4), modes=("exact", "fast"), mechanisms=("replicated",), policies=("none", "gns:lr=sqrt")
         ),
     }
 
@@ -161,8 +161,8 @@ def test_what_is_fixed_is_not_asked() -> None:
 
 def test_means_that_are_left_out_stay_the_studys() -> None:
     assert choices.suggest_means(FixedTrial({})) == {}
-    found = choices.suggest_means(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["ddp"])
-    assert found == {"workers": 3, "mechanism": "ddp"}
+    found = choices.suggest_means(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["replicated"])
+    assert found == {"workers": 3, "mechanism": "replicated"}
 
 
 def test_a_batch_may_be_that_of_each_worker():

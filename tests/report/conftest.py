@@ -32,7 +32,7 @@ from elastune.journal.records import (
 from elastune.report.page import write_report
 
 CONTEXT = {"cores": 2, "processor": "Example CPU @ 2.5 GHz", "python": "3.11.9", "torch": "2.13.0"}
-MEANS = {"workers": 2, "mode": "fast", "mechanism": "ddp", "num_slots": 8, "device": "cpu", "precision": "fp32"}
+MEANS = {"workers": 2, "mode": "fast", "mechanism": "replicated", "num_slots": 8, "device": "cpu", "precision": "fp32"}
 
 
 def stamped(records):
@@ -53,7 +53,7 @@ def frontier_rows():
                     batch_size=32 * workers if role == "naive" else 64,
                     lr=0.05 * workers if role == "naive" else tuned_lr,
                     lr_rule="linear" if role == "naive" else "none",
-                    mechanism="ddp",
+                    mechanism="replicated",
                     mode="fast",
                     config={"lr": 0.05, "batch_size": 64, "momentum": 0.9, "epochs": 8},
                     quality=quality,

@@ -33,11 +33,15 @@ class GroupFactory(Protocol):
 
 @dataclass(frozen=True)
 class Comms:
-    """One worker's groups: ``everyone``, and for each axis the workers that differ from it in this axis alone."""
+    """One worker's groups: ``everyone``, and for each axis the workers that differ from it in this axis alone.
+
+    ``batch``: those that compute with the same part of the model on other samples (the axes data and shard together).
+    """
 
     mesh: Mesh
     everyone: Group
     groups: Mapping[Axis, Group]
+    batch: Group
 
     def group(self, axis: Axis) -> Group:
         """The group along ``axis``; of one worker where the mesh has no more."""
@@ -51,7 +55,7 @@ class Comms:
     @property
     def formed(self) -> tuple[Group, ...]:
         """The groups of several workers, each once."""
-        found = {id(group): group for group in (self.everyone, *self.groups.values()) if group.size > 1}
+        found = {id(group): group for group in (self.everyone, self.batch, *self.groups.values()) if group.size > 1}
         return tuple(found.values())
 
     def abandon(self) -> None:
@@ -62,7 +66,8 @@ class Comms:
 
 def replicated(everyone: Group) -> Comms:
     """The groups where each worker carries a replica of its own."""
-    return Comms(Mesh(data=everyone.size), everyone, {axis: everyone if axis == "data" else Group() for axis in AXES})
+    groups = {axis: everyone if axis == "data" else Group() for axis in AXES}
+    return Comms(Mesh(data=everyone.size), everyone, groups, everyone)
 
 
 def form_comms(
@@ -76,15 +81,17 @@ def form_comms(
 ) -> Comms:
     """The groups of worker ``rank`` of ``mesh``, which all its workers form together; see ``GroupFactory.form``.
 
-    An axis along which all workers lie shares the group of everyone.
+    Axes with the same members share a group.
     """
-    everyone = factory.form(store, name, rank, mesh.workers, superseded=superseded)
-    groups: dict[Axis, Group] = {}
-    for axis in AXES:
-        members = mesh.group(axis, rank)
-        if len(members) == mesh.workers:
-            groups[axis] = everyone
-        else:
-            part = f"{name}/{axis}/{members[0]}"
-            groups[axis] = factory.form(store, part, members.index(rank), len(members), superseded=superseded)
-    return Comms(mesh, everyone, groups)
+    formed: dict[tuple[int, ...], Group] = {}
+
+    def group_of(what: str, members: tuple[int, ...]) -> Group:
+        """One group for each set of members."""
+        if members not in formed:
+            part = name if len(members) == mesh.workers else f"{name}/{what}/{members[0]}"
+            formed[members] = factory.form(store, part, members.index(rank), len(members), superseded=superseded)
+        return formed[members]
+
+    everyone = group_of("everyone", tuple(range(mesh.workers)))
+    batch = group_of("batch", mesh.batch_group(rank))
+    return Comms(mesh, everyone, {axis: group_of(axis, mesh.group(axis, rank)) for axis in AXES}, batch)

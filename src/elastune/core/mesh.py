@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from elastune.core.errors import UserError
 
@@ -75,6 +75,20 @@ class Mesh:
         first = rank - self.coordinates(rank)[axis] * stride
         return tuple(first + i * stride for i in range(self.size(axis)))
 
+    def batch_group(self, rank: int) -> tuple[int, ...]:
+        """The workers that compute with the same part of the model as ``rank``, on other samples; by batch rank."""
+        self._check(rank)
+        inner = self.tensor * self.pipeline
+        return tuple(range(rank % inner, self.workers, inner))
+
+    def speaks(self, rank: int) -> bool:
+        """Whether worker ``rank`` speaks for its samples: of those that run them together, the one that has the loss.
+
+        That is the first along the tensor axis of the pipeline's last stage.
+        """
+        at = self.coordinates(rank)
+        return at["tensor"] == 0 and at["pipeline"] == self.pipeline - 1
+
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
         """All groups along ``axis``; every worker is in one of them."""
         return tuple(sorted({self.group(axis, rank) for rank in range(self.workers)}))
@@ -83,6 +97,25 @@ class Mesh:
         """As many whole replicas of this kind as ``workers`` carry; None where they do not carry one."""
         data = workers // self.replica
         return replace(self, data=data) if data else None
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it: "data=2,tensor=2"; axes of one worker are left out."""
+        return ",".join(f"{axis}={self.size(axis)}" for axis in get_args(Axis) if self.size(axis) > 1) or "data=1"
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """What ``--mesh`` says: "data=2,shard=2,tensor=1,pipeline=1"; axes that are left out have one worker.
+
+        Raises:
+            UserError: For anything else.
+        """
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            axis, _, size = (word.strip() for word in part.partition("="))
+            if axis not in get_args(Axis) or axis in sizes or not (size.isascii() and size.isdigit()):
+                raise UserError("a mesh names each axis once, with a number of workers", part, "use data=2,shard=2")
+            sizes[axis] = int(size)
+        return cls(**sizes)
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.workers:

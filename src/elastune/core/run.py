@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from elastune.core.divergence import Divergence
+from elastune.core.mesh import Mesh
 
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
@@ -41,7 +42,10 @@ class Means:
     Args:
         workers: processes that train together at the beginning.
         mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
-        mechanism: how a replica of the model lies on workers; "ddp": every worker holds all of it.
+        mechanism: how a replica of the model lies on workers; "replicated": every worker holds all of it.
+        mesh: the workers as a grid; None: what the mechanism makes of ``workers``.
+        copies: how many workers hold each piece of sharded state; None: two where workers may change, else one.
+        virtual_tensor: blocks that the tensor axis divides layers into; it belongs to the run, as ``num_slots`` does.
         num_slots: equal shares of every global batch. It belongs to the run and stays when workers change.
         threads: CPU threads of each worker; equal on every worker, since CPU kernels may differ with it.
         device: "cpu", "cuda" or "cuda:N".
@@ -54,12 +58,15 @@ class Means:
 
     workers: int = 1
     mode: Mode = "exact"
-    mechanism: str = "ddp"
+    mechanism: str = "replicated"
     num_slots: int = DEFAULT_SLOTS
     threads: int = 1
     device: str = "cpu"
     precision: Precision = "fp32"
     micro_batch: int | None = None
+    mesh: Mesh | None = None
+    copies: int | None = None
+    virtual_tensor: int = 1
 
 
 @dataclass(frozen=True)

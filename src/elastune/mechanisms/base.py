@@ -35,7 +35,7 @@ class Mechanism(ABC):
         """Raise ``UserError`` for what this mechanism cannot do; asked before a worker starts."""
 
     @abstractmethod
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms) -> Replica:
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         """This worker's part of a replica of ``model``, whose values are equal on all workers already.
 
         ``optimizer`` was built on the whole model; from here on it updates what lies on this worker. A run may attach

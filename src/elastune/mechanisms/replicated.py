@@ -17,7 +17,7 @@ from elastune.mechanisms.base import Mechanism, Replica
 class Replicated(Mechanism):
     """Every tensor lies whole on every worker."""
 
-    name: ClassVar[str] = "ddp"
+    name: ClassVar[str] = "replicated"
     exact: ClassVar[bool] = True
 
     def check(self, means: Means, mesh: Mesh) -> None:
@@ -25,5 +25,5 @@ class Replicated(Mechanism):
             rule = f"a replica of {self.name} lies on one worker"
             raise UserError(rule, f"{mesh.replica} workers a replica", f"use data={mesh.workers} alone")
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms) -> Replica:
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         return Replica(model, optimizer, comms)

@@ -30,7 +30,7 @@ def prepare(
     mechanism = mechanism_for(means)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
-    replica = mechanism.attach(model, optimizer, comms)
+    replica = mechanism.attach(model, optimizer, comms, means)
     if means.mode == "exact":
         return ExactAllReduce(replica, comms, means.num_slots, control, elastic=elastic)
     return FastAllReduce(replica, comms, control, elastic=elastic)

@@ -27,7 +27,7 @@ def cell(
         batch_size=10 * workers,
         lr=0.1,
         lr_rule="linear",
-        mechanism="ddp",
+        mechanism="replicated",
         mode="fast",
         config={},
         quality=quality,

@@ -113,7 +113,7 @@ def test_tables_tell_of_paused_trials_and_keep_them_off_the_front() -> None:
         "5 s",
         "5 s",
         "1",
-        "ddp",
+        "replicated",
         "0",
         "lr=0.1",
         "rank 2 of 2",

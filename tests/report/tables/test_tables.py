@@ -142,7 +142,7 @@ def test_tables_of_a_study_name_the_mechanism_of_each_trial(study_entries):
     for table in (front_table(study, front_trials(study)), trials_table(study)):
         found = dict(zip(column(table, "trial"), column(table, "mechanism"), strict=True))
         assert found == {trial: used[trial] for trial in found}
-    assert set(used.values()) == {"ddp"}
+    assert set(used.values()) == {"replicated"}
 
 
 def test_run_tables_hold_the_run(run_entries, failed_run_entries):

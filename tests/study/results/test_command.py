@@ -6,7 +6,14 @@ from elastune.study.results.command import run_command
 
 
 def test_command_names_what_decides_the_result():
-    means = {"workers": 2, "mode": "exact", "mechanism": "ddp", "num_slots": 8, "device": "cpu", "micro_batch": None}
+    means = {
+        "workers": 2,
+        "mode": "exact",
+        "mechanism": "replicated",
+        "num_slots": 8,
+        "device": "cpu",
+        "micro_batch": None,
+    }
     config = {"lr": 0.05, "name": "a b", "widths": [8, 16], "flag": True}
     assert run_command({"path": "my file.py"}, config, means, 3, 2) == (
         "elastune run 'my file.py' --workers 2 --mode exact --slots 8 --device cpu --set lr=0.05 --set 'name=a b' "

@@ -71,7 +71,9 @@ class Run:
 
     def _attached(self, comms: Comms) -> ExactAllReduce:
         model = network()
-        replica = self._case.mechanism.attach(model, optimizer_of(model), comms)
+        replica = self._case.mechanism.attach(
+            model, optimizer_of(model), comms, Means(mesh=comms.mesh, num_slots=SLOTS)
+        )
         return ExactAllReduce(replica, comms, SLOTS)
 
     @property

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from elastune.comm.comms import Comms, replicated
 from elastune.comm.group import Group, GroupBroken, Work
 from elastune.core.batch_slices import shares
+from elastune.core.run import Means
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.replicated import Replicated
 from elastune.sync.base import Sync
@@ -35,7 +36,7 @@ class Run:
         model = network()
         comms = replicated(group)
         self._make = make
-        self.sync = make(Replicated().attach(model, optimizer_of(model), comms), comms)
+        self.sync = make(Replicated().attach(model, optimizer_of(model), comms, Means()), comms)
         self.steps = self.sync.steps_in_round
 
     def step(self, step: int, on_break: Callable[[], None]) -> None:

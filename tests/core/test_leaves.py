@@ -1,0 +1,92 @@
+"""Leaves, and who holds what: all of it, evenly, cut where units end, wherever it lies."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.core.layout import moves, redundancy
+from elastune.core.leaves import UNIT, Leaf, Split, cut_by_cost, whole_leaves
+from elastune.core.mesh import Mesh
+from elastune.core.ownership import buckets, held, holders, pieces, state_layout
+
+BLOCKS = 4
+SIZES = (UNIT * 5 + 7, 3, UNIT, 2 * UNIT + 1, 11)
+
+
+def split() -> Split:
+    """Three layers; the middle one's first tensor in virtual blocks."""
+    whole = [Leaf(f"layer{i}.{j}", f"layer{i}.{j}", ((0, n),), layer=i) for i in range(3) for j, n in enumerate(SIZES)]
+    cut = [
+        Leaf(f"up#{b}", "up", ((b * UNIT, (b + 1) * UNIT),), layer=1, block=b, trained=b != 2) for b in range(BLOCKS)
+    ]
+    return Split((*whole, *cut), BLOCKS, (1.0, 2.0, 1.0))
+
+
+MESHES = st.builds(Mesh, st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+
+
+@given(MESHES, st.integers(1, 3))
+def test_everything_has_holders_wherever_workers_compute_with_it(mesh: Mesh, copies: int) -> None:
+    layout = state_layout(split(), mesh, copies)
+    everything = pieces(split(), held(split(), Mesh(), 0, 1))
+    assert moves(layout, {mesh.workers: tuple(everything)}), "nothing is lost"
+    assert redundancy(layout) >= min(copies, mesh.batch)
+
+
+@given(MESHES)
+def test_cuts_are_at_units(mesh: Mesh) -> None:
+    for bucket in buckets(split(), split().computed(mesh, 0), mesh.batch):
+        for segment in (segment for part in bucket.parts for segment in part):
+            assert segment.start % UNIT == 0
+            assert segment.stop % UNIT == 0 or segment.stop == split().leaves[segment.leaf].size
+        flat = [(s.leaf, at) for part in bucket.parts for s in part for at in (s.start, s.stop)]
+        assert [leaf for leaf, at in flat if at == 0] == list(bucket.leaves), "parts follow each other in the vector"
+        assert all(b == (a[0], a[1]) or b[1] == 0 for a, b in list(pairwise(flat))[1::2])
+
+
+def test_shares_are_even() -> None:
+    large = whole_leaves([("a", (1000, 1000), "float32", True), ("b", (777, 1234), "float32", True)])
+    sizes = [sum(s.size for s in held(large, Mesh(shard=4), rank, 1)) for rank in range(4)]
+    assert max(sizes) - min(sizes) <= 4 * UNIT
+
+
+def test_copies_are_on_other_hosts_where_there_are_any() -> None:
+    hosts = ["a", "a", "b", "b"]
+    for adder in range(4):
+        first, second = holders(Mesh(shard=4), adder, 2, hosts)
+        assert (first, hosts[first] != hosts[second]) == (adder, True)
+    assert holders(Mesh(shard=4), 3, 2, ["a"] * 4) == (3, 0)
+    assert holders(Mesh(data=2, shard=2), 0, 2) == (0, 2), "the data axis has copies of its own"
+    assert holders(Mesh(data=3), 1, 1) == (1, 0, 2)
+    assert holders(Mesh(), 0, 2) == (0,)
+
+
+def test_any_death_leaves_a_copy() -> None:
+    for mesh in (Mesh(shard=3), Mesh(data=2, shard=2), Mesh(shard=2, tensor=2), Mesh(shard=2, pipeline=3)):
+        layout = state_layout(split(), mesh, 2)
+        for dead in range(mesh.workers):
+            left = {rank: own for rank, own in layout.items() if rank != dead}
+            assert moves(left, layout)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=7), st.data())
+def test_a_pipeline_is_cut_where_the_dearest_stage_is_cheapest(costs: list[float], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(costs)))
+
+    def dearest(edges: tuple[int, ...]) -> float:
+        return max(sum(costs[a:b]) for a, b in pairwise((0, *edges, len(costs))))
+
+    found = cut_by_cost(costs, parts)
+    assert [i for part in found for i in part] == list(range(len(costs)))
+    best = min(dearest(edges) for edges in combinations(range(1, len(costs)), parts - 1))
+    assert max(sum(costs[i] for i in part) for part in found) == pytest.approx(best)
+
+
+def test_workers_along_the_tensor_axis_share_blocks_unevenly_where_they_must() -> None:
+    found = [split().computed(Mesh(tensor=3), rank) for rank in range(3)]
+    blocks = [[split().leaves[i].block for i in own if split().leaves[i].block is not None] for own in found]
+    assert blocks == [[0], [1], [2, 3]]
