@@ -70,15 +70,16 @@ class FakeNccl:
         return self.works[-1]
 
     def abort(self) -> None:
+        """As in torch: what was under way ends with its event recorded, and no error."""
         self.aborted += 1
         time.sleep(0.05)
         for work in self.works:
-            work.error = work.error or "NCCL communicator was aborted"
             work.done.set()
 
 
 def group_of(fake: FakeNccl) -> Group:
-    return Group(0, 2, HostWaits(fake), "nccl", torch.device("cpu"), connections=Communicator(fake))
+    communicator = Communicator(fake)
+    return Group(0, 2, HostWaits(fake, communicator), "nccl", torch.device("cpu"), connections=communicator)
 
 
 def test_a_result_is_awaited_on_the_host() -> None:
@@ -100,6 +101,8 @@ def test_whoever_waits_hears_of_the_end_of_a_group() -> None:
         work.wait()
     with pytest.raises(GroupBroken):
         group.all_reduce(torch.ones(1))
+    with pytest.raises(GroupBroken):  # not the sum, though the work has ended and says nothing of an error
+        work.wait()
     assert group.drain(), "its buffers may be used again once the communicator has ended"
     group.abandon()
     assert fake.aborted == 1
@@ -118,7 +121,7 @@ def test_a_collective_that_fails_breaks_its_group() -> None:
 
 def test_a_wait_that_times_out_harms_nothing() -> None:
     fake = FakeNccl()
-    work = HostWaits(fake).allreduce([torch.ones(1)])
+    work = HostWaits(fake, Communicator(fake)).allreduce([torch.ones(1)])
     with pytest.raises(RuntimeError, match="not yet"):
         work.wait(timedelta(milliseconds=5))
     fake.works[0].done.set()

@@ -1,33 +1,72 @@
-"""On a GPU: several workers on one device reduce over gloo, through host memory, to the same bits."""
+"""On one GPU: workers that share it reduce over gloo, through host memory, to the same bits; plain PyTorch's, too.
+
+Needs no data set but the embedded digits, and no other machine.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from elastune.cluster.local import LocalCluster
-from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.job.fault_injection import Injector, parse_chaos
+from elastune.job.run import JobFailed, run_job
+from elastune.journal.records import FaultInjected, Record
+from elastune.train.work import _factory
 
-PROGRAM = Path(__file__).parent / "programs" / "lenet.py"
+PROGRAMS = Path(__file__).parent / "programs"
+CNN, TRANSFORMER = PROGRAMS / "lenet.py", PROGRAMS / "transformer.py"
+STEPS, SEED = 8, 3  # the transformer's first epoch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def spec(out: Path, program: Path, workers: int = 1, precision: str = "fp32", **config) -> RunSpec:
+    means = Means(workers=workers, device="cuda", precision=precision)  # type: ignore[arg-type]
+    return RunSpec(Program(program), out, config=config, seed=SEED, means=means, max_steps=STEPS)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_do_not_show_workers(cluster: LocalCluster, tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize("program", [CNN, TRANSFORMER], ids=["cnn", "transformer"])
+def test_weights_do_not_show_workers(cluster: LocalCluster, tmp_path: Path, program: Path, precision: str) -> None:
+    """Dropout, BatchNorm and attention; TF32 as torch has it."""
     found = {
-        workers: run_job(
-            RunSpec(
-                Program(PROGRAM),
-                tmp_path / str(workers),
-                means=Means(workers=workers, device="cuda", precision=precision),  # type: ignore[arg-type]
-                max_steps=30,
-            ),
-            cluster=cluster,
-        ).sha256
-        for workers in (1, 2, 3)
+        workers: run_job(spec(tmp_path / str(workers), program, workers, precision), cluster=cluster).sha256
+        for workers in (1, 2, 4)
     }
     assert len(set(found.values())) == 1, found
+
+
+def test_weights_are_plain_pytorchs_and_do_not_show_a_death(cluster: LocalCluster, tmp_path: Path) -> None:
+    command = [sys.executable, str(TRANSFORMER), str(STEPS), str(SEED)]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout.split()[-1]
+    heard: list[Record] = []
+    slow, chaos = spec(tmp_path, TRANSFORMER, 3, pace_s=0.2), Injector(parse_chaos("kill@step:2,kill@step:5"), seed=1)
+    assert run_job(slow, cluster=cluster, injector=chaos, observe=heard.append).sha256 == plain
+    assert sum(isinstance(record, FaultInjected) for record in heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"), [("grid", "grid_sampler_2d_backward_cuda"), ("dropout of a GRU", "GRU 'gru' with dropout=0.2")]
+)
+def test_what_has_no_order_or_no_stream_is_refused(
+    cluster: LocalCluster, tmp_path: Path, layer: str, told: str
+) -> None:
+    with pytest.raises(JobFailed, match=told) as found:
+        run_job(spec(tmp_path, TRANSFORMER, layer=layer), cluster=cluster)
+    assert found.value.failure.reason == "user_error"
+
+
+def test_workers_that_share_a_gpu_reduce_over_gloo(tmp_path: Path) -> None:
+    gpus = torch.cuda.device_count()
+    place = Place(device="cuda:0", own_device=True)
+    assert _factory(spec(tmp_path, CNN, gpus), place).backend == "nccl"
+    assert _factory(spec(tmp_path, CNN, gpus + 1), place).backend == "gloo"

@@ -67,6 +67,9 @@ def test_a_program_that_trains_nothing_is_a_run_too(tmp_path: Path) -> None:
 ERROR = (
     "from elastune.core.errors import UserError\ndef train(session): raise UserError('data must exist', 3, 'make it')"
 )
+UNORDERED = """def train(session):
+    told = "grid_sampler_2d_backward_cuda does not have a deterministic implementation, but you set 'torch"
+    raise RuntimeError(told)"""
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,7 @@ ERROR = (
         ("import json\ndef train(session):\n    json.loads('{')", "exception", 1, "(mine.py:3)"),
         ("def train(session): raise MemoryError('no')", "out_of_memory", 1, "MemoryError: no"),
         ("def train(session): raise RuntimeError('CUDA out of memory')", "out_of_memory", 1, "CUDA out of memory"),
+        (UNORDERED, "user_error", 2, "add in one order (got grid_sampler_2d_backward_cuda): use another operation"),
         ("def train(session): session.report(loss=float('nan'))", "diverged", 1, "loss is nan"),
         (ERROR, "user_error", 2, "data must exist (got 3): make it"),
         ("raise OSError('gone')", "user_error", 2, "OSError: gone"),

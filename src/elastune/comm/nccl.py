@@ -64,7 +64,7 @@ class _NcclForming(Forming):
         return Group(
             self._rank,
             self._size,
-            HostWaits(backend),
+            HostWaits(backend, self._communicator),
             NcclFactory.backend,
             self._device,
             connections=self._communicator,
@@ -87,30 +87,38 @@ class Communicator:
         """Abort them, on a thread: it returns only once their kernels have ended."""
         with self._lock:
             if self._aborting is None:
-                self._aborting = threading.Thread(target=self._backend.abort, name="abort nccl", daemon=True)
-                self._aborting.start()
+                aborting = threading.Thread(target=self._backend.abort, name="abort nccl", daemon=True)
+                self._aborting = aborting  # before any kernel ends by it: see _HostWork.wait
+                aborting.start()
+
+    @property
+    def severed(self) -> bool:
+        """Whether they are being ended, or have been."""
+        return self._aborting is not None
 
     def all_closed(self) -> bool:
         """Whether they have ended: no kernel reads or writes any more."""
-        return self._aborting is not None and not self._aborting.is_alive()
+        return self._aborting is not None and self._aborting.ident is not None and not self._aborting.is_alive()
 
 
 class HostWaits:
-    """A ``ProcessGroupNCCL`` whose works can be waited for on the host."""
+    """A ``ProcessGroupNCCL`` whose works can be waited for on the host, as long as ``communicator`` is not ended."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, communicator: Communicator) -> None:
         self._backend = backend
+        self._communicator = communicator
 
     def __getattr__(self, name: str) -> Any:
         start = getattr(self._backend, name)
-        return lambda *given: _HostWork(start(*given))
+        return lambda *given: _HostWork(start(*given), self._communicator)
 
 
 class _HostWork:
     """A ``dist.Work`` whose wait ends when the result is here, and may time out harmlessly."""
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, communicator: Communicator) -> None:
         self._work = work
+        self._communicator = communicator
 
     def is_completed(self) -> bool:
         return bool(self._work.is_completed())
@@ -121,4 +129,7 @@ class _HostWork:
             if deadline is not None and time.monotonic() > deadline:
                 raise RuntimeError("not yet")
             time.sleep(POLL_S)
+        # Torch takes a kernel that an abort has ended for one that has done its work.
+        if self._communicator.severed:
+            raise RuntimeError("the communicator was aborted")
         self._work.wait()  # raises what ended it, if it did not end well

@@ -11,6 +11,7 @@ from elastune.core.run import Means
 from elastune.mechanisms.registry import mechanism_for
 from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
+from elastune.sync.streams import check_streams
 
 
 def prepare(
@@ -30,6 +31,8 @@ def prepare(
     mechanism = mechanism_for(means)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
+    if means.mode == "exact":
+        check_streams(model)
     replica = mechanism.attach(model, optimizer, comms, means)
     if means.mode == "exact":
         return ExactAllReduce(replica, comms, means.num_slots, control, elastic=elastic)

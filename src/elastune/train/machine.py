@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,4 +85,8 @@ def processor() -> str:
 
 def software() -> dict[str, str]:
     """The versions that a result may depend on."""
-    return {"python": platform.python_version(), "torch": version("torch"), "elastune": version("elastune")}
+    try:
+        own = version("elastune")
+    except PackageNotFoundError:  # run from its source folder
+        own = "not installed"
+    return {"python": platform.python_version(), "torch": version("torch"), "elastune": own}

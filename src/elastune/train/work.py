@@ -23,6 +23,7 @@ from elastune.elastic.worker.state_owner import Packed
 from elastune.elastic.worker.static_watch import Apart, StaticWatch
 from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
+from elastune.train.device import set_up_device, unordered_kernel
 from elastune.train.program.causes import cause_of, text_of, trace_of
 from elastune.train.program.line import ProgramLine
 from elastune.train.program.load import LoadedProgram, load, merge
@@ -73,7 +74,7 @@ def work(
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
     try:
-        device = _set_up(spec, place)
+        device = set_up_device(spec.means, place)
         program = load(spec.program)
         one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if client is not None:
@@ -89,6 +90,8 @@ def work(
     except Apart as error:
         return failed(error.found.reason, error)
     except BaseException as error:
+        if (refused := unordered_kernel(error)) is not None:
+            return failed("user_error", refused)
         code = failed("out_of_memory" if _lacks_memory(error) else "exception", error)
         if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself
             raise
@@ -241,16 +244,3 @@ def _factory(spec: RunSpec, place: Place) -> GroupFactory:
     own_device = place.own_device and enough
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     return factory_for(place.device, own_device=own_device, interface=interface, timeout_s=LONG_S)
-
-
-def _set_up(spec: RunSpec, place: Place) -> torch.device:
-    means = spec.means
-    torch.set_num_threads(means.threads)
-    device = torch.device(place.device)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
-        torch.cuda.set_device(device)
-        if means.mode == "exact":
-            torch.backends.cudnn.benchmark = False
-            torch.use_deterministic_algorithms(True, warn_only=True)
-    return device

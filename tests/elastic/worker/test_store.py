@@ -87,7 +87,8 @@ def test_process_groups_form_through_it_again_and_again(coordinator: Coordinator
 
             eventually(settled)
             coordinator._call(lambda number=number: coordinator._feed(0, Broken(number, "again")))
-        assert process.communicate(timeout=60)[0] == "[0, 0, 0]\n"
+        said = process.communicate(timeout=60)[0].splitlines()
+        assert said[-1:] == ["[0, 0, 0]"]  # torch 2.9's gloo says before that who is connected
         assert len(coordinator._board.items()) <= 2 * 3
     finally:
         with contextlib.suppress(ProcessLookupError):
