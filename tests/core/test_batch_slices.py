@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elastune.core.batch_slices import contributors, shares
@@ -43,10 +43,11 @@ def test_exact_passes_do_not_depend_on_workers(batch, num_slots, mode, micro_bat
     assert passes(workers) == passes(1)
 
 
-@given(**SETTINGS, data=st.data())
-def test_a_pass_has_the_samples_that_it_needs_where_the_batch_has_them(batch, num_slots, mode, micro_batch, data):
-    workers = data.draw(st.integers(1, num_slots))
-    everyone = [shares(batch, num_slots, workers, rank, mode, None, 2) for rank in range(workers)]
+@given(**(SETTINGS | {"workers": st.integers(1, 24), "micro_batch": st.none() | st.integers(3, 40)}))
+@example(batch=4, num_slots=10, workers=4, mode="fast", micro_batch=None)  # passes of 0, 2, 0 and 2, of slots of 1
+def test_a_pass_has_the_samples_that_it_needs_where_the_batch_has_them(batch, num_slots, workers, mode, micro_batch):
+    workers = min(workers, num_slots)
+    everyone = [shares(batch, num_slots, workers, rank, mode, micro_batch, 2) for rank in range(workers)]
     assert min(len(share.samples) for own in everyone for share in own) >= min(2, batch)
     real = [share for own in everyone for share in own if share.weight]
     assert sorted(i for share in real for i in share.samples) == list(range(batch))
@@ -54,10 +55,10 @@ def test_a_pass_has_the_samples_that_it_needs_where_the_batch_has_them(batch, nu
         batch, num_slots, workers, mode, 2
     )
     if mode == "exact":
-        alone = [(share.slot, share.samples) for share in shares(batch, num_slots, 1, 0, mode, None, 2)]
+        alone = [(share.slot, share.samples) for share in shares(batch, num_slots, 1, 0, mode, micro_batch, 2)]
         assert [(share.slot, share.samples) for share in real] == alone, "whatever the workers"
     if batch >= 2 * num_slots:
-        usual = [shares(batch, num_slots, workers, rank, mode, None) for rank in range(workers)]
+        usual = [shares(batch, num_slots, workers, rank, mode, micro_batch) for rank in range(workers)]
         assert everyone == usual, "nothing else changes"
 
 

@@ -15,7 +15,7 @@ class BatchSlice:
     """One forward and backward pass: the samples ``samples`` (offsets into the global batch) of slot ``slot``.
 
     ``weight`` is the part of the global batch it stands for; weights over all workers add up to 1. A worker without
-    samples runs a copy of another slot with weight 0, so that every worker takes every step. ``ends_slot`` and
+    samples runs a copy of what another does with weight 0, so that every worker takes every step. ``ends_slot`` and
     ``ends_step`` mark the last pass of a slot and of this worker's step.
     """
 
@@ -39,20 +39,14 @@ def shares(
 
     ``exact``: one pass a slot, or more where a slot exceeds ``micro_batch``. ``fast``: the worker's slots as one pass,
     or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
-    ``least``: samples that a pass must have, where the batch has as many (``samples_of_slots``).
+    ``least``: samples that a pass must have, where the batch has as many (``samples_of_slots``) and ``micro_batch``,
+    which is a bound, lets it; so must a copy.
     """
-    slots = samples_of_slots(batch, num_slots, workers, mode, least)
-    run = cut(num_slots, workers)[rank]
-    if mode == "exact":
-        portions = [(slot, slots[slot]) for slot in run if slots[slot]]
-    else:
-        whole = range(slots[run.start].start, slots[run.stop - 1].stop)
-        portions = [(run.start, whole)] if whole else []
+    everyone = _portions(samples_of_slots(batch, num_slots, workers, mode, least), workers, mode)
+    run, scale = cut(num_slots, workers)[rank], 1.0
+    portions = [(slot, samples) for slot, samples in everyone if slot in run and samples]
     if not portions:
-        largest = max(range(num_slots), key=lambda slot: len(slots[slot]))
-        portions, scale = [(largest, slots[largest])], 0.0
-    else:
-        scale = 1.0
+        portions, scale = [max(everyone, key=lambda portion: len(portion[1]))], 0.0
     passes = [(slot, piece) for slot, samples in portions for piece in _pieces(samples, micro_batch)]
     return [
         BatchSlice(
@@ -71,6 +65,12 @@ def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
         yield samples[piece.start : piece.stop]
 
 
+def _portions(slots: list[range], workers: int, mode: Mode) -> list[tuple[int, range]]:
+    """What all workers do, in order: a slot (``fast``: a worker's first one) and its samples (those of all its slots)."""
+    runs = cut(len(slots), len(slots) if mode == "exact" else workers)
+    return [(run.start, range(slots[run.start].start, slots[run.stop - 1].stop)) for run in runs if run]
+
+
 def samples_of_slots(batch: int, num_slots: int, workers: int, mode: Mode, least: int) -> list[range]:
     """Which samples of a global batch each slot has.
 
@@ -79,9 +79,7 @@ def samples_of_slots(batch: int, num_slots: int, workers: int, mode: Mode, least
     workers. A batch of fewer than ``least`` is one slot's.
     """
     slots = cut(batch, num_slots)
-    runs = cut(num_slots, num_slots if mode == "exact" else workers)
-    passes = [slots[run.stop - 1].stop - slots[run.start].start for run in runs if run]
-    if not any(0 < samples < least for samples in passes):
+    if not any(0 < len(samples) < least for _, samples in _portions(slots, workers, mode)):
         return slots
     filled = max(1, batch // least)
     edges = [batch * (filled * slot // num_slots) // filled for slot in range(num_slots + 1)]
