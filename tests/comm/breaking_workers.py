@@ -10,10 +10,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from elastune.comm import gloo
+from elastune.comm import door, gloo
 from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken, drop
 from elastune.comm.link import measure_link
+from elastune.comm.sockets import Found, borrowed, connections
 from elastune.testing.worker_processes import Worker, until
 
 NUMBERS = 12 * 170_000
@@ -185,4 +186,26 @@ def forming_again(worker: Worker, count: int, wary: bool) -> None:
         group.all_to_all(out, data, [1] * worker.size, [1] * worker.size).wait()
         worker.say("used", formed_s, out.tolist())
         worker.meet(f"used {at}")
+        drop(group)
+
+
+def forming_at_late_doors(worker: Worker, count: int) -> None:
+    """As ``forming_again``; strangers are in before the first listener of each group is shut."""
+    shut, late = door.shut, [True]
+
+    def shut_late(listener: Found) -> None:
+        if late[0]:
+            late[0] = False
+            with borrowed(listener) as sock:
+                assert sock is not None
+                own = sock.getsockname()
+            assert until(lambda: len(connections(own, [])) > 20), "all that strangers say"
+        shut(listener)
+
+    door.shut = shut_late
+    for at in range(count):
+        late[0] = True
+        group = worker.form(f"group {at}")
+        assert gloo._STRANGERS.is_set()
+        worker.say("sum", [value for (value,) in group.gather_floats([float(worker.rank)])])
         drop(group)

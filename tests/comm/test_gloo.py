@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from elastune.comm import door
 from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken
 from elastune.comm.sockets import Found, connections, listeners, sever
@@ -131,6 +133,31 @@ def test_strangers_reach_no_group_that_forms(strangers: int) -> None:
         them.all_end_well()
         assert longest_s < 15.0
         assert all(len(attacker.met) >= count for attacker in attackers), "they were there"
+
+
+def test_strangers_who_come_before_a_door_is_shut_are_left_behind() -> None:
+    """Gloo listens before its listener can be known; who greets as a peer in between must not be taken for one."""
+    import breaking_workers
+
+    from elastune.testing.worker_processes import processes
+
+    with processes(3, breaking_workers.forming_at_late_doors, 2) as them:
+        pids = [process.pid for process in them.processes if process.pid is not None]
+        with Strangers(lambda: pids, garbage()):
+            for _ in range(2):
+                assert [them.hear(rank) for rank in range(3)] == [("sum", [0.0, 1.0, 2.0])] * 3
+            them.all_end_well()
+
+
+def test_who_waits_to_be_accepted_has_entered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        it, own = next(item for item in listeners().items() if item[0].fd == server.fileno())
+        assert not door.entered(it, own)
+        with socket.create_connection(own):
+            assert door.entered(it, own) is (sys.platform == "linux")
+            with server.accept()[0]:
+                assert door.entered(it, own)
+        assert not door.entered(it, own)
 
 
 def test_tensors_from_one_to_another_come_in_order_and_not_at_all_when_abandoned() -> None:

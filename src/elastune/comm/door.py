@@ -12,12 +12,14 @@ import struct
 import sys
 from collections.abc import Sequence
 
-from elastune.comm.sockets import Found, borrowed
+from elastune.comm.sockets import Address, Found, borrowed, connections
 
 # <asm-generic/socket.h>
 SO_ATTACH_FILTER = 26
 SO_DETACH_FILTER = 27
 SO_MEMINFO, MEMINFO_BYTES, MEMINFO_DROPPED = 55, 36, 32  # nine numbers of four bytes; the last counts what was dropped
+# <linux/tcp.h>
+INFO_BYTES, INFO_WAITING = 28, 24  # of struct tcp_info: of a listener, how many connections it has not accepted yet
 # <linux/bpf_common.h>: what each instruction of these programs is; a program sees a segment from its TCP header on.
 LENGTH, BYTE, TO_X, SHIFT_RIGHT, SHIFT_LEFT, IF_EQUALS_X, RETURN = 0x80, 0x30, 0x07, 0x74, 0x64, 0x1D, 0x06
 ALL, NONE = 0xFFFFFFFF, 0
@@ -55,6 +57,16 @@ def knocked(it: Found) -> bool:
             return False
         counts = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
         return bool(struct.unpack_from("I", counts, MEMINFO_DROPPED)[0])
+
+
+def entered(it: Found, own: Address) -> bool:
+    """Whether anybody has connected to ``it``, which listens at ``own``: who was accepted, and who waits for that."""
+    with borrowed(it) as sock:
+        if sys.platform == "linux" and sock is not None:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+            if struct.unpack_from("I", info, INFO_WAITING)[0]:
+                return True
+    return bool(connections(own, []))  # after those that wait: who is accepted in between is in one of the two
 
 
 def open_door(it: Found) -> None:

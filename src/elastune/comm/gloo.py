@@ -5,9 +5,10 @@ whole timeout; ``abort`` does nothing. So a group's connections are found by the
 whatever is under way within milliseconds, and bars a worker that was frozen from writing into anybody's buffers later.
 
 Nor does gloo ask who connects: the first who says a peer's number is that peer. So its listener is shut but for the
-moments in which the peers connect, everybody tells in the store (which strangers cannot write) which connections are
-its own, all others are ended, and one exchange proves that what is left is the group; if not, it is formed anew. Where
-strangers were seen about, connections are not even heard before their peers have told of them, for 0.2 s more a group.
+moments in which the peers connect (one that strangers reach before that is let go of), everybody tells in the store
+(which strangers cannot write) which connections are its own, all others are ended, and one exchange proves that what is
+left is the group; if not, it is formed anew. Where strangers were seen about, connections are not even heard before
+their peers have told of them, for 0.2 s more a group.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from elastune.comm.sockets import (
 )
 
 THREADS = 2
+DEVICES_TRIED = 100  # some 10 ms each, where strangers come
 PROOF_S = 5.0  # for one number from each to each, with everybody there
 LOOK_S = 0.001
 INTRODUCE_AFTER_S = 0.03  # undisturbed, all have connected by then
@@ -197,11 +199,18 @@ def _words(connection: Ends) -> str:
 def _listening_device(interface: str) -> tuple[Any, Found, Address]:
     """A device of its own for one group, so that its connections are known from those of other groups; ~0.5 ms.
 
-    Nobody can connect to it yet.
+    Nobody can connect to it yet, and nobody has: gloo's listener is open for a moment before its door can be shut. Who
+    came in by then is no peer (those have not been told where it is), and would be taken for one once the peers connect;
+    so gloo starts again, at another port. Raises ``RuntimeError`` where strangers are always faster.
     """
-    with _DEVICES:
-        before = listeners()
-        device = _GLOO.create_device(interface=interface)
-        ((listener, own),) = [item for item in listeners().items() if item[0] not in before]
-    door.shut(listener)
-    return device, listener, own
+    for _ in range(DEVICES_TRIED):
+        with _DEVICES:
+            before = listeners()
+            device = _GLOO.create_device(interface=interface)
+            ((listener, own),) = [item for item in listeners().items() if item[0] not in before]
+        door.shut(listener)
+        if not door.entered(listener, own):
+            return device, listener, own
+        _STRANGERS.set()
+        del device  # now: its end takes 10 ms, for which the next one would be open too
+    raise RuntimeError(f"strangers were at each of {DEVICES_TRIED} listeners before it could be shut")
