@@ -200,7 +200,7 @@ def _listening_device(interface: str) -> tuple[Any, Found, Address]:
     """A device of its own for one group, so that its connections are known from those of other groups; ~0.5 ms.
 
     Nobody can connect to it yet, and nobody has: gloo's listener is open for a moment before its door can be shut. Who
-    came in by then is no peer (those have not been told where it is), and would be taken for one once the peers connect;
+    came in by then is no peer (they have not been told where it is), and would be taken for one once the peers connect;
     so gloo starts again, at another port. Raises ``RuntimeError`` where strangers are always faster.
     """
     for _ in range(DEVICES_TRIED):

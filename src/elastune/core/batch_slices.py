@@ -66,7 +66,7 @@ def _pieces(samples: range, micro_batch: int | None) -> Iterator[range]:
 
 
 def _portions(slots: list[range], workers: int, mode: Mode) -> list[tuple[int, range]]:
-    """What all workers do, in order: a slot (``fast``: a worker's first one) and its samples (those of all its slots)."""
+    """What all workers do, in order: a slot (``fast``: a worker's first) and its samples (those of all its slots)."""
     runs = cut(len(slots), len(slots) if mode == "exact" else workers)
     return [(run.start, range(slots[run.start].start, slots[run.stop - 1].stop)) for run in runs if run]
 
