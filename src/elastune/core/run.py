@@ -11,6 +11,7 @@ from elastune.core.mesh import Mesh
 
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Scalar = bool | int | float | str
 DEFAULT_SLOTS = 4  # docs/decisions/0010; more workers than that raise it
 ConfigValue = Scalar | None | list["ConfigValue"]
@@ -46,6 +47,7 @@ class Means:
         mesh: the workers as a grid; None: what the mechanism makes of ``workers``.
         copies: how many workers hold each piece of sharded state; None: two where workers may change, else one.
         virtual_tensor: blocks that the tensor axis divides layers into; it belongs to the run, as ``num_slots`` does.
+        schedule: the order in which the stages of a pipeline run forward and backward passes.
         num_slots: equal shares of every global batch. It belongs to the run and stays when workers change.
         threads: CPU threads of each worker; equal on every worker, since CPU kernels may differ with it.
         device: "cpu", "cuda" or "cuda:N".
@@ -67,6 +69,7 @@ class Means:
     mesh: Mesh | None = None
     copies: int | None = None
     virtual_tensor: int = 1
+    schedule: Schedule = "1f1b"
 
 
 @dataclass(frozen=True)
