@@ -1,0 +1,308 @@
+"""State to where it belongs: workers tell what they have, plan the same transfers, and carry them out.
+
+What comes lies in memory of its own, beside what a worker had before: a group that breaks on the way has changed
+nothing. Only once everybody has everything (``meet``) may anything be let go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from elastune.comm.group import Group
+from elastune.core.layout import Piece, Unrecoverable
+from elastune.core.leaves import Split
+from elastune.core.ownership import Segment
+from elastune.mechanisms.owned.transfers import Holdings, Item, Transfer, plan_transfers, rounds
+
+VALUES = "values"
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Elements of one leaf: flat tensors by name, ``VALUES`` among them or not, as long as ``segment``.
+
+    ``held``: with all the tensors that the optimizer has of them (perhaps none yet); else they are values alone.
+    """
+
+    segment: Segment
+    tensors: Mapping[str, torch.Tensor]
+    held: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one worker is to have: the shares that it ``holds``, and the ``values`` that it computes with."""
+
+    holds: tuple[Segment, ...]
+    values: tuple[Segment, ...]
+
+
+@dataclass
+class Placed:
+    """What a placement brought a worker to.
+
+    Attributes:
+        version: Steps that are applied in it.
+        shares: Every share that is to be held, optimizer's tensors only; and the values that were not here before.
+        facts: Of each leaf, what is not a tensor of its size; see ``bring``.
+        bytes: What was sent between workers, all together.
+        most: What the busiest worker has sent.
+    """
+
+    version: int = -1
+    shares: list[Share] = field(default_factory=list)
+    facts: dict[int, Any] = field(default_factory=dict)
+    bytes: int = 0
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What one worker has, as it tells the others. ``kinds``: by leaf that it holds, its tensors' names and dtypes."""
+
+    version: int
+    have: Holdings
+    kinds: Mapping[int, list[list[str]]]
+    facts: Mapping[int, Any]
+
+
+def bring(
+    group: Group,
+    split: Split,
+    version: int,
+    shares: Sequence[Share],
+    facts: Mapping[int, Any],
+    want: Sequence[Wanted],
+    device: torch.device = CPU,
+) -> Placed:
+    """Have every worker of ``group`` get what it wants; all call it, and it blocks.
+
+    Args:
+        group: All that have something or want something.
+        split: The leaves.
+        version: Steps that are applied in what this worker has; -1: it has nothing. What is older than the newest that
+            anybody has counts for nothing.
+        shares: What this worker has; parts of a leaf may be there twice.
+        facts: By leaf that it holds: numbers that every share of the leaf has alike (a JSON value).
+        want: By rank of the group.
+        device: Where what comes is to lie.
+
+    Returns:
+        What this worker has to swap in once ``meet`` returns. A tensor of it may be one of ``shares``.
+
+    Raises:
+        GroupBroken: With nothing changed.
+        Unrecoverable: On every worker, where nobody has something that is wanted.
+    """
+    told = [_decoded(row) for row in _gather(group, _encoded(version, shares, facts))]
+    newest = max(of.version for of in told)
+    have = [of.have if of.version == newest else {} for of in told]
+    kinds: dict[int, list[list[str]]] = {}
+    merged: dict[int, Any] = {}
+    for of in reversed(told):
+        if of.version == newest:
+            kinds |= of.kinds
+            merged |= of.facts
+    wanted = [_holdings(each) for each in want]
+    sizes = {item: _size(split, item, kinds) for each in wanted for item in each}
+    plan = plan_transfers(have, wanted, sizes)
+    if plan.lost:
+        raise Unrecoverable([Piece(split.leaves[item.leaf].name, ((start, stop),)) for item, start, stop in plan.lost])
+    own = _Reader(shares if version == newest else ())
+    found = _room(split, want[group.rank], own, kinds, device)
+    own.add(found)
+    placed = Placed(newest, found, {segment.leaf: merged.get(segment.leaf) for segment in want[group.rank].holds})
+    sent = [0] * group.size
+    for moving in rounds(plan.hops, sizes):
+        for transfer in moving:
+            sent[transfer.source] += (transfer.stop - transfer.start) * sizes[transfer.item]
+        _carry_out(group, moving, sizes, own, found)
+    placed.bytes, placed.most = sum(sent), max(sent, default=0)
+    return placed
+
+
+def meet(group: Group) -> None:
+    """Return once everybody has come here: what was brought is everywhere. Raises ``GroupBroken``."""
+    if group.size > 1:
+        group.gather_floats([1.0])
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def _encoded(version: int, shares: Sequence[Share], facts: Mapping[int, Any]) -> bytes:
+    values = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shares if VALUES in s.tensors]
+    held = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shares if s.held]
+    kinds = {
+        share.segment.leaf: [[name, str(t.dtype)[6:]] for name, t in share.tensors.items() if name != VALUES]
+        for share in shares
+        if share.held
+    }
+    return json.dumps([version, values, held, kinds, dict(facts)], separators=(",", ":")).encode()
+
+
+def _decoded(row: bytes) -> _Told:
+    version, values, held, kinds, facts = json.loads(row)
+    have: dict[Item, list[tuple[int, int]]] = {}
+    for segments, are_values in ((values, True), (held, False)):
+        for leaf, start, stop in segments:
+            have.setdefault(Item(leaf, are_values), []).append((start, stop))
+    return _Told(version, have, {int(i): of for i, of in kinds.items()}, {int(i): of for i, of in facts.items()})
+
+
+def _gather(group: Group, own: bytes) -> list[bytes]:
+    rows = group.gather_tensors(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    return [row.numpy().tobytes() for row in rows]
+
+
+def _holdings(want: Wanted) -> Holdings:
+    found: dict[Item, list[tuple[int, int]]] = {}
+    for segments, values in ((want.values, True), (want.holds, False)):
+        for segment in segments:
+            found.setdefault(Item(segment.leaf, values), []).append((segment.start, segment.stop))
+    return found
+
+
+def _size(split: Split, item: Item, kinds: Mapping[int, list[list[str]]]) -> int:
+    """Bytes of one element."""
+    names = [split.leaves[item.leaf].dtype] if item.values else [name for _, name in kinds.get(item.leaf, [])]
+    return sum(_dtype(name).itemsize for name in names)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Finds elements among shares."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._by_item: dict[Item, list[Share]] = {}
+        self.add(shares)
+
+    def add(self, shares: Sequence[Share]) -> None:
+        """These too; what was there before is found first."""
+        for share in shares:
+            for values in (True, False):
+                if share.held if not values else VALUES in share.tensors:
+                    self._by_item.setdefault(Item(share.segment.leaf, values), []).append(share)
+
+    def parts(self, item: Item, start: int, stop: int) -> list[tuple[int, int, Share]]:
+        """Shares that have elements between ``start`` and ``stop``, with what of it comes from each; each once."""
+        found, left = [], [(start, stop)]
+        for share in self._by_item.get(item, ()):
+            rest = []
+            for a, b in left:
+                first, last = max(a, share.segment.start), min(b, share.segment.stop)
+                if first >= last:
+                    rest.append((a, b))
+                    continue
+                found.append((first, last, share))
+                rest += [(x, y) for x, y in ((a, first), (last, b)) if x < y]
+            left = rest
+            if not left:
+                break
+        return found
+
+
+def _names(share: Share, item: Item) -> list[str]:
+    """The tensors of ``item``, in one order on every worker."""
+    return [VALUES] if item.values else sorted(name for name in share.tensors if name != VALUES)
+
+
+def _slice(share: Share, name: str, start: int, stop: int) -> torch.Tensor:
+    return share.tensors[name].detach()[start - share.segment.start : stop - share.segment.start]
+
+
+def _room(
+    split: Split, want: Wanted, own: _Reader, kinds: Mapping[int, list[list[str]]], device: torch.device
+) -> list[Share]:
+    """Every share that is to be held, filled with what is here; and room for the values that are not."""
+    found = []
+    for segment in want.holds:
+        item = Item(segment.leaf, False)
+        parts = own.parts(item, segment.start, segment.stop)
+        same = next((share for _, _, share in parts if share.segment == segment), None)
+        if same is not None:  # it stays where it is
+            kept = {name: same.tensors[name] for name in _names(same, item)}
+            found.append(Share(segment, kept, held=True))
+            continue
+        tensors = kinds.get(segment.leaf, [])
+        room = {name: torch.empty(segment.size, dtype=_dtype(kind), device=device) for name, kind in tensors}
+        share = Share(segment, room, held=True)
+        for first, last, source in parts:
+            for name in _names(share, item):
+                _slice(share, name, first, last).copy_(_slice(source, name, first, last))
+        found.append(share)
+    for segment in want.values:
+        here = sorted((a, b) for a, b, _ in own.parts(Item(segment.leaf, True), segment.start, segment.stop))
+        for (_, start), (stop, _) in pairwise([(0, segment.start), *here, (segment.stop, 0)]):
+            if start < stop:
+                values = torch.empty(stop - start, dtype=_dtype(split.leaves[segment.leaf].dtype), device=device)
+                found.append(Share(Segment(segment.leaf, start, stop), {VALUES: values}, held=False))
+    return found
+
+
+# -- on the wire ------------------------------------------------------------------------------------------------------
+
+
+def _carry_out(
+    group: Group, moving: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader, room: Sequence[Share]
+) -> None:
+    """One round: everything between two workers as one message."""
+    out_sizes, in_sizes = [0] * group.size, [0] * group.size
+    for transfer in moving:
+        size = (transfer.stop - transfer.start) * sizes[transfer.item]
+        if transfer.source == group.rank:
+            out_sizes[transfer.target] += size
+        if transfer.target == group.rank:
+            in_sizes[transfer.source] += size
+    outgoing = torch.empty(sum(out_sizes), dtype=torch.uint8)
+    incoming = torch.empty(sum(in_sizes), dtype=torch.uint8)
+    places = [sum(out_sizes[:rank]) for rank in range(group.size)]
+    for transfer in moving:
+        if transfer.source == group.rank:
+            at = places[transfer.target]
+            places[transfer.target] = _copy(own, transfer, outgoing, at, sizes, outward=True)
+    data, arrived = outgoing.to(group.wire), incoming.to(group.wire)
+    group.all_to_all(arrived, data, in_sizes, out_sizes).wait()
+    incoming = arrived.cpu()
+    goal = _Reader(room)
+    places = [sum(in_sizes[:rank]) for rank in range(group.size)]
+    for transfer in moving:
+        if transfer.target == group.rank:
+            at = places[transfer.source]
+            places[transfer.source] = _copy(goal, transfer, incoming, at, sizes, outward=False)
+
+
+def _copy(
+    reader: _Reader, transfer: Transfer, buffer: torch.Tensor, at: int, sizes: Mapping[Item, int], *, outward: bool
+) -> int:
+    """Between ``buffer`` from ``at`` on and the tensors: one tensor's elements after the other's. Where it ends."""
+    parts = reader.parts(transfer.item, transfer.start, transfer.stop)
+    names = _names(parts[0][2], transfer.item)
+    for name in names:
+        for first, last, share in parts:
+            tensor = _slice(share, name, first, last)
+            begin = at + (first - transfer.start) * tensor.element_size()
+            raw = buffer[begin : begin + (last - first) * tensor.element_size()]
+            if outward:
+                raw.copy_(tensor.contiguous().view(torch.uint8))
+            elif tensor.is_cpu:
+                tensor.view(torch.uint8).copy_(raw)
+            else:
+                tensor.copy_(raw.clone().view(tensor.dtype))
+        at += (transfer.stop - transfer.start) * parts[0][2].tensors[name].element_size()
+    return at
