@@ -15,7 +15,7 @@ from elastune.core.layout import Unrecoverable
 from elastune.core.leaves import UNIT, Leaf, Split
 from elastune.core.mesh import Mesh
 from elastune.core.ownership import Segment, held
-from elastune.mechanisms.owned.placement import VALUES, Placed, Share, Wanted, bring, meet
+from elastune.mechanisms.owned.placement import VALUES, Placed, Shard, Wanted, bring, meet
 from elastune.testing.worker_processes import Worker, processes
 
 BLOCKS = 4
@@ -48,14 +48,14 @@ def has_state(leaf: int) -> bool:
     return SPLIT.leaves[leaf].trained and leaf % 5 != 1
 
 
-def shares_of(mesh: Mesh, rank: int, copies: int) -> list[Share]:
+def shares_of(mesh: Mesh, rank: int, copies: int) -> list[Shard]:
     found = []
     for segment in held(SPLIT, mesh, rank, copies):
         names = ["exp_avg", "exp_avg_sq"] if has_state(segment.leaf) else []
-        found.append(Share(segment, {name: truth(segment, name) for name in names}, held=True))
+        found.append(Shard(segment, {name: truth(segment, name) for name in names}, held=True))
     for leaf in SPLIT.computed(mesh, rank):
         whole = Segment(leaf, 0, SPLIT.leaves[leaf].size)
-        found.append(Share(whole, {VALUES: truth(whole, VALUES)}, held=False))
+        found.append(Shard(whole, {VALUES: truth(whole, VALUES)}, held=False))
     return found
 
 
@@ -64,22 +64,22 @@ def wanted(mesh: Mesh, rank: int, copies: int) -> Wanted:
     return Wanted(held(SPLIT, mesh, rank, copies), whole)
 
 
-def facts_of(shares: list[Share]) -> dict[int, Any]:
-    return {s.segment.leaf: {"step": ["float32", float(s.segment.leaf)]} for s in shares if s.held}
+def facts_of(shards: list[Shard]) -> dict[int, Any]:
+    return {s.segment.leaf: {"step": ["float32", float(s.segment.leaf)]} for s in shards if s.held}
 
 
-def check(placed: Placed, want: Wanted, before: list[Share]) -> None:
-    assert [s.segment for s in placed.shares if s.held] == list(want.holds)
-    for share in placed.shares:
-        names = {VALUES} if not share.held else {"exp_avg", "exp_avg_sq"} if has_state(share.segment.leaf) else set()
-        assert set(share.tensors) == names
-        for name, tensor in share.tensors.items():
-            assert torch.equal(tensor, truth(share.segment, name)), (share.segment, name)
+def check(placed: Placed, want: Wanted, before: list[Shard]) -> None:
+    assert [s.segment for s in placed.shards if s.held] == list(want.holds)
+    for shard in placed.shards:
+        names = {VALUES} if not shard.held else {"exp_avg", "exp_avg_sq"} if has_state(shard.segment.leaf) else set()
+        assert set(shard.tensors) == names
+        for name, tensor in shard.tensors.items():
+            assert torch.equal(tensor, truth(shard.segment, name)), (shard.segment, name)
     for segment in want.holds:
         assert placed.facts[segment.leaf] == {"step": ["float32", float(segment.leaf)]}
     there = {
         (s.segment.leaf, i)
-        for s in (*before, *placed.shares)
+        for s in (*before, *placed.shards)
         if VALUES in s.tensors
         for i in range(s.segment.start, s.segment.stop, UNIT)
     }
@@ -106,7 +106,7 @@ def walk(worker: Worker, copies: int) -> None:
         if stays:
             check(placed, want[worker.rank], had)
         else:
-            assert not placed.shares
+            assert not placed.shards
         least = missing_bytes(before, after, copies)
         assert placed.bytes == least, (str(before), str(after))
         worker.meet(str(before) + str(after))
@@ -164,8 +164,8 @@ def die_and_go_on(worker: Worker) -> None:
     assert broken
     group.abandon()
     group.drain()
-    for share in had:
-        assert all(torch.equal(tensor, truth(share.segment, name)) for name, tensor in share.tensors.items())
+    for shard in had:
+        assert all(torch.equal(tensor, truth(shard.segment, name)) for name, tensor in shard.tensors.items())
     group = GlooFactory("lo", 60.0).form(worker.store, "rest", worker.rank, 3)
     want = [wanted(after, r, 2) for r in range(3)]
     placed = bring(group, SPLIT, 7, had, facts_of(had), want)
@@ -179,7 +179,7 @@ def die_and_go_on(worker: Worker) -> None:
     # What is older than the newest counts for nothing: worker 1 has all of version 6, worker 0 of version 7.
     everything = shares_of(Mesh(), 0, 1)
     if worker.rank == 1:
-        everything = [Share(s.segment, {n: t + 1 for n, t in s.tensors.items()}, s.held) for s in everything]
+        everything = [Shard(s.segment, {n: t + 1 for n, t in s.tensors.items()}, s.held) for s in everything]
     mine = everything if worker.rank < 2 else []
     version = (7, 6, -1)[worker.rank]
     placed = bring(group2, SPLIT, version, mine, facts_of(mine), want)

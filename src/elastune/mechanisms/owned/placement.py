@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """Elements of one leaf: flat tensors by name, ``VALUES`` among them or not, as long as ``segment``.
 
     ``held``: with all the tensors that the optimizer has of them (perhaps none yet); else they are values alone.
@@ -38,7 +38,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one worker is to have: the shares that it ``holds``, and the ``values`` that it computes with."""
+    """What one worker is to have: the shards that it ``holds``, and the ``values`` that it computes with."""
 
     holds: tuple[Segment, ...]
     values: tuple[Segment, ...]
@@ -50,14 +50,14 @@ class Placed:
 
     Attributes:
         version: Steps that are applied in it.
-        shares: Every share that is to be held, optimizer's tensors only; and the values that were not here before.
+        shards: Every shard that is to be held, optimizer's tensors only; and the values that were not here before.
         facts: Of each leaf, what is not a tensor of its size; see ``bring``.
         bytes: What was sent between workers, all together.
         most: What the busiest worker has sent.
     """
 
     version: int = -1
-    shares: list[Share] = field(default_factory=list)
+    shards: list[Shard] = field(default_factory=list)
     facts: dict[int, Any] = field(default_factory=dict)
     bytes: int = 0
     most: int = 0
@@ -77,7 +77,7 @@ def bring(
     group: Group,
     split: Split,
     version: int,
-    shares: Sequence[Share],
+    shards: Sequence[Shard],
     facts: Mapping[int, Any],
     want: Sequence[Wanted],
     device: torch.device = CPU,
@@ -89,19 +89,19 @@ def bring(
         split: The leaves.
         version: Steps that are applied in what this worker has; -1: it has nothing. What is older than the newest that
             anybody has counts for nothing.
-        shares: What this worker has; parts of a leaf may be there twice.
-        facts: By leaf that it holds: numbers that every share of the leaf has alike (a JSON value).
+        shards: What this worker has; parts of a leaf may be there twice.
+        facts: By leaf that it holds: numbers that every shard of the leaf has alike (a JSON value).
         want: By rank of the group.
         device: Where what comes is to lie.
 
     Returns:
-        What this worker has to swap in once ``meet`` returns. A tensor of it may be one of ``shares``.
+        What this worker has to swap in once ``meet`` returns. A tensor of it may be one of ``shards``.
 
     Raises:
         GroupBroken: With nothing changed.
         Unrecoverable: On every worker, where nobody has something that is wanted.
     """
-    told = [_decoded(row) for row in _gather(group, _encoded(version, shares, facts))]
+    told = [_decoded(row) for row in _gather(group, _encoded(version, shards, facts))]
     newest = max(of.version for of in told)
     have = [of.have if of.version == newest else {} for of in told]
     kinds: dict[int, list[list[str]]] = {}
@@ -115,7 +115,7 @@ def bring(
     plan = plan_transfers(have, wanted, sizes)
     if plan.lost:
         raise Unrecoverable([Piece(split.leaves[item.leaf].name, ((start, stop),)) for item, start, stop in plan.lost])
-    own = _Reader(shares if version == newest else ())
+    own = _Reader(shards if version == newest else ())
     found = _room(split, want[group.rank], own, kinds, device)
     own.add(found)
     placed = Placed(newest, found, {segment.leaf: merged.get(segment.leaf) for segment in want[group.rank].holds})
@@ -137,13 +137,13 @@ def meet(group: Group) -> None:
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 
-def _encoded(version: int, shares: Sequence[Share], facts: Mapping[int, Any]) -> bytes:
-    values = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shares if VALUES in s.tensors]
-    held = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shares if s.held]
+def _encoded(version: int, shards: Sequence[Shard], facts: Mapping[int, Any]) -> bytes:
+    values = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shards if VALUES in s.tensors]
+    held = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shards if s.held]
     kinds = {
-        share.segment.leaf: [[name, str(t.dtype)[6:]] for name, t in share.tensors.items() if name != VALUES]
-        for share in shares
-        if share.held
+        shard.segment.leaf: [[name, str(t.dtype)[6:]] for name, t in shard.tensors.items() if name != VALUES]
+        for shard in shards
+        if shard.held
     }
     return json.dumps([version, values, held, kinds, dict(facts)], separators=(",", ":")).encode()
 
@@ -186,30 +186,30 @@ def _dtype(name: str) -> torch.dtype:
 
 
 class _Reader:
-    """Finds elements among shares."""
+    """Finds elements among shards."""
 
-    def __init__(self, shares: Sequence[Share]) -> None:
-        self._by_item: dict[Item, list[Share]] = {}
-        self.add(shares)
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._by_item: dict[Item, list[Shard]] = {}
+        self.add(shards)
 
-    def add(self, shares: Sequence[Share]) -> None:
+    def add(self, shards: Sequence[Shard]) -> None:
         """These too; what was there before is found first."""
-        for share in shares:
+        for shard in shards:
             for values in (True, False):
-                if share.held if not values else VALUES in share.tensors:
-                    self._by_item.setdefault(Item(share.segment.leaf, values), []).append(share)
+                if shard.held if not values else VALUES in shard.tensors:
+                    self._by_item.setdefault(Item(shard.segment.leaf, values), []).append(shard)
 
-    def parts(self, item: Item, start: int, stop: int) -> list[tuple[int, int, Share]]:
+    def parts(self, item: Item, start: int, stop: int) -> list[tuple[int, int, Shard]]:
         """Shares that have elements between ``start`` and ``stop``, with what of it comes from each; each once."""
         found, left = [], [(start, stop)]
-        for share in self._by_item.get(item, ()):
+        for shard in self._by_item.get(item, ()):
             rest = []
             for a, b in left:
-                first, last = max(a, share.segment.start), min(b, share.segment.stop)
+                first, last = max(a, shard.segment.start), min(b, shard.segment.stop)
                 if first >= last:
                     rest.append((a, b))
                     continue
-                found.append((first, last, share))
+                found.append((first, last, shard))
                 rest += [(x, y) for x, y in ((a, first), (last, b)) if x < y]
             left = rest
             if not left:
@@ -217,41 +217,41 @@ class _Reader:
         return found
 
 
-def _names(share: Share, item: Item) -> list[str]:
+def _names(shard: Shard, item: Item) -> list[str]:
     """The tensors of ``item``, in one order on every worker."""
-    return [VALUES] if item.values else sorted(name for name in share.tensors if name != VALUES)
+    return [VALUES] if item.values else sorted(name for name in shard.tensors if name != VALUES)
 
 
-def _slice(share: Share, name: str, start: int, stop: int) -> torch.Tensor:
-    return share.tensors[name].detach()[start - share.segment.start : stop - share.segment.start]
+def _slice(shard: Shard, name: str, start: int, stop: int) -> torch.Tensor:
+    return shard.tensors[name].detach()[start - shard.segment.start : stop - shard.segment.start]
 
 
 def _room(
     split: Split, want: Wanted, own: _Reader, kinds: Mapping[int, list[list[str]]], device: torch.device
-) -> list[Share]:
-    """Every share that is to be held, filled with what is here; and room for the values that are not."""
+) -> list[Shard]:
+    """Every shard that is to be held, filled with what is here; and room for the values that are not."""
     found = []
     for segment in want.holds:
         item = Item(segment.leaf, False)
         parts = own.parts(item, segment.start, segment.stop)
-        same = next((share for _, _, share in parts if share.segment == segment), None)
+        same = next((shard for _, _, shard in parts if shard.segment == segment), None)
         if same is not None:  # it stays where it is
             kept = {name: same.tensors[name] for name in _names(same, item)}
-            found.append(Share(segment, kept, held=True))
+            found.append(Shard(segment, kept, held=True))
             continue
         tensors = kinds.get(segment.leaf, [])
         room = {name: torch.empty(segment.size, dtype=_dtype(kind), device=device) for name, kind in tensors}
-        share = Share(segment, room, held=True)
+        shard = Shard(segment, room, held=True)
         for first, last, source in parts:
-            for name in _names(share, item):
-                _slice(share, name, first, last).copy_(_slice(source, name, first, last))
-        found.append(share)
+            for name in _names(shard, item):
+                _slice(shard, name, first, last).copy_(_slice(source, name, first, last))
+        found.append(shard)
     for segment in want.values:
         here = sorted((a, b) for a, b, _ in own.parts(Item(segment.leaf, True), segment.start, segment.stop))
         for (_, start), (stop, _) in pairwise([(0, segment.start), *here, (segment.stop, 0)]):
             if start < stop:
                 values = torch.empty(stop - start, dtype=_dtype(split.leaves[segment.leaf].dtype), device=device)
-                found.append(Share(Segment(segment.leaf, start, stop), {VALUES: values}, held=False))
+                found.append(Shard(Segment(segment.leaf, start, stop), {VALUES: values}, held=False))
     return found
 
 
@@ -259,7 +259,7 @@ def _room(
 
 
 def _carry_out(
-    group: Group, moving: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader, room: Sequence[Share]
+    group: Group, moving: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader, room: Sequence[Shard]
 ) -> None:
     """One round: everything between two workers as one message."""
     out_sizes, in_sizes = [0] * group.size, [0] * group.size
@@ -294,8 +294,8 @@ def _copy(
     parts = reader.parts(transfer.item, transfer.start, transfer.stop)
     names = _names(parts[0][2], transfer.item)
     for name in names:
-        for first, last, share in parts:
-            tensor = _slice(share, name, first, last)
+        for first, last, shard in parts:
+            tensor = _slice(shard, name, first, last)
             begin = at + (first - transfer.start) * tensor.element_size()
             raw = buffer[begin : begin + (last - first) * tensor.element_size()]
             if outward:
