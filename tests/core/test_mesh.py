@@ -67,6 +67,37 @@ def test_an_axis_without_workers_is_refused(wrong: int) -> None:
         Mesh(tensor=wrong)
 
 
+@given(meshes)
+def test_a_mesh_reads_what_it_writes(mesh: Mesh) -> None:
+    assert Mesh.parse(str(mesh)) == mesh
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "axes of a mesh are"),
+        ("wide=2", "axes of a mesh are"),
+        ("data=2,", "axes of a mesh are"),
+        ("Data=2", "axes of a mesh are"),
+        ("data=2,data=2", "leave out the second data"),
+        ("data", "from 1 to 65,536"),
+        ("data=", "from 1 to 65,536"),
+        ("data=-1", "from 1 to 65,536"),
+        ("data=1.5", "from 1 to 65,536"),
+        ("data=٣", "from 1 to 65,536"),
+        ("data=" + "9" * 5000, "from 1 to 65,536"),
+        ("data=2=3", "from 1 to 65,536"),
+        ("data=0", "at least one worker"),
+        ("data=65537", "at most 65,536"),
+        ("data=999,shard=999", "at most 65,536"),
+    ],
+)
+def test_a_text_that_is_no_mesh_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as error:
+        Mesh.parse(text)
+    assert len(str(error.value)) < 400
+
+
 def test_a_rank_outside_is_refused() -> None:
     with pytest.raises(ValueError, match="rank 2"):
         Mesh(data=2).coordinates(2)

@@ -11,7 +11,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import check_means
+from elastune.job.validate_means import check_means
 from elastune.mechanisms.registry import mechanism_for
 from elastune.mechanisms.replicated import Replicated
 from elastune.testing.kits.mechanism import MechanismKit

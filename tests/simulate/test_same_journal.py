@@ -35,9 +35,9 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "971f9de4982aa4ff"),
-    "asha": ({"stopping": "asha"}, "2d421a68d49ccca6"),
-    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "62ba5d3a60167fb9"),
+    "plain": ({}, "517d0bbd890f7fe0"),
+    "asha": ({"stopping": "asha"}, "bcde1395fadb245f"),
+    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "b17b39bf5aa658f5"),
 }
 
 

@@ -13,6 +13,7 @@ from elastune.cli import options, parse
 from elastune.cli.setup import choose_device, choose_out, use_data
 from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import DEFAULT_SLOTS, Config, Means, Place, Program
 
 if TYPE_CHECKING:
@@ -49,15 +50,32 @@ class WorkerExecution:
     precision: options.Precision = "fp32"
     threads: options.Threads = 1
     device: options.Device = "auto"
+    mechanism: options.Mechanism = None
+    virtual_tensor: options.VirtualTensor = None
+    schedule: options.Schedule = "1f1b"
+    zero_stage: options.ZeroStage = None
+    offload: options.Offload = False
 
     def of_one(self) -> Means:
         """The system parameters of one worker. Only the device is checked here: the job checks the others."""
+        return self.on(None)
+
+    def on(self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None) -> Means:
+        """The system parameters of ``workers``, or of those of ``mesh``."""
         return Means(
-            mode=self.mode,  # type: ignore[arg-type]  # checked by job.run.check_means
+            workers=workers,  # type: ignore[arg-type]  # None: those of the mesh
+            mode=self.mode,  # type: ignore[arg-type]  # checked by job.validate_means
             threads=self.threads,
             device=choose_device(self.device),
             precision=self.precision,  # type: ignore[arg-type]
             micro_batch=self.micro_batch,
+            mechanism=self.mechanism,  # type: ignore[arg-type]  # None: the least that the mesh needs
+            mesh=mesh,
+            copies=copies,
+            virtual_tensor=self.virtual_tensor,  # type: ignore[arg-type]
+            schedule=self.schedule,  # type: ignore[arg-type]
+            offload=self.offload,
+            zero_stage=self.zero_stage,
         )
 
 
@@ -66,11 +84,19 @@ class Execution(WorkerExecution):
     """How a training is executed."""
 
     slots: options.Slots = None
+    mesh: options.Mesh = None
+    copies: options.Copies = None
 
-    def means(self, workers: int, most_workers: int | None = None) -> Means:
+    @property
+    def chosen_mesh(self) -> Mesh | None:
+        """The mesh that was asked for."""
+        return None if self.mesh is None else Mesh.parse(self.mesh)
+
+    def means(self, workers: int | None, most_workers: int | None = None) -> Means:
         """The system parameters asked for. ``most_workers``: how many there may be later."""
-        least_slots = max(DEFAULT_SLOTS, workers, most_workers or 0)
-        return replace(self.of_one(), workers=workers, num_slots=least_slots if self.slots is None else self.slots)
+        means = self.on(workers, self.chosen_mesh, self.copies)
+        least_slots = max(DEFAULT_SLOTS, means.parts_of_batch(max(means.workers, most_workers or 0)))
+        return replace(means, num_slots=least_slots if self.slots is None else self.slots)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,32 @@ Slots = Annotated[
 ]
 MicroBatch = Annotated[int | None, typer.Option(help="Samples of one forward pass at most.")]
 Precision = Annotated[str, typer.Option(help="fp32 or bf16.")]
+Mesh = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AXIS=N,...",
+        help="The workers as a grid, instead of --workers: data=2,shard=2,tensor=1,pipeline=1. See docs/meshes.md.",
+    ),
+]
+Mechanism = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[+NAME...]",
+        help="How a replica lies on workers: replicated, zero or sharded, and with it tensor and pipeline; or fsdp2, "
+        "deepspeed, fairscale, horovod. [default: the least that --mesh needs]",
+    ),
+]
+Copies = Annotated[
+    int | None,
+    typer.Option(help="Workers that hold each piece of divided state. [default: 2 where workers may change, else 1]"),
+]
+VirtualTensor = Annotated[
+    int | None,
+    typer.Option(help="Blocks that tensor divides layers into, whatever the mesh. [default: 4, or as many as workers]"),
+]
+Schedule = Annotated[str, typer.Option(help="Of a pipeline: 1f1b, gpipe, interleaved or zero-bubble.")]
+ZeroStage = Annotated[int | None, typer.Option(help="What deepspeed or fairscale divide: 1, 2 or 3.")]
+Offload = Annotated[bool, typer.Option("--offload", help="Keep optimizer state in the CPU's memory.")]
 Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Budget = Annotated[str | None, typer.Option(metavar="TIME", help="Wall time: 90s, 3m, 1.5h.")]
@@ -77,10 +103,11 @@ Patience = Annotated[
 ]
 Price = Annotated[float, typer.Option(help="Dollars for a worker-hour; at 1, costs are told as the work itself.")]
 Workers = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="N|LOW:HIGH",
-        help="Worker processes; LOW:HIGH begins with as many of HIGH as there are cores, and may change within these.",
+        help="Worker processes; LOW:HIGH begins with as many of HIGH as there are cores "
+        "(or as --mesh says), and may change within these. [default: 1, or those of --mesh]",
     ),
 ]
 Policies = Annotated[

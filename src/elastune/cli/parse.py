@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable
 
 from elastune.core.errors import UserError
+from elastune.core.mesh import MOST_WORKERS
 from elastune.core.run import Config, ConfigValue
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LONGEST_S = 366 * UNITS_S["d"]
-MOST_WORKERS = 65_536
 LONGEST_VALUE = 10_000
 _PYTHONS = {"True": True, "False": False, "None": None}  # otherwise they would be text, and text is true
 

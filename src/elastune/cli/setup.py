@@ -9,6 +9,7 @@ from pathlib import Path
 from elastune.cli.output import print_error
 from elastune.cli.parse import duration, worker_bounds
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic
 from elastune.job.output_dir import JOURNAL, next_folder
 
@@ -36,13 +37,21 @@ def use_data(data: Path | None) -> None:
     os.environ["ELASTUNE_DATA"] = str(data.resolve())
 
 
-def choose_workers(text: str, heartbeat: str, collective_timeout: str) -> tuple[int, Elastic]:
-    """With how many workers a run begins, and how they may change: of "LOW:HIGH" as many as there are cores for."""
-    low, high = worker_bounds(text)
+def choose_workers(
+    text: str | None, heartbeat: str, collective_timeout: str, mesh: Mesh | None = None
+) -> tuple[int, Elastic]:
+    """With how many workers a run begins, and how they may change: of "LOW:HIGH" as many as there are cores for.
+
+    With a ``mesh`` it begins with those.
+    """
+    meshed = 1 if mesh is None else mesh.workers
+    low, high = (1, meshed) if text is None else worker_bounds(text)
     timeout_s = duration(collective_timeout, "--collective-timeout")
     elastic = Elastic(low, heartbeat_s=duration(heartbeat, "--heartbeat"), collective_timeout_s=timeout_s)
-    if ":" not in text:
+    if text is None or ":" not in text:
         return high, elastic
+    if mesh is not None:
+        return meshed, replace(elastic, high=high)
     from elastune.train.machine import cores
 
     return min(high, max(low, cores())), replace(elastic, high=high)

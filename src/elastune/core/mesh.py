@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -11,6 +12,9 @@ Axis = Literal["data", "shard", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "shard", "pipeline", "tensor")
 """From the slowest to the fastest: neighbouring ranks differ in the tensor axis first. A replica's workers, and the
 slots that they run, are therefore consecutive, and a run grows by whole replicas at its end."""
+
+MOST_WORKERS = 65_536
+_SIZE = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Mesh:
             size = getattr(self, axis)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise UserError("a mesh has at least one worker along each axis", f"{axis}={size}", f"use {axis}=1")
+        if self.workers > MOST_WORKERS:
+            raise UserError(f"a mesh has at most {MOST_WORKERS:,} workers", self, "use fewer")
 
     def size(self, axis: Axis) -> int:
         """How many workers differ in ``axis`` alone."""
@@ -112,8 +118,14 @@ class Mesh:
         sizes: dict[str, int] = {}
         for part in text.split(","):
             axis, _, size = (word.strip() for word in part.partition("="))
-            if axis not in get_args(Axis) or axis in sizes or not (size.isascii() and size.isdigit()):
-                raise UserError("a mesh names each axis once, with a number of workers", part, "use data=2,shard=2")
+            if axis not in get_args(Axis):
+                rule = f"the axes of a mesh are {', '.join(get_args(Axis))}"
+                raise UserError(rule, repr(part[:100]), "such as data=2,shard=2")
+            if axis in sizes:
+                raise UserError("a mesh names each axis once", text[:100], f"leave out the second {axis}")
+            if not _SIZE.fullmatch(size):
+                rule = f"an axis of a mesh has from 1 to {MOST_WORKERS:,} workers"
+                raise UserError(rule, repr(part[:100]), f"such as {axis}=2")
             sizes[axis] = int(size)
         return cls(**sizes)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from elastune.core.divergence import Divergence
+from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import Mesh
 
 Mode = Literal["exact", "fast"]
@@ -14,6 +16,7 @@ Precision = Literal["fp32", "bf16"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Scalar = bool | int | float | str
 DEFAULT_SLOTS = 4  # docs/decisions/0010; more workers than that raise it
+DEFAULT_VIRTUAL_TENSOR = 4  # likewise, where layers are divided
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
 
@@ -38,29 +41,35 @@ class Program:
 class Means:
     """System parameters (parallelism and execution): how a result is computed, and at what speed and cost.
 
-    In ``exact`` mode none of them shows in the result but ``num_slots``, ``precision`` and ``threads``.
+    In ``exact`` mode none of them shows in the result but ``num_slots``, ``virtual_tensor``, ``precision`` and
+    ``threads``. Left out, ``workers`` are those of the mesh, and ``mechanism`` is the least that the mesh needs.
 
     Args:
         workers: processes that train together at the beginning.
         mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
-        mechanism: how a replica of the model lies on workers; "replicated": every worker holds all of it.
-        mesh: the workers as a grid; None: what the mechanism makes of ``workers``.
-        copies: how many workers hold each piece of sharded state; None: two where workers may change, else one.
-        virtual_tensor: blocks that the tensor axis divides layers into; it belongs to the run, as ``num_slots`` does.
-        schedule: the order in which the stages of a pipeline run forward and backward passes.
+        mechanism: how a replica of the model lies on workers; "replicated": every worker holds all of it. Names that
+            go together are joined: "tensor+zero". See ``core.mechanism_name``.
         num_slots: equal shares of every global batch. It belongs to the run and stays when workers change.
         threads: CPU threads of each worker; equal on every worker, since CPU kernels may differ with it.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32" or "bf16" (autocast in the forward pass).
         micro_batch: samples of one forward pass at most; None: no bound.
+        mesh: the workers as a grid; None: all of them along the axis of the mechanism, see ``first_mesh``.
+        copies: how many workers hold each piece of divided state; None: two where workers may change, else one.
+        virtual_tensor: blocks that layers are divided into for the tensor axis; it belongs to the run, as
+            ``num_slots`` does. 1 where the mechanism divides no layers.
+        schedule: the order in which a pipeline's stages run forward and backward passes.
+        offload: optimizer state lies in the memory of the CPU.
+        zero_stage: what DeepSpeed or FairScale divide: 1 optimizer state, 2 gradients too, 3 parameters too; None:
+            what the mechanism does by default.
 
     Example:
         >>> elastune.run(train, {"lr": 0.1}, means=elastune.Means(workers=4, mode="fast", micro_batch=64))
     """
 
-    workers: int = 1
+    workers: int = None  # type: ignore[assignment]  # a number once it is made
     mode: Mode = "exact"
-    mechanism: str = "replicated"
+    mechanism: str = None  # type: ignore[assignment]
     num_slots: int = DEFAULT_SLOTS
     threads: int = 1
     device: str = "cpu"
@@ -68,8 +77,68 @@ class Means:
     micro_batch: int | None = None
     mesh: Mesh | None = None
     copies: int | None = None
-    virtual_tensor: int = 1
+    virtual_tensor: int = None  # type: ignore[assignment]
     schedule: Schedule = "1f1b"
+    offload: bool = False
+    zero_stage: int | None = None
+
+    def __post_init__(self) -> None:
+        told: Any = self
+        blocks = told.virtual_tensor
+        least = MechanismName.least_for(self.mesh, blocks)
+        name = least if told.mechanism is None else MechanismName.parse(self.mechanism)
+        workers = told.workers
+        if workers is None:
+            workers = 1 if self.mesh is None else self.mesh.workers
+        if blocks is None:
+            alone = workers if name.dividing == ("tensor",) else 1
+            blocks = max(DEFAULT_VIRTUAL_TENSOR, alone if self.mesh is None else self.mesh.tensor) if name.tensor else 1
+        for field_, value in (("mechanism", str(name)), ("workers", workers), ("virtual_tensor", blocks)):
+            object.__setattr__(self, field_, value)
+
+    @property
+    def parts(self) -> MechanismName:
+        """What the mechanism's name says."""
+        return MechanismName.parse(self.mechanism)
+
+    @property
+    def first_mesh(self) -> Mesh:
+        """The mesh that a run begins with: the one that was asked for, or what the mechanism makes of ``workers``.
+
+        Raises:
+            UserError: Where the mechanism divides along several axes and nobody has said how many workers along which.
+        """
+        return self.parts.mesh(self.workers) if self.mesh is None else self.mesh
+
+    def parts_of_batch(self, workers: int) -> int:
+        """Into how many parts ``workers`` cut the samples of a global batch, at least one slot each."""
+        begun = self.first_mesh
+        return (begun.fitted(workers) or begun).batch
+
+    def to_json(self) -> dict[str, Any]:
+        """As a journal holds it: plain values, without those that say nothing of this mechanism."""
+        parts, plain = self.parts, {f.name: getattr(self, f.name) for f in fields(self)}
+        plain["mesh"] = None if self.mesh is None else str(self.mesh)
+        silent = {
+            "mesh": self.mesh is None,
+            "copies": self.copies is None,
+            "virtual_tensor": self.virtual_tensor == 1 and not parts.tensor,
+            "schedule": self.schedule == Means.schedule and not parts.pipeline,
+            "offload": not self.offload,
+            "zero_stage": self.zero_stage is None,
+        }
+        return {name: value for name, value in plain.items() if not silent.get(name, False)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Means:
+        """What ``to_json`` gave, in a journal or on the wire.
+
+        Raises:
+            TypeError: Where it names what is no system parameter.
+            UserError: For a mesh or mechanism that is none.
+        """
+        mesh = told.get("mesh")
+        return cls(**{**told, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
 
 
 @dataclass(frozen=True)

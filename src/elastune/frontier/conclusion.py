@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
@@ -131,6 +130,6 @@ def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
 
 def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
     """Trains as ``repeated`` was, slot by slot, on the row's workers."""
-    request, means = plan.request, {**asdict(plan.means(repeated.slots)), "workers": chosen.workers}
+    request, means = plan.request, {**plan.means(repeated.slots).to_json(), "workers": chosen.workers}
     asked = repeated.seed, request.epochs
     return run_command(request.program.path, chosen.config, means, *asked, divergence=request.divergence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
@@ -58,7 +58,7 @@ class FrontierExperiment:
         started = TrialStarted(
             suggestion.number,
             config,
-            asdict(means),
+            means.to_json(),
             seed,
             "search",
             suggestion.params,
@@ -70,7 +70,7 @@ class FrontierExperiment:
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
         tags = {"for_workers": trial.means.num_slots}
-        started = TrialStarted(number, trial.config, asdict(trial.means), trial.seed, trial.phase, tags=tags)
+        started = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase, tags=tags)
         spec = self._spec(started, trial.means)
         if trial.max_steps is not None:
             spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1)
@@ -79,7 +79,7 @@ class FrontierExperiment:
     def again(
         self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
-        means = Means(**life.started.means)
+        means = Means.from_json(life.started.means)
         spec = replace(self._spec(life.started, means), resume=True, until_epoch=until_epoch)
         self._files.set_aside(spec.out, self._files.damaged(spec.out))
         return PreparedTrial(life.number, spec, TrialResumed(life.number, means.workers, reason, until_epoch, cut_off))

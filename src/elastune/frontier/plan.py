@@ -10,7 +10,7 @@ from typing import Any
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Means, RunSpec, number
-from elastune.job.run import check_means
+from elastune.job.validate_means import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
 from elastune.search.samplers.registry import check_sampler
 from elastune.search.space.constraint import Constraint, parse_constraints
@@ -93,6 +93,7 @@ class FrontierPlan:
         """The request as the journal keeps it."""
         plain = asdict(self.request)
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
+        plain["means"] = self.request.means.to_json()
         plain["workers"] = list(self.request.workers)
         plain["constraints"] = list(self.request.constraints)
         plain["objectives"] = {o.name: o.direction for o in self.axes}

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from elastune.cluster.base import Cluster, ElasticHandle
 from elastune.cluster.devices import assign, devices
@@ -24,16 +24,12 @@ from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
 from elastune.job.supervisor import JobSupervisor
 from elastune.job.validate_adapt import adapt_json, check_adapt
+from elastune.job.validate_means import check_means
 from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
-from elastune.mechanisms.registry import mechanism_for
 from elastune.train.data.sample_log import records_of
 from elastune.train.program.load import load_as_guest, merge
 from elastune.train.work import work
 
-SHORTEST_HEARTBEAT_S = 0.1
-MOST_SLOTS = 65_536
-MOST_THREADS = 4_096
-LARGEST_SEED = 2**63 - 1
 Observe = Callable[[Record], None]
 
 
@@ -133,42 +129,6 @@ def print_failure(record: Record) -> None:
         print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
 
 
-def check_means(spec: RunSpec) -> None:
-    """Refuse system parameters that contradict each other."""
-    means = spec.means
-    if means.workers < 1:
-        raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
-    low, most = spec.elastic.low, means.workers if spec.elastic.high is None else spec.elastic.high
-    if not 1 <= low <= means.workers <= most:
-        rule = "a run must begin with workers within its bounds"
-        raise UserError(rule, f"{means.workers}, from {low} to {most}", "use --workers LOW:HIGH")
-    if spec.elastic.heartbeat_s < SHORTEST_HEARTBEAT_S:
-        rule = f"a heartbeat must be at least {SHORTEST_HEARTBEAT_S:g} s, or busy workers count as lost"
-        raise UserError(rule, f"{spec.elastic.heartbeat_s:g} s", "use --heartbeat 5s")
-    if spec.elastic.collective_timeout_s < SHORTEST_HEARTBEAT_S:
-        rule = f"workers must wait for each other for at least {SHORTEST_HEARTBEAT_S:g} s"
-        raise UserError(rule, f"{spec.elastic.collective_timeout_s:g} s", "use --collective-timeout 30m")
-    if means.num_slots < most:
-        rule = "there must be a slot for every worker"
-        raise UserError(rule, f"{means.num_slots} slots, {most} workers", "use more --slots or fewer --workers")
-    if means.num_slots > MOST_SLOTS:
-        rule = f"a batch is cut into at most {MOST_SLOTS:,} slots"
-        raise UserError(rule, means.num_slots, "use fewer --slots: a slot holds at least one sample")
-    if means.threads > MOST_THREADS:
-        raise UserError(f"threads must be at most {MOST_THREADS:,}", means.threads, "use --threads 1")
-    if not 0 <= spec.seed <= LARGEST_SEED:
-        raise UserError("a seed must be from 0 to 2**63 - 1", spec.seed, "for example --seed 0")
-    if means.mode not in ("exact", "fast"):
-        raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
-    if means.precision not in ("fp32", "bf16"):
-        raise UserError("precision must be fp32 or bf16", means.precision, "use --precision fp32 or bf16")
-    if means.micro_batch is not None and means.micro_batch < 1:
-        raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
-    if means.threads < 1:
-        raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
-    mechanism_for(means)
-
-
 def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
     """What a journal begins with: where the run goes on, and what had been done up to there.
 
@@ -179,7 +139,7 @@ def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
         program=str(spec.program.path),
         config=dict(spec.config),
         seed=spec.seed,
-        means=asdict(spec.means),
+        means=spec.means.to_json(),
         context=machine_context(),
         epochs=spec.epochs,
         resumed_step=saved[-1] if saved else None,

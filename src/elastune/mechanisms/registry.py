@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.mechanisms.base import Mechanism
 from elastune.mechanisms.replicated import Replicated
@@ -15,8 +14,12 @@ MECHANISMS: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism i
 
 def mechanism_for(means: Means) -> Mechanism:
     """The mechanism that ``means`` name. Raises ``UserError`` where there is none, or it cannot do what they ask."""
-    if means.mechanism not in MECHANISMS:
-        raise UserError("mechanism must be known", means.mechanism, f"use one of {', '.join(MECHANISMS)}")
-    mechanism = MECHANISMS[means.mechanism]
-    mechanism.check(means, Mesh(data=means.workers))
+    for word in means.parts.words:
+        if word not in MECHANISMS:
+            raise UserError("mechanism must be known", word, f"use one of {', '.join(MECHANISMS)}")
+    mechanism = MECHANISMS[means.parts.words[0]]
+    if means.mode == "exact" and not mechanism.exact:
+        rule = "exact mode needs a mechanism that promises equal bits"
+        raise UserError(rule, means.mechanism, "use --mode fast, or another mechanism")
+    mechanism.check(means, means.first_mesh)
     return mechanism

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from elastune.cluster.run_files import RunFiles
@@ -35,7 +35,7 @@ class Tuning:
 
     def new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> PreparedTrial:
         spec = self._spec(suggestion.number, suggestion.values)
-        chosen = {**asdict(spec.means), "policy": suggestion.values["policy"]}
+        chosen = {**spec.means.to_json(), "policy": suggestion.values["policy"]}
         record = TrialStarted(
             trial=suggestion.number,
             config=spec.config,
@@ -61,7 +61,7 @@ class Tuning:
             checkpoint_every_steps=0,
             divergence=self._divergence,
         )
-        record = TrialStarted(number, trial.config, asdict(trial.means), trial.seed, trial.phase)
+        record = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase)
         return PreparedTrial(number, spec, record)
 
     def again(

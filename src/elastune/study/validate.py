@@ -12,8 +12,8 @@ from elastune.core.cost import MEASURED
 from elastune.core.divergence import check_factor
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, RunSpec
-from elastune.job.run import check_means
 from elastune.job.validate_adapt import check_adapt, policies_of
+from elastune.job.validate_means import check_means
 from elastune.journal.entry import Entry
 from elastune.journal.records import StudyStarted, TrialFinished, TrialStarted
 from elastune.journal.trials import Change
@@ -48,6 +48,7 @@ class Plan:
         """The request as the journal keeps it."""
         plain = asdict(self.request)
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
+        plain["means"] = self.request.means.to_json()
         plain["objectives"] = {o.name: o.direction for o in self.pricing.objectives}
         plain["defaults"] = self.config
         plain["warm_start"] = [str(path) for path in self.request.warm_start]

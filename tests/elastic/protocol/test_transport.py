@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.protocol.messages import Welcome, decode, encode
 from elastune.elastic.protocol.transport import Lines, ProtocolError
@@ -18,7 +19,8 @@ configs = st.dictionaries(st.text(), st.recursive(scalars, lambda inner: st.list
 
 @given(configs, st.integers(), st.booleans())
 def test_an_order_survives_the_wire(config: dict, seed: int, resume: bool) -> None:
-    means = Means(workers=3, mode="fast", micro_batch=7)
+    mesh = Mesh(data=2, tensor=2)
+    means = Means(workers=4, mode="fast", micro_batch=7, mesh=mesh, copies=2, schedule="gpipe")
     spec = RunSpec(Program(Path("a b/é.py"), "fit"), Path("/o"), config, seed, means, epochs=2, resume=resume)
     order = WorkerSpec("m:f", spec, Place(1, 3, 1, "cuda:1", False, "file:///x"), {"A": "1\n"}, "/", ["", "/x"])
     line = encode(Welcome(False, 0.5, spec=order))

@@ -9,8 +9,8 @@ import typer
 
 from elastune.cli import options
 from elastune.cli.output import OK, print_json
-from elastune.cli.parse import MOST_WORKERS
 from elastune.core.errors import UserError
+from elastune.core.mesh import MOST_WORKERS
 
 
 def resize(

@@ -37,7 +37,7 @@ def run(
     folders: Folders,
     faults: FaultOptions,
     notices: Notices,
-    workers: options.Workers = "1",
+    workers: options.Workers = None,
     max_steps: Annotated[int | None, typer.Option(help="End after this many steps.")] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Checkpoint every N steps too, not only each epoch; 0: never.")
@@ -67,7 +67,7 @@ def run(
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution.mode, place)
-    begin, elastic = choose_workers(workers, heartbeat, collective_timeout)
+    begin, elastic = choose_workers(workers, heartbeat, collective_timeout, execution.chosen_mesh)
     if place is not None:
         begin = _static_workers(workers, place, folders.out)
         elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)
@@ -185,8 +185,8 @@ def _explain(failure: RunFailed, out: Path) -> int:
     return FAILED
 
 
-def _static_workers(workers: str, place: Place, out: Path | None) -> int:
-    if workers not in ("1", str(place.world)):
+def _static_workers(workers: str | None, place: Place, out: Path | None) -> int:
+    if workers not in (None, str(place.world)):
         raise UserError("the launcher has started the workers", f"--workers {workers}", f"it started {place.world}")
     if out is None:
         raise UserError("workers of a launcher need one folder", "no --out", "give --out, the same for all")

@@ -38,7 +38,7 @@ def tune(
     from elastune.study.run import tune as run_study
 
     out = folders.choose(file, "tune")
-    low, high = search.bounds or (1, None)
+    low, high = search.bounds or (None, None)
     means = execution.means(low, most_workers=high)
     request = search.request(file, out, workers, means, training, resume=folders.resume)
     request = replace(request, warm_start=tuple(warm_start or ()))

@@ -12,6 +12,7 @@ from elastune.cli.commands.search import tell_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import Folders, Search, Training
 from elastune.core.errors import UserError
+from elastune.core.mesh import MOST_WORKERS
 from elastune.core.run import DEFAULT_SLOTS, Means, Program
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def simulate(
     from elastune.simulate.run import simulate as run_simulation
     from elastune.simulate.world import Losses
 
-    if not 1 <= workers <= parse.MOST_WORKERS:
-        raise UserError(f"--workers must be from 1 to {parse.MOST_WORKERS}", workers, "such as 2048")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", workers, "such as 2048")
     out = folders.choose(file, "simulate")
     request = search.request(file, out, workers, _means(search.bounds), training, resume=folders.resume)
     model = _model(request.program, recorded, scaling, start, pause)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.divergence import Divergence
+from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec
 
 
@@ -29,7 +30,11 @@ class WorkerSpec:
 
 def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
     """``spec`` as what JSON can hold, but for paths."""
-    return None if spec is None else asdict(spec)
+    if spec is None:
+        return None
+    plain = asdict(spec)
+    plain["spec"]["means"] = spec.spec.means.to_json()
+    return plain
 
 
 def spec_from_json(fields: Any) -> WorkerSpec | None:
@@ -39,11 +44,11 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
     try:
         told = dict(fields["spec"])
         program = Program(Path(told["program"]["path"]), told["program"]["train"])
-        known = {"program": program, "out": Path(told["out"]), "means": Means(**told["means"])}
+        known = {"program": program, "out": Path(told["out"]), "means": Means.from_json(told["means"])}
         known["parent"] = None if told["parent"] is None else Path(told["parent"])
         known["elastic"] = Elastic(**told["elastic"])
         known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in told["adapt"].items()})
         known["divergence"] = Divergence(told["divergence"]["factor"], tuple(told["divergence"]["metrics"]))
         return WorkerSpec(**{**fields, "spec": RunSpec(**{**told, **known}), "place": Place(**fields["place"])})
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, UserError) as error:
         raise ValueError(f"no worker's specification: {error!r}") from None

@@ -1,0 +1,114 @@
+"""Refuse system parameters that contradict each other, before a worker starts."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from elastune.core.errors import UserError
+from elastune.core.mechanism_name import MechanismName
+from elastune.core.mesh import AXES, Mesh
+from elastune.core.run import Means, RunSpec, Schedule
+from elastune.mechanisms.registry import mechanism_for
+
+SHORTEST_HEARTBEAT_S = 0.1
+MOST_SLOTS = 65_536
+MOST_THREADS = 4_096
+MOST_BLOCKS = 1_024
+LARGEST_SEED = 2**63 - 1
+ZERO_STAGES = (1, 2, 3)
+STAGED = ("deepspeed", "fairscale")
+
+
+def check_means(spec: RunSpec) -> None:
+    """Refuse system parameters that contradict each other."""
+    means = spec.means
+    if means.workers < 1:
+        raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
+    low, most = spec.elastic.low, means.workers if spec.elastic.high is None else spec.elastic.high
+    if not 1 <= low <= means.workers <= most:
+        rule = "a run must begin with workers within its bounds"
+        raise UserError(rule, f"{means.workers}, from {low} to {most}", "use --workers LOW:HIGH")
+    if spec.elastic.heartbeat_s < SHORTEST_HEARTBEAT_S:
+        rule = f"a heartbeat must be at least {SHORTEST_HEARTBEAT_S:g} s, or busy workers count as lost"
+        raise UserError(rule, f"{spec.elastic.heartbeat_s:g} s", "use --heartbeat 5s")
+    if spec.elastic.collective_timeout_s < SHORTEST_HEARTBEAT_S:
+        rule = f"workers must wait for each other for at least {SHORTEST_HEARTBEAT_S:g} s"
+        raise UserError(rule, f"{spec.elastic.collective_timeout_s:g} s", "use --collective-timeout 30m")
+    _check_mesh(means, most)
+    if means.num_slots < (parts := means.parts_of_batch(most)):
+        rule = "there must be a slot for every worker" + (" that has samples of its own" if parts < most else "")
+        raise UserError(rule, f"{means.num_slots} slots, {parts} workers", "use more --slots or fewer --workers")
+    if means.num_slots > MOST_SLOTS:
+        rule = f"a batch is cut into at most {MOST_SLOTS:,} slots"
+        raise UserError(rule, means.num_slots, "use fewer --slots: a slot holds at least one sample")
+    if means.threads > MOST_THREADS:
+        raise UserError(f"threads must be at most {MOST_THREADS:,}", means.threads, "use --threads 1")
+    if not 0 <= spec.seed <= LARGEST_SEED:
+        raise UserError("a seed must be from 0 to 2**63 - 1", spec.seed, "for example --seed 0")
+    if means.mode not in ("exact", "fast"):
+        raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
+    if means.precision not in ("fp32", "bf16"):
+        raise UserError("precision must be fp32 or bf16", means.precision, "use --precision fp32 or bf16")
+    if means.micro_batch is not None and means.micro_batch < 1:
+        raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
+    if means.threads < 1:
+        raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
+    mechanism_for(means)
+
+
+def _check_mesh(means: Means, most: int) -> None:
+    """Workers, mesh and mechanism agree, and so does what goes with one mechanism only. ``most`` workers, perhaps."""
+    parts, mesh = means.parts, means.first_mesh
+    if mesh.workers != means.workers:
+        told = f"{means.workers} workers, {mesh} ({mesh.workers})"
+        raise UserError("workers and mesh must agree", told, "leave --workers or --mesh out")
+    _check_axes(means, mesh)
+    if not 1 <= means.virtual_tensor <= MOST_BLOCKS:
+        raise UserError(f"virtual blocks must be from 1 to {MOST_BLOCKS:,}", means.virtual_tensor, "--virtual-tensor 4")
+    if means.virtual_tensor > 1 and not parts.tensor:
+        rule = "virtual blocks are of layers that the mechanism tensor divides"
+        fix = "use --mechanism tensor, or leave --virtual-tensor out"
+        raise UserError(rule, f"--virtual-tensor {means.virtual_tensor} with {parts}", fix)
+    if mesh.tensor > means.virtual_tensor:
+        rule = "the tensor axis must have at most as many workers as there are virtual blocks"
+        fix = f"use --virtual-tensor {mesh.tensor}, or fewer workers along tensor"
+        raise UserError(rule, f"tensor={mesh.tensor}, {means.virtual_tensor} blocks", fix)
+    _check_copies(means, most)
+    if means.schedule not in get_args(Schedule):
+        raise UserError(
+            "a pipeline's schedule must be known", means.schedule, f"use one of {', '.join(get_args(Schedule))}"
+        )
+    if means.schedule != Means.schedule and not parts.pipeline:
+        fix = "use --mechanism pipeline, or leave --schedule out"
+        raise UserError("a schedule is that of a pipeline", f"{means.schedule} with {parts}", fix)
+    if means.offload and not (parts.foreign == "deepspeed" or parts.state != "replicated"):
+        fix = "use --mechanism zero or sharded, or leave --offload out"
+        raise UserError("optimizer state is offloaded where it is divided", parts, fix)
+    if means.zero_stage is not None and parts.foreign not in STAGED:
+        fix = "use --mechanism zero (2) or sharded (3), or leave the stage out"
+        raise UserError(f"a ZeRO stage is chosen for {' and '.join(STAGED)}", f"{means.zero_stage}, {parts}", fix)
+    if means.zero_stage is not None and means.zero_stage not in ZERO_STAGES:
+        raise UserError("a ZeRO stage is 1, 2 or 3", means.zero_stage, "for example --zero-stage 2")
+
+
+def _check_axes(means: Means, mesh: Mesh) -> None:
+    """Every axis along which several workers divide a replica needs what divides it."""
+    needs = {"shard": "zero or sharded", "tensor": "tensor", "pipeline": "pipeline"}
+    for axis in AXES:
+        if axis != "data" and mesh.size(axis) > 1 and axis not in means.parts.dividing:
+            rule = f"workers along {axis} need a mechanism that divides a replica along it"
+            fix = f"use {needs[axis]} (joined with +), or leave {axis} out of the mesh"
+            raise UserError(rule, f"{mesh} with {means.mechanism}", fix)
+
+
+def _check_copies(means: Means, most: int) -> None:
+    if means.copies is None:
+        return
+    if means.parts == MechanismName():
+        fix = "leave --copies out: every worker holds all of it"
+        raise UserError("copies are of state that is divided", f"--copies {means.copies}, {means.mechanism}", fix)
+    holders = means.parts_of_batch(most)
+    if not 1 <= means.copies <= holders:
+        rule = "each piece of state has from 1 to as many copies as there are workers along data and shard"
+        fix = "use fewer --copies or more workers along data or shard"
+        raise UserError(rule, f"--copies {means.copies}, {holders} workers", fix)

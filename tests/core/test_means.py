@@ -1,0 +1,146 @@
+"""System parameters: what follows from what, their JSON, and what contradicts itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.core.errors import UserError
+from elastune.core.mechanism_name import FOREIGN, WORDS, MechanismName
+from elastune.core.mesh import Mesh
+from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.job.validate_means import check_means
+
+STATES = ["replicated", "zero", "sharded"]
+names = st.one_of(
+    st.builds(MechanismName, st.sampled_from(STATES), st.booleans(), st.booleans()),
+    st.sampled_from(sorted(FOREIGN)).map(lambda word: MechanismName(foreign=word)),
+)
+sizes = st.integers(1, 4)
+
+
+@given(names, st.randoms())
+def test_a_name_reads_what_it_writes_in_any_order(name: MechanismName, random: Any) -> None:
+    assert MechanismName.parse(str(name)) == name
+    words = list(name.words)
+    random.shuffle(words)
+    assert MechanismName.parse(" + ".join(words)) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "must be known"),
+        ("ddp", "must be known"),
+        ("zero+", "must be known"),
+        ("Zero", "must be known"),
+        ("x" * 5000, "must be known"),
+        ("tensor+tensor", "leave out the second tensor"),
+        ("zero+sharded", "all but one of zero, sharded"),
+        ("replicated+zero", "all but one of replicated, zero"),
+        ("tensor+fsdp2", "use fsdp2 alone"),
+    ],
+)
+def test_a_text_that_is_no_mechanism_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as error:
+        MechanismName.parse(text)
+    assert len(str(error.value)) < 400
+
+
+@given(st.builds(Mesh, sizes, sizes, sizes, sizes))
+def test_the_least_mechanism_divides_along_the_axes_of_its_mesh(mesh: Mesh) -> None:
+    means = Means(mesh=mesh)
+    assert means.workers == mesh.workers
+    assert means.first_mesh == mesh
+    assert set(means.parts.dividing) == {axis for axis in ("shard", "tensor", "pipeline") if mesh.size(axis) > 1}  # type: ignore[arg-type]
+
+
+def test_workers_go_along_the_axis_of_their_mechanism() -> None:
+    found = {word: str(Means(workers=3, mechanism=word).first_mesh) for word in WORDS}
+    assert found == {
+        "replicated": "data=3",
+        "zero": "shard=3",
+        "sharded": "shard=3",
+        "tensor": "tensor=3",
+        "pipeline": "pipeline=3",
+        "fsdp2": "shard=3",
+        "deepspeed": "shard=3",
+        "fairscale": "shard=3",
+        "horovod": "data=3",
+    }
+    assert Means(mechanism="tensor+zero").first_mesh == Mesh()
+    with pytest.raises(UserError, match="shard=2,tensor=2"):
+        _ = Means(workers=2, mechanism="tensor+zero").first_mesh
+
+
+def test_blocks_are_of_what_tensor_divides_and_enough_for_its_workers() -> None:
+    assert Means(workers=8).virtual_tensor == 1
+    assert [Means(workers=n, mechanism="tensor").virtual_tensor for n in (1, 4, 6)] == [4, 4, 6]
+    assert Means(mesh=Mesh(data=8, tensor=2)).virtual_tensor == 4
+    assert Means(virtual_tensor=2).mechanism == "tensor"
+    assert Means(workers=8, mesh=Mesh(data=8), virtual_tensor=2).first_mesh == Mesh(data=8)
+
+
+@given(
+    names,
+    st.none() | st.builds(Mesh, sizes, sizes, sizes, sizes),
+    st.none() | st.integers(1, 9),
+    st.none() | st.integers(1, 9),
+    st.sampled_from(["1f1b", "gpipe"]),
+    st.booleans(),
+)
+def test_means_survive_json(name: Any, mesh: Any, copies: Any, blocks: Any, schedule: Any, offload: bool) -> None:
+    mechanism = str(name)
+    means = Means(
+        mechanism=mechanism, mesh=mesh, copies=copies, virtual_tensor=blocks, schedule=schedule, offload=offload
+    )
+    assert Means.from_json(json.loads(json.dumps(means.to_json()))) == means
+
+
+def test_what_says_nothing_is_not_journaled_and_need_not_be() -> None:
+    told = Means(workers=2).to_json()
+    assert list(told) == [
+        "workers", "mode", "mechanism", "num_slots", "threads", "device", "precision", "micro_batch"
+    ]  # fmt: skip
+    assert Means.from_json({"workers": 2, "mechanism": "replicated"}) == Means(workers=2)
+    assert Means(mesh=Mesh(data=2, tensor=2)).to_json()["mesh"] == "data=2,tensor=2"
+
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"workers": 3, "mesh": Mesh(data=4)}, {}, "workers and mesh must agree"),
+    ({"mesh": Mesh(shard=2), "mechanism": "replicated"}, {}, "workers along shard need"),
+    ({"mesh": Mesh(tensor=2), "mechanism": "zero"}, {}, "workers along tensor need"),
+    ({"mesh": Mesh(pipeline=2), "mechanism": "tensor+zero"}, {}, "workers along pipeline need"),
+    ({"mesh": Mesh(tensor=2), "mechanism": "fsdp2"}, {}, "workers along tensor need"),
+    ({"mesh": Mesh(shard=2), "mechanism": "horovod"}, {}, "workers along shard need"),
+    ({"mesh": Mesh(tensor=3), "virtual_tensor": 2}, {}, "at most as many workers as there are virtual blocks"),
+    ({"virtual_tensor": 0}, {}, "virtual blocks must be"),
+    ({"virtual_tensor": 2, "mechanism": "zero"}, {}, "use --mechanism tensor"),
+    ({"workers": 2, "copies": 2}, {}, "every worker holds all of it"),
+    ({"mesh": Mesh(shard=2), "copies": 3}, {}, "fewer --copies"),
+    ({"mesh": Mesh(tensor=2), "copies": 2}, {}, "fewer --copies"),
+    ({"mesh": Mesh(shard=2), "copies": 0}, {}, "fewer --copies"),
+    ({"mesh": Mesh(shard=2), "copies": -1}, {}, "fewer --copies"),
+    ({"schedule": "gpipe"}, {}, "a schedule is that of a pipeline"),
+    ({"mechanism": "pipeline", "schedule": "waves"}, {}, "schedule must be known"),
+    ({"offload": True}, {}, "offloaded where it is divided"),
+    ({"mechanism": "tensor", "offload": True}, {}, "offloaded where it is divided"),
+    ({"mechanism": "zero", "zero_stage": 2}, {}, "deepspeed and fairscale"),
+    ({"mechanism": "deepspeed", "zero_stage": 4}, {}, "1, 2 or 3"),
+    ({"mesh": Mesh(data=2, shard=2), "num_slots": 3}, {}, "3 slots, 4 workers"),
+    ({"mesh": Mesh(shard=4)}, {"low": 1, "high": 3}, "within its bounds"),
+    ({"mesh": Mesh(shard=2)}, {"low": 3, "high": 8}, "within its bounds"),
+    ({"mesh": Mesh(data=2, tensor=2), "num_slots": 3}, {"low": 1, "high": 8}, "3 slots, 4 workers"),
+]
+
+
+@pytest.mark.parametrize(("told", "elastic", "expected"), WRONG)
+def test_what_contradicts_itself_is_refused(told: dict[str, Any], elastic: dict[str, Any], expected: str) -> None:
+    spec = RunSpec(Program(Path("mine.py")), Path("out"), means=Means(**told), elastic=Elastic(**elastic))
+    with pytest.raises(UserError, match=expected):
+        check_means(spec)
