@@ -12,6 +12,7 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
 from elastune.job.validate_means import check_means
+from elastune.mechanisms.owned.mechanism import Owned
 from elastune.mechanisms.registry import mechanism_for
 from elastune.mechanisms.replicated import Replicated
 from elastune.testing.kits.mechanism import MechanismKit
@@ -25,6 +26,11 @@ from halves import Halves
 class TestReplicated(MechanismKit):
     mechanism: ClassVar[Any] = Replicated()
     meshes = (Mesh(data=2), Mesh(data=3))
+
+
+class TestZero(MechanismKit):
+    mechanism: ClassVar[Any] = Owned("zero", ("shard",))
+    meshes = (Mesh(shard=3), Mesh(data=2, shard=2))
 
 
 class TestHalves(MechanismKit):

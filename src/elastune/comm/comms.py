@@ -36,12 +36,14 @@ class Comms:
     """One worker's groups: ``everyone``, and for each axis the workers that differ from it in this axis alone.
 
     ``batch``: those that compute with the same part of the model on other samples (the axes data and shard together).
+    ``hosts``: where each worker of the mesh runs, by rank; empty where nobody has asked.
     """
 
     mesh: Mesh
     everyone: Group
     groups: Mapping[Axis, Group]
     batch: Group
+    hosts: tuple[str, ...] = ()
 
     def group(self, axis: Axis) -> Group:
         """The group along ``axis``; of one worker where the mesh has no more."""

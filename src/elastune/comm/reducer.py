@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -129,6 +129,15 @@ def _total(pairs: list[Pair]) -> Pair:
     return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
 
 
+class HasSlot(Protocol):
+    """A bucket of any kind."""
+
+    @property
+    def here(self) -> torch.Tensor:
+        """The current slot's values, flat."""
+        ...
+
+
 class BucketNorms:
     """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
 
@@ -144,7 +153,7 @@ class BucketNorms:
         self._slot: Pair | None = None
         self.sums: Pair = (0.0, 0.0)
 
-    def of_slot(self, bucket: Bucket) -> Pair:
+    def of_slot(self, bucket: HasSlot) -> Pair:
         """Of one slot's gradients: taken when they are all in ``bucket``, and told again while the slot lasts."""
         if self._slot is None:
             self._slot = self._squares(bucket.here)
@@ -259,12 +268,16 @@ class Reducer(Generic[B]):
                     return
                 bucket.launch()
 
-    def finish(self) -> list[torch.Tensor]:
-        """The sums over all workers, on every worker. The views live until the next step."""
-        started = time.perf_counter()
+    def launch(self) -> None:
+        """This worker has no more to put."""
         for bucket in self._buckets:
             if not bucket.launched:
                 bucket.launch()
+
+    def finish(self) -> list[torch.Tensor]:
+        """The sums over all workers, on every worker. The views live until the next step."""
+        started = time.perf_counter()
+        self.launch()
         for bucket in self._buckets:
             bucket.combine()
         sums: dict[int, torch.Tensor] = {}

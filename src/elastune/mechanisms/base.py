@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from elastune.comm.comms import Comms
+from elastune.comm.units import clip_factor, global_norm, gradient_squares
 from elastune.core.errors import UserError
 from elastune.core.layout import Box, Piece
 from elastune.core.mesh import Mesh
@@ -61,12 +62,13 @@ class Replica:
         optimizer: torch.optim.Optimizer,
         comms: Comms,
         boxes: Mapping[str, Box] = MappingProxyType({}),
+        params: Sequence[nn.Parameter] | None = None,
     ) -> None:
         self.module = module
         self.model: nn.Module = module
         self.optimizer = optimizer
         self.comms = comms
-        self.params = [p for p in module.parameters() if p.requires_grad]
+        self.params = [p for p in module.parameters() if p.requires_grad] if params is None else list(params)
         self.buffers = Buffers(module)
         normalises = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
         self.least_samples = 2 if normalises else 1
@@ -132,7 +134,16 @@ class Replica:
 
     def clip(self, max_norm: float) -> float:
         """Scale the step's gradient so that the norm of the WHOLE gradient is at most ``max_norm``; the norm before."""
-        return float(nn.utils.clip_grad_norm_(self.params, max_norm))
+        gradients = [p.grad for p in self.params if p.grad is not None]
+        norm = global_norm(gradient_squares(gradients))
+        factor = clip_factor(norm, max_norm)
+        if factor != 1.0:
+            for gradient in gradients:
+                gradient.mul_(factor)
+        return norm
+
+    def spread(self) -> None:
+        """New values to those that compute with them and do not update them themselves; at a step boundary."""
 
     def abandon(self) -> None:
         """Drop the step that was begun last: no parameter has a gradient, buffers are as at its start."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.core.errors import UserError
 from elastune.core.run import Means
+from elastune.mechanisms.base import Replica
+from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.registry import mechanism_for
 from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
+from elastune.sync.owned import OwnedAllReduce
 from elastune.sync.streams import check_streams
 
 
@@ -33,7 +38,15 @@ def prepare(
         raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
     if means.mode == "exact":
         check_streams(model)
-    replica = mechanism.attach(model, optimizer, comms, means)
+    if means.copies is None:
+        means = replace(means, copies=2 if elastic else 1)
+    return sync_of(mechanism.attach(model, optimizer, comms, means), comms, means, control=control, elastic=elastic)
+
+
+def sync_of(replica: Replica, comms: Comms, means: Means, *, control: int = 0, elastic: bool = False) -> Sync:
+    """The strategy that ``means`` ask for, over ``replica``; see ``prepare``."""
+    if isinstance(replica, OwnedReplica):
+        return OwnedAllReduce(replica, comms, means.num_slots, control, mode=means.mode, elastic=elastic)
     if means.mode == "exact":
         return ExactAllReduce(replica, comms, means.num_slots, control, elastic=elastic)
     return FastAllReduce(replica, comms, control, elastic=elastic)

@@ -40,6 +40,14 @@ class PartStatistics:
         """Nothing yet."""
         self.values = [0.0] * len(STATISTICS)
 
+    def add(self, other: PartStatistics) -> None:
+        """All that ``other`` has."""
+        self.values = [own + value for own, value in zip(self.values, other.values, strict=True)]
+
+    def tensor(self) -> torch.Tensor:
+        """The values, in single precision, on the CPU."""
+        return torch.tensor([float(value) for value in self.values], dtype=torch.float32)
+
     def record(self, name: str, value: float) -> None:
         """One of ``STATISTICS`` that was measured, weighted already."""
         self.values[STATISTICS.index(name)] += value

@@ -1,0 +1,74 @@
+"""How the arithmetic of one replica is divided: which leaves there are, and how a worker runs its part of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from elastune.comm.comms import Comms
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.leaves import Split, whole_leaves
+from elastune.core.run import Means
+
+
+class Division:
+    """One worker's way through a model. This one divides nothing; ``tensor`` and ``pipeline`` override it.
+
+    What lies where is not its business (``owned.store.LeafStore``): the storage of the leaves that this worker computes
+    with (``split.computed``) is there when ``enter`` and the passes are called, and holds the right values.
+
+    Attributes:
+        split: The leaves of the WHOLE model, the same on every worker and every mesh.
+        parameters: By leaf: the one parameter object that it has on this worker for the whole run, of the leaf's shape.
+            At the beginning all have their values, equal on all workers; later the storage of those that this worker
+            does not compute with is empty.
+        module: What is saved; its names are those of the user's model.
+        model: What the user's forward pass calls.
+        streams: ``backward`` brings the gradients of nothing but the slice that it was called with, and each at once
+            and whole: they may be taken while it runs.
+    """
+
+    split: Split
+    parameters: list[nn.Parameter]
+    module: nn.Module
+    model: nn.Module
+    streams = True
+
+    def __init__(self, module: nn.Module) -> None:
+        named = list(module.named_parameters())
+        self.split = whole_leaves([(name, tuple(p.shape), str(p.dtype)[6:], p.requires_grad) for name, p in named])
+        self.parameters = [p for _, p in named]
+        self.module = self.model = module
+
+    def enter(self, comms: Comms) -> None:
+        """Be worker ``comms.rank`` of ``comms.mesh`` from the next step on: at the beginning, and after every change of
+        workers or mesh. No collective may be started here: others may not have come as far.
+        """
+
+    def begin_step(self) -> None:
+        """The forward pass of a step's first slice comes next."""
+
+    def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
+        """Run what is due now that ``loss``, the mean over the samples of ``part``, is there, times ``part.weight``.
+
+        Yields every slice whose gradients have JUST been accumulated into the parameters' ``grad``, in order of slots:
+        none at the first calls of a pipeline, several at the last. Whoever iterates takes the gradients away at each,
+        so that between two of them there are those of one slice alone. Slices that do not end their slot are yielded
+        as well, and their gradients are left to add up (``part.ends_slot``).
+
+        A slice without weight is a copy of another one, for a worker that has no samples: others may wait for what this
+        worker does of it, but its gradients count for nothing.
+        """
+        if part.weight:
+            (loss * part.weight).backward()
+        yield part
+
+    def abandon(self) -> None:
+        """Drop what is under way: passes in flight, and what they have kept."""
+
+
+Divide = Callable[[Division, Means], Division]
+"""Makes a finer division of another one: "tensor" replaces layers of ``division.module`` by layers of blocks, and
+"pipeline" then cuts what there is into stages. Called once on every worker, before anything is taken out of memory."""

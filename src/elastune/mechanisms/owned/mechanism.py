@@ -1,0 +1,53 @@
+"""Mechanisms whose state is held in shares, by how they divide the arithmetic and what they leave in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from elastune.comm.comms import Comms
+from elastune.core.errors import UserError
+from elastune.core.mesh import AXES, Axis, Mesh
+from elastune.core.run import Means
+from elastune.mechanisms.base import Mechanism, Replica
+from elastune.mechanisms.division import Divide, Division
+from elastune.mechanisms.owned.probe import refuse_unless_elementwise
+from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.mechanisms.owned.store import LeafStore
+
+
+class Owned(Mechanism):
+    """State in shares: the batch group's workers each add up, hold and update a part of what they compute with.
+
+    With the axis shard this is ZeRO (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+    Parameter Models"), stage 2: gradients and optimizer state are divided, values lie with all that compute with them.
+
+    ``axes``: the axes that it divides a replica along. ``divides``: what divides the arithmetic, in order.
+    """
+
+    exact = True
+
+    def __init__(self, name: str, axes: Sequence[Axis], divides: Sequence[Divide] = ()) -> None:
+        self.name = name  # type: ignore[misc]  # of this one: what it is made of decides
+        self._axes = ("data", *axes)
+        self._divides = divides
+
+    def check(self, means: Means, mesh: Mesh) -> None:
+        for axis in AXES:
+            if mesh.size(axis) > 1 and axis not in self._axes:
+                rule = f"{self.name} has no workers along the axis {axis}"
+                raise UserError(rule, str(mesh), f"use {axis}=1, or another mechanism")
+        if means.copies is not None and means.copies < 1:
+            raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+        if "shard" in self._axes:
+            refuse_unless_elementwise(optimizer)
+        names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+        division = Division(model)
+        for divide in self._divides:
+            division = divide(division, means)
+        store = LeafStore(division.split, division.parameters, optimizer, names)
+        return OwnedReplica(division, store, optimizer, comms, means.copies or 1)

@@ -1,0 +1,314 @@
+"""One worker's part of a replica whose state is held in shares: its passes, its update, and how new values spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from elastune.comm.comms import Comms
+from elastune.comm.group import GroupBroken, Work
+from elastune.comm.units import clip_factor, global_norm
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.core.layout import Piece
+from elastune.core.ownership import BucketPlan, Segment, buckets, held, holders
+from elastune.mechanisms.base import Ready, Replica
+from elastune.mechanisms.division import Division
+from elastune.mechanisms.owned.guard import GradientGuard
+from elastune.mechanisms.owned.placement import VALUES
+from elastune.mechanisms.owned.store import LeafStore
+
+IN_FLIGHT_BYTES = 64 << 20
+
+
+class OwnedReplica(Replica):
+    """A division's passes over a store's leaves. See ``mechanisms.base.Replica``; gradients are those of all leaves of
+    the split, by their place in ``split.trained``, and those of leaves that are computed elsewhere never come.
+
+    A step: ``begin_step``; ``run`` for each slice; then ``receive`` the sums of what is held here, which is from then
+    on the *reduced* step; the optimizer's step, after which ``spread`` sends the new values.
+
+    Attributes:
+        plans: The buckets of this worker's batch group.
+        held_by: By batch rank: who holds what it adds up, itself first.
+        copies: How many workers hold each share, where there are as many.
+        reduced: A step's sums are here, and its gradients are not dropped yet.
+        applied: The optimizer has updated the shares with them.
+        version: How many steps were applied to what this worker holds.
+        on_break: What to do where a group breaks while values spread; it returns once they are spread.
+    """
+
+    def __init__(
+        self, division: Division, store: LeafStore, optimizer: torch.optim.Optimizer, comms: Comms, copies: int
+    ) -> None:
+        self.division, self.store, self.copies = division, store, copies
+        self.split = division.split
+        super().__init__(division.module, optimizer, comms, params=[division.parameters[i] for i in self.split.trained])
+        self.model = division.model
+        self.reduced = self.applied = False
+        self.version = 0
+        self.on_break: Callable[[GroupBroken], None] = _raised
+        self._scale: Callable[[float], None] = _unscaled
+        self._squares = torch.zeros(0, dtype=torch.float64)
+        self._leaf_of = {leaf.name: i for i, leaf in enumerate(self.split.leaves)}
+        self.plans: tuple[BucketPlan, ...] = ()
+        self.held_by: list[tuple[int, ...]] = []
+        store.rebuild(*self._wanted(comms))
+        self._enter(comms)
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def _wanted(self, comms: Comms) -> tuple[tuple[int, ...], tuple[Segment, ...]]:
+        """What this worker is to compute with, and to hold, in the mesh of ``comms``."""
+        mesh, rank = comms.mesh, comms.rank
+        return self.split.computed(mesh, rank), held(self.split, mesh, rank, self.copies, comms.hosts)
+
+    def _enter(self, comms: Comms) -> None:
+        mesh = comms.mesh
+        hosts = [comms.hosts[member] for member in mesh.batch_group(comms.rank)] if comms.hosts else ()
+        self.comms = comms
+        self.plans = buckets(self.split, self.store.computed, mesh.batch)
+        self.held_by = [holders(mesh, adder, self.copies, hosts) for adder in range(mesh.batch)]
+        self.division.enter(comms)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._drop()
+        self.division.begin_step()
+
+    def _drop(self) -> None:
+        """No step's gradients are here."""
+        if self.reduced:
+            for p in self.params:
+                p.grad = None
+            self.store.clear()
+        self.reduced = self.applied = False
+
+    def run(
+        self, loss: torch.Tensor, part: BatchSlice, begin: Callable[[BatchSlice], None], ready: Ready
+    ) -> Iterator[BatchSlice]:
+        """The backward pass of ``part``, as far as it is due: see ``Division.backward``.
+
+        ``begin`` is called before the gradients of a slice that ends its slot go to ``ready``, which copies them; then
+        that slice is yielded. Those of other slices are hidden until the slot's last one. A slice without weight
+        gives no gradients.
+        """
+        self._restore()
+        streams = self.division.streams and part.ends_slot and part.weight > 0
+        if streams:
+            self._seen.clear()
+            begin(part)
+            self._ready = ready
+        try:
+            for done in self.division.backward(loss, part):
+                if not done.weight:
+                    for p in self.params:
+                        p.grad = None
+                elif done.ends_slot:
+                    if not streams:
+                        self._seen.clear()
+                        begin(done)
+                    self._hand_over(ready)
+                yield done
+        finally:
+            self._ready = None
+        if not part.ends_slot:
+            self.hide()
+
+    def receive(
+        self,
+        sums: Sequence[tuple[Segment, torch.Tensor]],
+        used: frozenset[int],
+        squares: torch.Tensor,
+        scale: Callable[[float], None],
+    ) -> None:
+        """The step is reduced: ``sums`` are what this worker holds of it, flat and in order of leaves.
+
+        Args:
+            sums: Segments of leaves, with their sums; neighbours lie one behind the other in memory.
+            used: The leaves that any worker's passes have used; the others have no gradient.
+            squares: Of every unit of every trained leaf of the whole model.
+            scale: Multiplies all of ``sums``.
+        """
+        self._hidden = None
+        self._squares, self._scale = squares, scale
+        self.reduced, self.applied = True, False
+        self.store.give({leaf: parts for leaf, parts in _by_leaf(sums).items() if leaf in used})
+        for leaf in self.store.computed:
+            if leaf in used:
+                p = self.store.parameters[leaf]
+                p.grad = GradientGuard.of(p)
+
+    def clip(self, max_norm: float) -> float:
+        if not self.reduced:
+            return 0.0
+        norm = global_norm(self._squares)
+        factor = clip_factor(norm, max_norm)
+        if factor != 1.0:
+            self._scale(factor)
+        return norm
+
+    def _stepped(self) -> None:
+        """The optimizer has stepped."""
+        if not self.reduced:
+            return
+        if not self.applied:
+            self.version += 1
+        self.applied = True
+        try:
+            self.spread()
+        except GroupBroken as error:
+            self.on_break(error)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.store.clear()
+        self.reduced = self.applied = False
+        self.division.abandon()
+
+    def refuse_leftovers(self) -> None:
+        left = [s.parameter.grad is not None for s in self.store.shards if s.parameter.requires_grad]
+        guarded = any(isinstance(p.grad, GradientGuard) for p in self.params)
+        if any(left) and guarded:
+            super().refuse_leftovers()
+        if guarded:  # the program has cleared what its optimizer has
+            for p in self.params:
+                p.grad = None
+
+    # -- values to who computes with them -----------------------------------------------------------------------------
+
+    def spread(self) -> None:
+        """The first holder of every share sends its values to those that compute with its leaf and do not hold it.
+
+        May be done again, and in another group: it changes nothing but values that are not held here.
+
+        Raises:
+            GroupBroken: With some values received and some not.
+        """
+        self.store.publish()
+        group = self.comms.batch
+        if self.store.frees or all(len(each) == group.size for each in self.held_by):
+            return
+        under_way: list[tuple[BucketPlan, Work, torch.Tensor, torch.Tensor]] = []
+        size = 0
+        for plan in self.plans:
+            under_way.append((plan, *self._send(plan)))
+            size += under_way[-1][2].nbytes
+            while size > IN_FLIGHT_BYTES:
+                size -= under_way[0][2].nbytes
+                self._take(*under_way.pop(0))
+        for each in under_way:
+            self._take(*each)
+
+    def _send(self, plan: BucketPlan) -> tuple[Work, torch.Tensor, torch.Tensor]:
+        """Start what ``spread`` does of one bucket: the work, where it arrives, and what is sent."""
+        group, store = self.comms.batch, self.store
+        to = [worker for worker in range(group.size) if worker not in self.held_by[group.rank]]
+        own = [store.read(segment) for segment in plan.parts[group.rank]] if to else []
+        mine = torch.cat(own) if own else self._nothing(plan)
+        sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
+        out_sizes = [0 if group.rank in self.held_by[adder] else n for adder, n in enumerate(plan.sizes)]
+        out = torch.empty(sum(out_sizes), dtype=mine.dtype, device=group.wire)
+        copies = mine.to(group.wire).expand(len(to), -1).reshape(-1)
+        return group.all_to_all(out, copies, out_sizes, sizes), out, copies
+
+    def _nothing(self, plan: BucketPlan) -> torch.Tensor:
+        p = self.store.parameters[plan.leaves[0]]
+        return torch.empty(0, dtype=p.dtype, device=p.device)
+
+    def _take(self, plan: BucketPlan, work: Work, out: torch.Tensor, sent: torch.Tensor) -> None:
+        work.wait()
+        at, rank = 0, self.comms.batch.rank
+        for adder, part in enumerate(plan.parts):
+            if rank not in self.held_by[adder]:
+                for segment in part:
+                    self.store.write_values(segment, out[at : at + segment.size])
+                    at += segment.size
+
+    # -- where it lies ------------------------------------------------------------------------------------------------
+
+    def regroup(self, comms: Comms) -> None:
+        """Stand where ``comms`` says. What is to be held there is here already (``store.rebuild``), or the same."""
+        wanted = self._wanted(comms)
+        if wanted != (self.store.computed, self.store.held):
+            self.store.rebuild(*wanted)
+        self._enter(comms)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this worker has of ``parameters``, ``gradients``, ``optimizer`` (state), and ``copies``: what of
+        the optimizer's state another worker adds up, and this one holds as well.
+        """
+        store, rank = self.store, self.comms.batch.rank
+        own = {segment for plan in self.plans for segment in plan.parts[rank]}
+        state = {id(s): _state_bytes(store.optimizer.state.get(s.parameter, {})) for s in store.shards}
+        total = sum(state.values())
+        elements = sum(s.segment.size for s in store.shards if s.segment.leaf in set(self.split.trained))
+        adds_up = sum(segment.size for segment in own)
+        copies = total * (elements - adds_up) // elements if elements else 0
+        tensors = [*store.parameters, *(s.parameter for s in store.shards), *self.module.buffers()]
+        return {"parameters": storage_bytes(tensors), "optimizer": total, "copies": copies}
+
+    def layout(self) -> tuple[Piece, ...]:
+        """Buffers by their names; of leaves flat pieces, which bear the leaf's name and that of the optimizer's tensor
+        behind it ("fc.weight#2:exp_avg"); what is one number for the leaf has the box ().
+        """
+        found = [Piece(name, tuple((0, size) for size in b.shape)) for name, b in self.module.named_buffers()]
+        for segment in self.store.held:
+            name, box = self.split.leaves[segment.leaf].name, ((segment.start, segment.stop),)
+            found += [Piece(name, box), *(Piece(f"{name}:{key}", box) for key in self.store.names(segment.leaf))]
+            facts = self.store.scalars(segment.leaf)
+            found += [Piece(f"{name}:{key}", ()) for key, value in facts.items() if isinstance(value, torch.Tensor)]
+        return tuple(dict.fromkeys(found))
+
+    def read(self, piece: Piece) -> torch.Tensor:
+        leaf, key = self._named(piece)
+        if leaf is None:
+            return dict(self.module.named_buffers())[piece.name].detach()[tuple(slice(*edge) for edge in piece.box)]
+        if not piece.box:
+            value: torch.Tensor = self.store.scalars(leaf)[key]
+            return value
+        return self.store.read(Segment(leaf, *piece.box[0]), key or VALUES)
+
+    def write(self, piece: Piece, values: torch.Tensor) -> None:
+        leaf, key = self._named(piece)
+        if leaf is None:
+            dict(self.module.named_buffers())[piece.name][tuple(slice(*edge) for edge in piece.box)] = values
+        elif not piece.box:
+            self.store.write_scalar(leaf, key, values)
+        else:
+            self.store.write(Segment(leaf, *piece.box[0]), key or VALUES, values)
+
+    def _named(self, piece: Piece) -> tuple[int | None, str]:
+        """The leaf and the optimizer's tensor that ``piece`` is of; None for a buffer."""
+        if piece.name in self._leaf_of:
+            return self._leaf_of[piece.name], ""
+        name, _, key = piece.name.rpartition(":")
+        return self._leaf_of.get(name), key
+
+
+def storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Of the memory that ``tensors`` lie in, each counted once."""
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage().size() for t in tensors}
+    return sum(found.values())
+
+
+def _state_bytes(state: Any) -> int:
+    return sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _by_leaf(sums: Sequence[tuple[Segment, torch.Tensor]]) -> dict[int, list[tuple[Segment, torch.Tensor]]]:
+    found: dict[int, list[tuple[Segment, torch.Tensor]]] = {}
+    for segment, values in sums:
+        found.setdefault(segment.leaf, []).append((segment, values))
+    return found
+
+
+def _raised(error: GroupBroken) -> None:
+    raise error
+
+
+def _unscaled(factor: float) -> None:
+    raise UserError("a gradient is clipped after session.backward", f"factor {factor}", "call it after the step's last")

@@ -1,0 +1,195 @@
+"""All-reduce of replicas whose state is held in shares: sums stop at their holders, and a gate ends the step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+
+from elastune.comm.comms import Comms
+from elastune.comm.exact import ExactReducer
+from elastune.comm.gate import Gate
+from elastune.comm.owned import OwnedBucket, OwnedReducer
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.core.run import Mode
+from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.sync.base import Sync
+from elastune.sync.statistics import STATISTICS, PartStatistics, step_statistics
+
+
+class OwnedAllReduce(Sync):
+    """A step's gradients are added up along the canonical tree, each share by one worker, and sent to its holders.
+
+    ``exact``: over slots, each on the buffers of the step's start; weights do not show the workers, nor the mesh.
+    ``fast``: what a worker runs is one part, as if it were a slot; buffers drift.
+    A step is committed once this worker is through the gate: whoever is knows that every sum lies with all its holders.
+    """
+
+    name: ClassVar[str] = "owned"
+    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
+    replica: OwnedReplica
+
+    def __init__(
+        self,
+        replica: OwnedReplica,
+        comms: Comms,
+        num_slots: int,
+        control: int = 0,
+        *,
+        mode: Mode = "exact",
+        elastic: bool = False,
+    ) -> None:
+        super().__init__(replica, comms, control)
+        self.exact = mode == "exact"  # type: ignore[misc]
+        self.drifts = not self.exact  # type: ignore[misc]
+        self._elastic = elastic
+        self._gate = Gate(replica.split, control, len(STATISTICS), num_slots if self.exact else None)
+        self._reducer = OwnedReducer()
+        self._moves: ExactReducer | None = None
+        self._moved: list[torch.Tensor] = []
+        floats = replica.buffers.floats if self.exact else []
+        if floats:
+            self._moves = ExactReducer([b.detach() for b in floats], num_slots, comms.batch, hold=elastic)
+        self._enter(comms)
+        self._begin()
+
+    def _enter(self, comms: Comms) -> None:
+        self.comms = comms
+        self.group = comms.batch
+        self._gate.regroup(comms.everyone, comms.mesh)
+        replica, split = self.replica, self.replica.split
+        made = []
+        for plan in replica.plans:
+            like = replica.store.parameters[plan.leaves[0]]
+            made.append(OwnedBucket(plan, split, like.dtype, like.device))
+        self._reducer.regroup(made, comms.batch, self._gate.num_slots, replica.held_by)
+        self._computed = frozenset(replica.store.computed)
+        self._rank = comms.mesh.batch_rank(comms.rank)
+
+    def _begin(self) -> None:
+        self._weights_of: dict[int, float] = {}
+        self._parts: dict[int, PartStatistics] = {}
+        self._used: set[int] = set()
+        self._slot_begun = -1
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
+        if starts_step:
+            self._begin()
+            self._part.clear()
+            self.replica.begin_step()
+            self._reducer.begin()
+            if self._moves is not None:
+                self._moves.begin()
+        elif self.exact and share.slot != self._slot_begun:
+            self.replica.buffers.restore()
+        self._slot_begun = share.slot
+
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        replica, slot = self.replica, self._slot_of(share)
+        replica.refuse_leftovers()
+        if self.exact:
+            replica.buffers.passed()
+        if share.weight:
+            self._weights_of[slot] = self._weights_of.get(slot, 0.0) + share.weight
+            part = self._parts.setdefault(slot, PartStatistics())
+            part.add(self._part)
+            self._part.clear()
+            if self.wants_statistics:
+                part.add_loss(loss, share.weight)
+        for done in replica.run(loss, share, self._begin_slot, self._put):
+            if done.weight and done.ends_slot:
+                self._end_slot(done)
+        if share.ends_step:
+            self._finish()
+
+    def _slot_of(self, share: BatchSlice) -> int:
+        return share.slot if self.exact else self._rank
+
+    def _begin_slot(self, part: BatchSlice) -> None:
+        self._reducer.begin_slot(self._slot_of(part), last=part.ends_step)
+
+    def _put(self, place: int, gradient: torch.Tensor | None) -> None:
+        leaf = self.replica.split.trained[place]
+        if leaf not in self._computed:
+            return
+        if gradient is not None:
+            self._used.add(leaf)
+            if gradient.is_sparse:
+                if self.exact:
+                    fix = "use sparse=False or --mode fast"
+                    raise UserError("exact mode sums dense gradients", "a sparse gradient", fix)
+                gradient = gradient.to_dense()
+        self._reducer.put(leaf, gradient)
+
+    def _end_slot(self, part: BatchSlice) -> None:
+        if self._moves is not None:
+            self._moves.begin_slot(part.slot, last=part.ends_step)
+            for place, moved in enumerate(self.replica.buffers.moves(self._weights_of[part.slot])):
+                self._moves.put(place, moved)
+
+    def _finish(self) -> None:
+        started = time.perf_counter()
+        reducer = self._reducer
+        reducer.launch()
+        if self._moves is not None:
+            self._moves.launch()
+        reducer.combine()
+        if self._moves is not None:
+            self._moved = self._moves.finish()
+        squares = reducer.squares()
+        reducer.wait()
+        statistics = {slot: part.tensor() for slot, part in self._parts.items()}
+        self._gate.pass_through(self.control, statistics, self._used, squares)
+        self.wait_s = time.perf_counter() - started
+        self._complete()
+
+    def _complete(self) -> None:
+        """Through the gate: the step counts."""
+        gate, replica = self._gate, self.replica
+        self.totals = gate.control
+        norms = (float(gate.squares.sum()), 0.0) if self._measures else None
+        self.statistics = step_statistics(gate.statistics, norms)
+        held = [bucket.held for bucket in self._reducer.buckets]
+        replica.receive(self._reducer.sums(), gate.used, gate.squares, lambda factor: _scale(held, factor))
+        if self.exact:
+            replica.buffers.move(self._moved)
+
+    # -- when workers come and go -------------------------------------------------------------------------------------
+
+    def last_result(self) -> list[torch.Tensor]:
+        return [self._gate.result]
+
+    def result_room(self) -> list[torch.Tensor]:
+        return [torch.empty_like(self._gate.result)]
+
+    def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
+        """As in the contract. This worker stood at the gate, so all that it holds of the step is here."""
+        self._drain()
+        (self._gate.result,) = result
+        self._complete()
+
+    def abandon(self) -> None:
+        self._drain()
+        self.replica.abandon()
+
+    def _drain(self) -> None:
+        self._reducer.drain()
+        if self._moves is not None:
+            self._moves.drain()
+
+    def regroup(self, comms: Comms) -> None:
+        self._drain()
+        self.replica.regroup(comms)
+        self._enter(comms)
+        if self._moves is not None:
+            self._moves.regroup(comms.batch)
+
+
+def _scale(sums: Sequence[torch.Tensor], factor: float) -> None:
+    for each in sums:
+        each.mul_(factor)
