@@ -1,0 +1,176 @@
+"""The tensor axis: a fixed number of virtual blocks, of which each worker has a run, and what brings blocks together.
+
+A layer that is divided is ``count`` blocks, whatever workers exist, as a global batch is slots: each block is computed
+by itself, and sums over blocks follow the canonical tree: bits do not show how many workers there are along the axis.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from elastune.comm.group import Group, GroupBroken
+from elastune.core.slots import Fold, cut, subtrees, tree_sum
+
+
+class BlockAxis:
+    """This worker's place along the tensor axis, read anew by every pass.
+
+    Args:
+        count: virtual blocks.
+        exact: sums follow the canonical tree; else the backend's own order.
+
+    Attributes:
+        own: the blocks that this worker computes.
+        divided_s: seconds spent inside of what is divided, between a tensor's way into blocks and out of them.
+        traffic_bytes: bytes that this worker has sent to others for sums and gathers.
+        computes: whether the model's forward pass runs at this moment.
+        failed: why what forward passes bring is of no use any more, until ``enter``.
+    """
+
+    def __init__(self, count: int, *, exact: bool) -> None:
+        self.count = count
+        self.exact = exact
+        self.divided_s = 0.0
+        self.traffic_bytes = 0
+        self.computes = False
+        self.failed: GroupBroken | None = None
+        self._since: float | None = None
+        self.enter(Group())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BlockAxis:
+        return self  # a copy of the model (an average of its weights, say) stands where the model stands
+
+    def enter(self, group: Group) -> None:
+        """From here on the blocks lie on the workers of ``group``, in order of rank."""
+        if group.size > self.count:
+            raise ValueError(f"{self.count} blocks on {group.size} workers")
+        self.group = group
+        self._runs = cut(self.count, group.size)
+        self.own = self._runs[group.rank]
+        self.failed = None
+        self._since = None
+
+    # -- together -----------------------------------------------------------------------------------------------------
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum over all blocks, contiguous, on every worker; ``parts``: the own ones, in order, of one shape."""
+        fold: Fold[torch.Tensor] = Fold(self.own, self.count, torch.add)
+        for block, part in zip(self.own, parts, strict=True):
+            fold.push(block, part.contiguous())
+        mine = [value for _, value in fold.parts]
+        if self.group.size == 1:
+            return mine[0]
+        if not self.exact:
+            return self._sum_in_any_order(mine)
+        return self._sum_in_order(mine)
+
+    def _sum_in_any_order(self, mine: list[torch.Tensor]) -> torch.Tensor:
+        total = mine[0].clone() if len(mine) == 1 else torch.stack(mine).sum(0)
+        wire = total.to(self.group.wire)
+        self.group.all_reduce(wire).wait()
+        self.traffic_bytes += 2 * _bytes(wire) * (self.group.size - 1) // self.group.size
+        return wire.to(total.device)
+
+    def _sum_in_order(self, mine: list[torch.Tensor]) -> torch.Tensor:
+        """Chunk c of every worker's subtree sums goes to worker c, which adds in tree order and sends it to all."""
+        group, size = self.group, self.group.size
+        nodes = [node for run in self._runs for node in subtrees(run, self.count)]
+        subtrees_of = [len(subtrees(run, self.count)) for run in self._runs]
+        numel, shape, device = mine[0].numel(), mine[0].shape, mine[0].device
+        chunk = -(-numel // size)
+        sent = mine[0].new_zeros(size, len(mine), chunk, device=group.wire)
+        for i, value in enumerate(mine):
+            flat = value.reshape(-1)
+            for c in range(size):
+                piece = flat[c * chunk : (c + 1) * chunk]
+                sent[c, i, : piece.numel()].copy_(piece)
+        got = sent.new_empty(len(nodes), chunk)
+        counts = [count * chunk for count in subtrees_of]
+        group.all_to_all(got.view(-1), sent.view(-1), counts, [len(mine) * chunk] * size).wait()
+        total = tree_sum(list(zip(nodes, got.unbind(0), strict=True)), self.count, torch.add)
+        out = got.new_empty(size * chunk)
+        group.all_gather(out, total).wait()
+        self.traffic_bytes += (size - 1) * (len(mine) + 1) * _bytes(total)
+        return out[:numel].view(shape).to(device)
+
+    def join(self, parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """All blocks side by side along ``dim``, contiguous, on every worker; ``sizes``: of all blocks along it."""
+        mine = torch.cat(list(parts), dim)
+        if self.group.size == 1:
+            return mine.contiguous()
+        group = self.group
+        first = mine.movedim(dim, 0)
+        row = first[0].numel() if len(first) else 0
+        lengths = [sum(sizes[run.start : run.stop]) * row for run in self._runs]
+        flat = first.to(group.wire).contiguous().view(-1)
+        out = flat.new_empty(sum(lengths))
+        group.all_to_all(out, flat.repeat(group.size), lengths, [flat.numel()] * group.size).wait()
+        self.traffic_bytes += (group.size - 1) * _bytes(flat)
+        return out.view(sum(sizes), *first.shape[1:]).movedim(0, dim).contiguous().to(mine.device)
+
+    def parts(self, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
+        """The own blocks of ``whole`` along ``dim``, each with a storage of its own: bits may depend on alignment."""
+        starts = [sum(sizes[:block]) for block in self.own]
+        return [
+            whole.narrow(dim, start, sizes[block]).clone(memory_format=torch.contiguous_format)
+            for block, start in zip(self.own, starts, strict=True)
+        ]
+
+    # -- in the user's forward pass, which runs to its end; ``failed`` is told where the session can act on it ---------
+
+    def sum_forward(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """As ``sum``; zeros where the group broke."""
+        try:
+            if self.failed is None:
+                return self.sum(parts)
+        except GroupBroken as error:
+            self.failed = error
+        return torch.zeros_like(parts[0])
+
+    def join_forward(self, parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """As ``join``; zeros where the group broke."""
+        try:
+            if self.failed is None:
+                return self.join(parts, sizes, dim)
+        except GroupBroken as error:
+            self.failed = error
+        shape = list(parts[0].shape)
+        shape[dim] = sum(sizes)
+        return parts[0].new_zeros(shape)
+
+    # -- how long -----------------------------------------------------------------------------------------------------
+
+    def goes_in(self) -> None:
+        """A tensor goes into blocks."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def comes_out(self) -> None:
+        """A tensor comes out of blocks."""
+        if self._since is not None:
+            self.divided_s += time.perf_counter() - self._since
+            self._since = None
+
+    @contextmanager
+    def back_into(self) -> Iterator[None]:
+        """In a backward pass: a gradient goes into blocks. What lies between this and ``back_out`` is divided."""
+        self._since = time.perf_counter()
+        yield
+
+    @contextmanager
+    def back_out(self) -> Iterator[None]:
+        """In a backward pass: the blocks' gradients come together; of several times in a row each adds what it took."""
+        yield
+        now = time.perf_counter()
+        if self._since is not None:
+            self.divided_s += now - self._since
+            self._since = now
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
