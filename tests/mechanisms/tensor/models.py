@@ -114,15 +114,17 @@ class Decoder(nn.Module):
         return self.layer(x, x.flip(0), tgt_mask=mask, tgt_is_causal=True)
 
 
-def encoder() -> nn.Module:
+def encoder(dropout: float = 0.1) -> nn.Module:
     """torch's encoder."""
-    layer = nn.TransformerEncoderLayer(16, 4, 30, dropout=0.1, batch_first=True, activation="gelu")
+    layer = nn.TransformerEncoderLayer(16, 4, 30, dropout=dropout, batch_first=True, activation="gelu")
     return nn.TransformerEncoder(layer, 2)
 
 
-def mlp() -> nn.Module:
+def mlp(dropout: float = 0.2) -> nn.Module:
     """Sizes that do not divide."""
-    return nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Dropout(0.2), nn.Linear(33, 10), nn.ReLU(), nn.Linear(10, 4))
+    return nn.Sequential(
+        nn.Linear(6, 33), nn.Tanh(), nn.Dropout(dropout), nn.Linear(33, 10), nn.ReLU(), nn.Linear(10, 4)
+    )
 
 
 GPT_PLAN = {
@@ -156,6 +158,8 @@ EXAMPLES = {
     "encoder": Example(encoder, None, (5, 16)),
     "decoder": Example(Decoder, None, (5, 16)),
     "attention": Example(attention, None, (5, 16)),
+    "mlp without dropout": Example(lambda: mlp(0.0), None, (6,)),
+    "encoder without dropout": Example(lambda: encoder(0.0), None, (5, 16)),
     "odd": Example(Odd, {"up": COLUMNS, "down": COLUMNS, "words": COLUMNS}, (6,)),
 }
 

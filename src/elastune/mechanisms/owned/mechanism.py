@@ -43,7 +43,7 @@ class Owned(Mechanism):
             raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
-        if "shard" in self._axes:
+        if {"shard", "tensor"} & set(self._axes):  # parameters are updated in parts
             refuse_unless_elementwise(optimizer)
         names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
         division = Division(model)
