@@ -10,6 +10,7 @@ import pytest
 
 from elastune.cluster.base import ElasticHandle, Event
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Means, Program, RunSpec
 from elastune.job.fault_injection import Injector, Planned, arrivals, parse_chaos
 from elastune.journal.records import FaultInjected, Reported
@@ -32,6 +33,7 @@ class NotingHandle(ElasticHandle):
         )
         self.living = {n: 1000 + n for n in range(workers)}
         self.asked: list[int] = []
+        self.shapes: list[str] = []
         self.killed: list[int] = []
         self.at = 0
 
@@ -49,6 +51,9 @@ class NotingHandle(ElasticHandle):
 
     def resize(self, workers: int, why: str = "") -> None:
         self.asked.append(workers)
+
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        self.shapes.append(str(mesh))
 
     def kill_worker(self, worker: int) -> None:
         self.killed.append(worker)

@@ -15,6 +15,7 @@ from elastune.cli.commands.doctor import doctor
 from elastune.cli.commands.explain import explain
 from elastune.cli.commands.export import export
 from elastune.cli.commands.report import report
+from elastune.cli.commands.reshape import reshape
 from elastune.cli.commands.resize import resize
 from elastune.cli.commands.run import run
 from elastune.cli.commands.search import frontier, tune
@@ -49,7 +50,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for command in (run, resize, tune, simulate, frontier, report, explain, export, doctor):
+for command in (run, resize, reshape, tune, simulate, frontier, report, explain, export, doctor):
     app.command()(_told(command))
 
 

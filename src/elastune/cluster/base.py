@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from elastune.cluster.run_files import LocalFiles, RunFiles
+from elastune.core.mesh import Mesh
 from elastune.core.run import RunSpec
 from elastune.journal.records import Record
 
@@ -94,6 +95,10 @@ class ElasticHandle(Handle):
     @abstractmethod
     def resize(self, workers: int, why: str = "") -> None:
         """Wish for so many workers, within the bounds of ``spec.elastic``. Returns at once."""
+
+    @abstractmethod
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        """Wish for workers that stand as ``mesh`` says; what the run cannot have changes nothing. Returns at once."""
 
     @abstractmethod
     def kill_worker(self, worker: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from elastune.cluster.base import NOBODY, ElasticHandle, Event, Exited, Message, how_it_ended
+from elastune.cluster.ends import NOT_STARTED, ended_itself
 from elastune.cluster.launcher import (
     Bootstrap,
     Launcher,
@@ -21,6 +22,8 @@ from elastune.cluster.launcher import (
     ProcessStarted,
 )
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Place
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Buried, Parted, RecordSent
@@ -28,9 +31,8 @@ from elastune.elastic.coordinator.liveness import Vitals
 from elastune.elastic.coordinator.standstill import Standstill
 from elastune.elastic.protocol.client import remove_contact, write_contact
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
-from elastune.elastic.protocol.messages import Welcome, encode
+from elastune.elastic.protocol.messages import ReshapeAsked, ResizeAsked, Welcome, encode
 from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.elastic.worker.last_resort import DISCONNECTED_CODE, ORPHANED_CODE
 from elastune.journal.records import (
     Decided,
     NotMeasured,
@@ -43,7 +45,6 @@ from elastune.journal.records import (
     WorkerGone,
 )
 
-NOT_STARTED = 71  # EX_OSERR of sysexits.h
 EXPLAIN_S = 2.0  # how long the end of a process is awaited whose connection has closed without a word
 UNKNOWN = 1  # the code of a process of which nobody knows how it ended
 
@@ -98,6 +99,7 @@ class ElasticRun(ElasticHandle):
             heartbeat_s=elastic.heartbeat_s,
             silence_s=silence_s,
             most_losses=elastic.most_losses,
+            meshes=MeshChoice.of(spec.means),
             collective_timeout_s=elastic.collective_timeout_s,
             host=host,
             spec_of=self._spec_of,
@@ -150,7 +152,10 @@ class ElasticRun(ElasticHandle):
         self._close_if_over()
 
     def resize(self, workers: int, why: str = "") -> None:
-        self.coordinator.resize(workers, why)
+        self.coordinator.ask(ResizeAsked(workers, why))
+
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        self.coordinator.ask(ReshapeAsked(str(mesh), why))
 
     def kill_worker(self, worker: int) -> None:
         self._end([worker])
@@ -356,7 +361,7 @@ class ElasticRun(ElasticHandle):
         if self._fatal is not None and self._fatal[0] == worker:
             why = self._fatal[1]
             return [self._failure(why if how in why else f"{why}; {how}"), end]
-        own_end = _ended_itself(told) if returned is None and not self._is_late(worker) else ""
+        own_end = ended_itself(told) if returned is None and not self._is_late(worker) else ""
         if own_end and worker not in self._doomed and not self._finished:
             self.over = self._failed = True  # of the program's own will: it would do so again
             return [Message(worker, RunFailed("exception", own_end, worker, told.code, told.log)), end]
@@ -389,12 +394,3 @@ class ElasticRun(ElasticHandle):
     def _failure(self, why: str) -> Event:
         last = self._last
         return Message(last.rank, RunFailed("worker_lost", why, max(0, last.rank), last.code, last.log))
-
-
-def _ended_itself(end: ProcessEnded) -> str:
-    """What the program did to end its worker's process without a word; "" where it was something else that ended it."""
-    if end.why or end.code is None or end.code < 0 or end.code in (ORPHANED_CODE, NOT_STARTED):
-        return ""
-    if end.code == DISCONNECTED_CODE:
-        return "the program closed its worker's connection, a file that it had not opened (os.closerange?)"
-    return f"the program ended its worker's process with exit code {end.code} (os._exit, or a library that exits)"

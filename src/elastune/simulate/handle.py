@@ -12,6 +12,7 @@ from typing import Literal
 from elastune.cluster.base import NOBODY, ElasticHandle, Event, Exited, Message
 from elastune.core.divergence import follow_reports
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Position, RunSpec
 from elastune.core.seeds import derive
 from elastune.journal.records import Reason, Regrouped, Reported, Restarted, RunFailed, RunFinished, WorkerGone
@@ -90,6 +91,10 @@ class SimulatedHandle(ElasticHandle):
             self._wanted = min(max(workers, low), self.spec.most_workers)
             self._why = why or f"a resize to {self._wanted} workers"
             self.room()
+
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        """A simulated run knows numbers of workers only."""
+        self.resize(mesh.workers, why or f"a reshape to {mesh}")
 
     def kill_worker(self, worker: int) -> None:
         if worker in self._members and not self._over:

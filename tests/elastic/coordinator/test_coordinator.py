@@ -63,7 +63,7 @@ def test_the_events_of_a_run_replay(coordinator: Coordinator) -> None:
         version = found[0].await_version(version.number, LIMIT_S)
         for member in found[:2]:
             member.running(version.number, 4)
-        coordinator.resize(1, "as a test")
+        coordinator.ask(ResizeAsked(1, "as a test"))
         planned = eventually(lambda: found[0].pending(version.number))
         assert planned.members == (0,)
         found[0].running(planned.number, 5)
@@ -95,7 +95,7 @@ def test_what_only_the_controller_can_do_wakes_it(coordinator: Coordinator) -> N
         coordinator.take()
         coordinator.take_records()
         assert not select.select([coordinator], [], [], 0)[0]
-        coordinator.resize(5)
+        coordinator.ask(ResizeAsked(5))
         assert select.select([coordinator], [], [], LIMIT_S)[0]
         assert eventually(coordinator.take) == [instructions.Start((3, 4))]
         coordinator.take_records()
@@ -111,7 +111,7 @@ def test_the_last_words_of_a_worker_come_before_the_news_of_its_end() -> None:
     """The controller sees the process's end, perhaps before this thread has read what it sent."""
     with coordinating(2) as coordinator, members(coordinator, 0, 1) as found:
         number = begun(found)
-        coordinator.resize(1)
+        coordinator.ask(ResizeAsked(1))
         eventually(lambda: found[1].pending(number))
         busy = threading.Event()
 
@@ -182,10 +182,10 @@ def test_a_bug_in_the_thread_gives_the_run_up(monkeypatch: pytest.MonkeyPatch) -
         assert "ZeroDivisionError" in given_up.why
 
 
-@pytest.mark.parametrize("call", ["capacity", "resize"])
+@pytest.mark.parametrize("call", ["capacity", "ask"])
 def test_what_no_event_may_hold_is_the_callers_error(coordinator: Coordinator, call: str) -> None:
     with pytest.raises(ValueError, match="greater"):
-        getattr(coordinator, call)(-1)
+        getattr(coordinator, call)(-1 if call == "capacity" else ResizeAsked(-1))
 
 
 def test_a_worker_that_neither_beats_nor_closes_is_lost() -> None:
@@ -244,7 +244,7 @@ def test_addresses_reach_those_who_come_later(coordinator: Coordinator) -> None:
         found[0].publish(f"{number - 2}/0/0", "aGk=")
         assert found[1].read([f"{number}/0/0"], LIMIT_S) == ["aGk="]
         coordinator.capacity(1)
-        coordinator.resize(4)
+        coordinator.ask(ResizeAsked(4))
         eventually(coordinator.take)
         with Raw(coordinator) as late:
             late.hello(coordinator, 3)

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from elastune.core.mesh import Mesh
+from elastune.core.mesh_choice import UNBOUNDED, MeshChoice
 from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, step
+from elastune.elastic.coordinator.requests import objection
 from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Instruction, Release, Start, StopRun
 from elastune.elastic.protocol.messages import (
     Broken,
@@ -23,6 +26,7 @@ from elastune.elastic.protocol.messages import (
     Progressed,
     Ready,
     ReplaceAsked,
+    ReshapeAsked,
     ResizeAsked,
     Running,
     decode_event,
@@ -518,3 +522,86 @@ def test_events_survive_json(event: tuple[int | None, Event]) -> None:
 def test_rubbish_is_no_event(rubbish: Any) -> None:
     with pytest.raises(ValueError, match="no event|validation error"):
         decode_event(rubbish)
+
+
+# -- meshes -----------------------------------------------------------------------------------------------------------
+
+SHARDS = MeshChoice(Mesh(shard=2), shard=UNBOUNDED, tensor=2)
+
+
+def standing(meshes: MeshChoice, workers: int, hosts: Sequence[str] = (), free: int = 0) -> Membership:
+    """A run whose workers stand as ``meshes`` says."""
+    numbers = range(workers)
+    known = dict(enumerate(hosts))
+    events: list[tuple[int | None, Event]] = []
+    for worker in numbers:
+        events += [(worker, Connected(known.get(worker, ""))), (worker, Ready())]
+    state, _ = told(begin(numbers, 1, 8, 8, meshes), *events)
+    assert state.proposed is not None
+    return told(state, *run(1, 0, *state.proposed.members), (None, CapacityChanged(free)))[0]
+
+
+def test_a_view_says_how_its_members_stand_and_on_which_hosts() -> None:
+    view = standing(SHARDS, 4, ["a", "a", "b", "b"]).current
+    assert view is not None
+    assert (view.mesh, view.hosts) == ("data=2,shard=2", ("a", "a", "b", "b"))
+    assert view.grid == Mesh(data=2, shard=2)
+    one = standing(SHARDS, 4, ["a"] * 4).current
+    assert one is not None
+    assert one.hosts == ()
+
+
+def test_survivors_take_the_mesh_of_so_many() -> None:
+    state, instructions = told(standing(SHARDS, 4), (1, Lost()))
+    assert instructions[-1] == InstallView(View(2, (0, 2, 3), mesh="shard=3"))
+    state, instructions = told(state, *run(2, 5, 0, 2, 3), (None, CapacityChanged(1)))
+    assert instructions == [Start((4,))]
+    state, instructions = told(state, *warm(4))
+    joins = View(3, (0, 2, 3, 4), scheduled=True, joiners=(4,), mesh="data=2,shard=2")
+    assert instructions == [InstallView(joins)]
+
+
+def test_a_reshape_is_a_scheduled_view_with_another_mesh_and_those_who_leave_hand_over() -> None:
+    state, instructions = told(standing(SHARDS, 4), (None, ReshapeAsked("shard=2,tensor=2")))
+    assert instructions == [InstallView(View(2, (0, 1, 2, 3), scheduled=True, mesh="shard=2,tensor=2"))]
+    state, instructions = told(state, *run(2, 3, 0, 1, 2, 3), (None, ReshapeAsked("tensor=2")))
+    fewer = View(3, (0, 1), scheduled=True, mesh="tensor=2", leavers=(2, 3))
+    assert instructions == [InstallView(fewer)]
+    state, instructions = told(state, *run(3, 4, 0, 1))
+    assert set(instructions) == {Release(2), Release(3)}
+    assert told(state, (None, ReshapeAsked("tensor=2")))[1] == [], "they stand like that"
+    # A resize keeps the wanted mesh as near as can be.
+    state, instructions = told(state, (None, CapacityChanged(2)), (None, ResizeAsked(4)))
+    assert instructions == [Start((4, 5))]
+    state, instructions = told(state, *warm(4, 5))
+    grown = View(4, (0, 1, 4, 5), scheduled=True, joiners=(4, 5), mesh="data=2,tensor=2")
+    assert instructions == [InstallView(grown)]
+
+
+def test_who_has_no_place_waits_and_takes_the_place_of_one_that_dies() -> None:
+    layers = MeshChoice(Mesh(data=2, tensor=2), tensor=2)
+    state = standing(layers, 5)
+    assert state.current is not None
+    assert state.current.members == (0, 1, 2, 3)
+    assert [worker.phase for worker in state.workers] == ["member"] * 4 + ["ready"]
+    # Worker 1 dies: its part of the model is still at 3, and both 0 and 2 have the other part: one of them must go.
+    state, instructions = told(state, (1, Lost()))
+    assert instructions[-1] == InstallView(View(2, (0, 3), mesh="tensor=2"))
+    assert Release(2) in instructions
+    state, instructions = told(state, *run(2, 5, 0, 3))
+    assert instructions == [], "one alone would change nothing: another is to come"
+    state, instructions = told(state, (None, CapacityChanged(1)))
+    assert instructions == [Start((5,))]
+    state, instructions = told(state, *warm(5))
+    back = View(3, (0, 3, 4, 5), scheduled=True, joiners=(4, 5), mesh="data=2,tensor=2")
+    assert instructions == [InstallView(back)]
+
+
+def test_a_pipeline_may_have_as_many_stages_as_workers_say_there_are_layers() -> None:
+    state = begin(range(2), 1, 8, 8, MeshChoice(Mesh(pipeline=2), pipeline=2))
+    assert "at most 2 workers along pipeline" in objection(state, ReshapeAsked("pipeline=3"))
+    state, _ = told(state, *warm(0, 1), (0, Running(1, 0, layers=3)), (1, Running(1, 0, layers=3)))
+    assert objection(state, ReshapeAsked("pipeline=3")) == ""
+    assert "this run has from 1 to 8 workers" in objection(state, ReshapeAsked("data=3,pipeline=3"))
+    assert "not along shard" in objection(state, ReshapeAsked("shard=2"))
+    assert "axes of a mesh are" in objection(state, ReshapeAsked("depth=2"))

@@ -14,6 +14,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.protocol import transport
+from elastune.elastic.protocol.messages import ResizeAsked
 from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
 from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
@@ -66,7 +67,7 @@ def test_a_joiner_is_taken_in_and_confirmed(coordinator: Coordinator) -> None:
     with members(coordinator, 0, 1) as old:
         number = begun(old)
         coordinator.capacity(1)
-        coordinator.resize(3)
+        coordinator.ask(ResizeAsked(3))
         (start,) = eventually(coordinator.take)
         with members(coordinator, *start.workers) as (joiner,):
             assert joiner.joins
@@ -87,7 +88,7 @@ def test_a_joiner_whose_hand_over_breaks_is_told_so(coordinator: Coordinator) ->
     with members(coordinator, 0, 1) as old:
         number = begun(old)
         coordinator.capacity(1)
-        coordinator.resize(3)
+        coordinator.ask(ResizeAsked(3))
         (start,) = eventually(coordinator.take)
         with members(coordinator, *start.workers) as (joiner,):
             joiner.ready()

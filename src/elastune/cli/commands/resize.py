@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from elastune.cli import options
 from elastune.cli.output import OK, print_json
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
+
+if TYPE_CHECKING:
+    from elastune.elastic.protocol.messages import ReshapeAsked, ResizeAsked
 
 
 def resize(
@@ -24,16 +27,22 @@ def resize(
     """
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"workers must be from 1 to {MOST_WORKERS}", workers, "such as elastune resize OUT 4")
-    from elastune.elastic.protocol.client import ask
     from elastune.elastic.protocol.messages import ResizeAsked
 
-    answer = ask(out, ResizeAsked(workers, "elastune resize"))
+    return wish(out, "resize", ResizeAsked(workers, "elastune resize"), json=json)
+
+
+def wish(out: Path, kind: str, request: ResizeAsked | ReshapeAsked, *, json: bool) -> int:
+    """Ask the run in ``out`` for it, and tell what it says."""
+    from elastune.elastic.protocol.client import ask
+
+    answer = ask(out, request)
     if not answer.taken:
-        raise UserError("a run takes a wish only while it trains", answer.detail, "go on with it: --resume")
+        over = answer.detail == "the run is over"
+        fix = "go on with it: --resume" if over else "ask for what it can have"
+        raise UserError("a run takes a wish only while it trains, and one that it can meet", answer.detail, fix)
     if json:
-        print_json(
-            {"kind": "resize", "taken": True, "detail": answer.detail, "members": answer.members, "out": str(out)}
-        )
+        print_json({"kind": kind, "taken": True, "detail": answer.detail, "members": answer.members, "out": str(out)})
     else:
         print(answer.detail)
     return OK

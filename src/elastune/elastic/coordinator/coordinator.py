@@ -15,11 +15,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from elastune.core.mesh_choice import MeshChoice
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.connections import GONE, Closed, Connection, ConnectionServer, Greeted, Heard
 from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
 from elastune.elastic.coordinator.liveness import VitalsOf, WorkerConnections
 from elastune.elastic.coordinator.membership import ProtocolViolation, begin
+from elastune.elastic.coordinator.requests import Request, answer, objection
 from elastune.elastic.coordinator.roll import Roll
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.instructions import (
@@ -33,7 +35,6 @@ from elastune.elastic.protocol.instructions import (
     StopRun,
 )
 from elastune.elastic.protocol.messages import (
-    Answer,
     Beat,
     Broken,
     CapacityChanged,
@@ -47,6 +48,7 @@ from elastune.elastic.protocol.messages import (
     Noticed,
     Progressed,
     Report,
+    ReshapeAsked,
     ResizeAsked,
     Said,
 )
@@ -69,11 +71,11 @@ class Coordinator:
     """Serves one run from now until ``close``. Any thread may call what has no underscore; numbers that no event may
     have (a negative one, NaN) raise ``ValueError``.
 
-    ``workers``: the numbers of the workers that the caller is starting. ``host``: the address to listen on; loopback
-    unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear nothing from here before it ends
-    itself, and may say nothing while it still loads its program. ``collective_timeout_s``: how long members wait
-    for one that lives and does not come. ``spec_of(worker)``: what it is to do. ``last_line(worker)``: the last line of
-    its log; ``vitals_of(worker)``: of its process, where it can be seen. Raises ``OSError`` where it cannot listen.
+    ``workers``: the numbers of the workers that the caller is starting; ``meshes``: how they may stand. ``host``: the
+    address to listen on; loopback unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear
+    nothing from here before it ends itself, and may say nothing while it loads its program. ``collective_timeout_s``:
+    how long members wait for one that lives and does not come. ``spec_of(worker)``: what it is to do; ``last_line``:
+    the last line of its log; ``vitals_of``: of its process, if seen. Raises ``OSError`` where it cannot listen.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Coordinator:
         high: int,
         heartbeat_s: float,
         most_losses: int = 8,
+        meshes: MeshChoice | None = None,
         collective_timeout_s: float = math.inf,
         silence_s: float = SILENCE_S,
         host: str = "127.0.0.1",
@@ -95,7 +98,7 @@ class Coordinator:
         self._bell = WakeupPipe()
         self._hub = ConnectionServer(host, self.token, self._bell)
         self.address = f"[{host}]:{self._hub.port}" if ":" in host else f"{host}:{self._hub.port}"
-        self._state = begin(workers, low, high, most_losses)
+        self._state = begin(workers, low, high, most_losses, meshes)
         self._heartbeat_s = heartbeat_s
         self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
         self._silence_s = silence_s
@@ -159,9 +162,9 @@ class Coordinator:
         """``free`` more workers could be started now."""
         self._tell(None, CapacityChanged(free))
 
-    def resize(self, workers: int, why: str = "") -> None:
-        """Somebody wants ``workers`` workers."""
-        self._tell(None, ResizeAsked(workers, why))
+    def ask(self, request: Request) -> None:
+        """Somebody wants other workers, or another mesh; nothing becomes of what cannot be."""
+        self._call(lambda: None if objection(self._state, request) else self._feed(None, request))
 
     def notice(self, worker: int, seconds: float, why: str) -> None:
         """``worker`` will be taken away in ``seconds``."""
@@ -255,7 +258,7 @@ class Coordinator:
             self._say([connection], InstallView(self._newest))
         for key, value in self._board.items():
             self._say([connection], messages.Publish(key, value))
-        self._feed(worker, Connected())
+        self._feed(worker, Connected(hello.host))
 
     def _hear(self, connection: Connection, message: Message, size: int) -> None:
         worker = connection.worker
@@ -281,8 +284,8 @@ class Coordinator:
             case Broken():
                 # A death that explains it is to be heard first: its end of connection is on its way.
                 self._broken.append((now + BROKEN_GRACE_S, worker, message))
-            case ResizeAsked():
-                self._feed(None, message)
+            case ResizeAsked() | ReshapeAsked():
+                self.ask(message)
             case _ if isinstance(message, Said):
                 self._feed(worker, message)
             case _:
@@ -298,14 +301,11 @@ class Coordinator:
             self._say(self._peers.connections(but=worker), message)
 
     def _answer(self, connection: Connection, message: Message) -> None:
-        if isinstance(message, ResizeAsked):
-            asked = message.workers
-            self._feed(None, message)
-            state, members = self._state, self.members
-            allowed = f" ({asked} asked for; from {state.low} to {state.high} are allowed)"
-            bounds = "" if asked == state.target else allowed
-            detail = f"from {len(members)} to {state.target} workers{bounds}"
-            self._say([connection], Answer(not self._over, "the run is over" if self._over else detail, members))
+        if isinstance(message, Request):
+            why_not = "the run is over" if self._over else objection(self._state, message)
+            if not why_not:
+                self._feed(None, message)
+            self._say([connection], answer(self._state, message, self.members, why_not))
         self._hub.end(connection)
 
     def _part(self, connection: Connection, why: str) -> None:

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from elastune.core.mesh import Mesh
+from elastune.core.mesh_choice import MeshChoice, dispensable, seated
 from elastune.elastic.coordinator.membership import Membership, Phase, ProtocolViolation, Worker, begin
+from elastune.elastic.coordinator.places import waits_for_more, who_stays
 from elastune.elastic.protocol.instructions import (
     Confirm,
     Dismiss,
@@ -35,6 +38,7 @@ from elastune.elastic.protocol.messages import (
     Progressed,
     Ready,
     ReplaceAsked,
+    ReshapeAsked,
     ResizeAsked,
     Running,
 )
@@ -62,10 +66,15 @@ def step(state: Membership, worker: int | None, event: Event) -> Outcome:
 
 
 def replay(
-    workers: Sequence[int], low: int, high: int, most_losses: int, events: Iterable[tuple[int | None, Event]]
+    workers: Sequence[int],
+    low: int,
+    high: int,
+    most_losses: int,
+    events: Iterable[tuple[int | None, Event]],
+    meshes: MeshChoice | None = None,
 ) -> Membership:
     """The state after ``events``, from the beginning."""
-    state = begin(workers, low, high, most_losses)
+    state = begin(workers, low, high, most_losses, meshes)
     for worker, event in events:
         state, _ = step(state, worker, event)
     return state
@@ -78,7 +87,7 @@ Facts = tuple[Membership, tuple[Instruction, ...], bool]
 
 def _connected(state: Membership, worker: int, event: Connected) -> Facts:
     _expect(state, worker, "starting", event)
-    return state.put(worker, phase="connected"), (), False
+    return state.put(worker, phase="connected", host=event.host), (), False
 
 
 def _ready(state: Membership, worker: int, event: Ready) -> Facts:
@@ -99,6 +108,8 @@ def _running(state: Membership, worker: int, event: Running) -> Facts:
     if state.running and event.step != state.first_step:
         raise ProtocolViolation(f"others of this view begin with step {state.first_step}: {event}")
     state = replace(state, running=state.running | {worker}, first_step=event.step)
+    if event.layers and state.meshes.pipeline > 1:
+        state = replace(state, meshes=replace(state.meshes, pipeline=max(event.layers, state.meshes.wanted.pipeline)))
     if event.step > state.max_first_step:
         state = replace(state, max_first_step=event.step, consecutive_failures=0)
     if worker not in view.joiners:
@@ -166,6 +177,12 @@ def _resize(state: Membership, event: ResizeAsked) -> Facts:
     return replace(state, target=target, failed_starts=0), (), False
 
 
+def _reshape(state: Membership, event: ReshapeAsked) -> Facts:
+    mesh = Mesh.parse(event.mesh)  # whoever hears the request has looked at it: ``refuse_mesh``
+    state = replace(state, target=mesh.workers, failed_starts=0, meshes=replace(state.meshes, wanted=mesh))
+    return state, (), False
+
+
 def _capacity(state: Membership, event: CapacityChanged) -> Facts:
     return replace(state, free=event.free, capacity_stale=False), (), False
 
@@ -187,6 +204,7 @@ _OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
 }
 _OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     ResizeAsked: _resize,
+    ReshapeAsked: _reshape,
     CapacityChanged: _capacity,
     Progressed: _progressed,
 }
@@ -233,6 +251,9 @@ def _replace_broken(state: Membership) -> Outcome:
     state = replace(state, proposed=None, running=frozenset())
     if not staying:
         return replace(state, current=None), ()
+    places = state.meshes.for_workers(len(staying)).workers
+    # It may be that the newest view never came into force; then each holds what the one before it says, copies too.
+    staying = dispensable(staying, newest.grid, _ranks(newest), places)
     state, told = _let_go(state, members - set(staying))
     state, install = _install(state, staying, initial=initial)
     return state, (*told, install)
@@ -294,38 +315,24 @@ def _propose(state: Membership) -> Outcome:
     if state.current is None:
         if not ready or len(ready) < len(state.workers):
             return state, ()
+        ready = ready[: state.meshes.for_workers(len(ready)).workers]
         for number in ready:
             state = state.put(number, phase="member")
         state, install = _install(state, ready, initial=True)
         return state, (install,)
-    staying, joiners = _places(state, ready)
+    staying, joiners = who_stays(state, ready)
     if not staying:  # somebody has to hand the state over: they leave by the view after
         staying = state.current.members
-    if (*staying, *joiners) == state.current.members:
+    mesh = state.meshes.for_workers(len(staying) + len(joiners))
+    joiners = joiners[: max(0, mesh.workers - len(staying))]
+    if joiners and waits_for_more(state, mesh):
+        joiners, mesh = (), state.meshes.for_workers(len(staying))
+    staying = dispensable(staying, state.current.grid, _ranks(state.current), mesh.workers)
+    if (staying, joiners) == (state.current.members, ()) and mesh == state.current.grid:
         return state, ()
-    state, install = _install(state, (*staying, *joiners), scheduled=True, joiners=joiners)
+    members = seated(staying, joiners, state.current.grid, _ranks(state.current), mesh)
+    state, install = _install(state, members, scheduled=True, joiners=joiners)
     return state, (install,)
-
-
-def _places(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which members stay, and which workers join. One that is to be replaced stays until another comes for it."""
-    assert state.current is not None
-    members = [state.get(number) for number in state.current.members if not state.get(number).preempted]
-    fit = [worker.number for worker in members if not worker.to_replace][: state.target]
-    joiners = ready[: state.target - len(fit)]
-    slow = [worker.number for worker in members if worker.to_replace][: state.target - len(fit) - len(joiners)]
-    if slow and _blocked(state) and len(fit) + len(slow) > state.low:
-        slow.pop()
-    return tuple(worker.number for worker in members if worker.number in {*fit, *slow}), joiners
-
-
-def _blocked(state: Membership) -> bool:
-    """Whether there is room for another worker only once a member leaves.
-
-    Where a worker has just gone there will be room; and no member is let go while replacements fail to start.
-    """
-    coming = any(worker.phase != "member" for worker in state.workers)
-    return not (state.free or coming or state.capacity_stale or state.failed_starts)
 
 
 # -- small things -----------------------------------------------------------------------------------------------------
@@ -339,12 +346,30 @@ def _install(
     joiners: tuple[int, ...] = (),
     initial: bool = False,
 ) -> tuple[Membership, Instruction]:
-    view = View(state.next_view, members, scheduled, joiners, initial)
+    mesh = state.meshes.for_workers(len(members))
+    hosts = tuple(state.get(number).host for number in members)
+    leavers: tuple[int, ...] = ()
+    if scheduled and state.current is not None and state.meshes.divides:
+        leavers = tuple(number for number in state.current.members if number not in members)
+    view = View(
+        state.next_view,
+        members,
+        scheduled,
+        joiners,
+        initial,
+        mesh="" if mesh.replica == 1 else str(mesh),
+        hosts=hosts if len(set(hosts)) > 1 else (),
+        leavers=leavers,
+    )
     for worker in state.members:
         if worker.number not in members:
             state = state.put(worker.number, excluded=True)
     state = replace(state, proposed=view, next_view=view.number + 1, running=frozenset())
     return state, InstallView(view)
+
+
+def _ranks(view: View) -> dict[int, int]:
+    return {number: rank for rank, number in enumerate(view.members)}
 
 
 def _let_go(state: Membership, numbers: set[int]) -> Outcome:

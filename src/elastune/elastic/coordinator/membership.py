@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from elastune.core.mesh_choice import MeshChoice
 from elastune.elastic.protocol.view import View
 
 Phase = Literal["starting", "connected", "ready", "member"]
@@ -20,7 +21,7 @@ class Worker:
     """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of an initial view.
 
     ``preempted``: it will be taken away. ``to_replace``: another is to take its place, without hurry. ``excluded``: a
-    view without it was installed while it was a member.
+    view without it was installed while it was a member. ``host``: where it runs.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Worker:
     to_replace: bool = False
     done: bool = False
     excluded: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Membership:
     workers could be started; ``capacity_stale``: a worker has gone since that was told, so there may be more room by
     now. ``max_first_step``: the highest first step of any view; ``consecutive_failures``: breaks since it rose, or
     since a checkpoint or a report told of more steps than any before; ``failed_starts``: workers lost before they
-    became members, since the last one that did.
+    became members, since the last one that did. ``meshes``: how its workers are to stand.
     """
 
     low: int
@@ -60,6 +62,7 @@ class Membership:
     consecutive_failures: int = 0
     failed_starts: int = 0
     stage: Literal["open", "stopping", "finishing", "over"] = "open"
+    meshes: MeshChoice = field(default_factory=MeshChoice)
 
     @property
     def members(self) -> tuple[Worker, ...]:
@@ -104,7 +107,9 @@ class Membership:
         return replace(self, workers=workers, capacity_stale=True)
 
 
-def begin(workers: Sequence[int], low: int, high: int, most_losses: int = 8) -> Membership:
+def begin(
+    workers: Sequence[int], low: int, high: int, most_losses: int = 8, meshes: MeshChoice | None = None
+) -> Membership:
     """A run whose ``workers`` are being started. It may have from ``low`` to ``high`` of them."""
     numbers = sorted(set(workers))
     if not numbers or len(numbers) < len(workers) or numbers[0] < 0:
@@ -112,4 +117,5 @@ def begin(workers: Sequence[int], low: int, high: int, most_losses: int = 8) -> 
     if not 1 <= low <= high or most_losses < 1:
         raise ValueError(f"1 <= low <= high and most_losses >= 1 must hold, not {low}, {high}, {most_losses}")
     target = min(max(len(numbers), low), high)
-    return Membership(low, high, target, most_losses, numbers[-1] + 1, tuple(Worker(number) for number in numbers))
+    started = tuple(Worker(number) for number in numbers)
+    return Membership(low, high, target, most_losses, numbers[-1] + 1, started, meshes=meshes or MeshChoice())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elastune.elastic.protocol.messages import Event, Left, Noticed, ReplaceAsked, ResizeAsked
+from elastune.elastic.protocol.messages import Event, Left, Noticed, ReplaceAsked, ReshapeAsked, ResizeAsked
 from elastune.journal.records import Checkpointed, Record, Reported
 
 
@@ -41,6 +41,8 @@ class Roll:
                 self._reasons[worker] = "another was to take its place"
             case ResizeAsked(workers=workers, why=why):
                 self._resized = why or f"a resize to {workers} workers"
+            case ReshapeAsked(mesh=mesh, why=why):
+                self._resized = why or f"a reshape to {mesh}"
 
     def why_left(self, worker: int) -> str:
         """Why ``worker`` was to leave, as it was asked for: what it was given notice by, or the newest resize."""

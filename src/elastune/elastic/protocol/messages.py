@@ -34,8 +34,9 @@ Doing = Literal[
 
 @dataclass(frozen=True, config=_RULES)
 class Connected:
-    """The worker's process is connected. It is no member yet. (Seen by the coordinator, never sent.)"""
+    """The worker's process is connected, on ``host``. It is no member yet. (Seen by the coordinator, never sent.)"""
 
+    host: str = ""
     kind: Literal["connected"] = "connected"
 
 
@@ -48,10 +49,14 @@ class Ready:
 
 @dataclass(frozen=True, config=_RULES)
 class Running:
-    """The worker holds its state under view ``version``, whose first step is ``step``."""
+    """The worker holds its state under view ``version``, whose first step is ``step``.
+
+    ``layers``: into how many stages a pipeline could be cut; 0 where it does not say.
+    """
 
     version: Count
     step: Count
+    layers: Count = 0
     kind: Literal["running"] = "running"
 
 
@@ -118,6 +123,15 @@ class ResizeAsked:
 
 
 @dataclass(frozen=True, config=_RULES)
+class ReshapeAsked:
+    """Workers are to stand as ``mesh`` says, as ``Mesh.parse`` reads it, and to be as many as that; see ``Answer``."""
+
+    mesh: Annotated[str, Field(max_length=KEY_LIMIT)]
+    why: str = ""
+    kind: Literal["reshape_asked"] = "reshape_asked"
+
+
+@dataclass(frozen=True, config=_RULES)
 class CapacityChanged:
     """``free`` more workers could be started now. (Told by the controller, never sent.)"""
 
@@ -134,8 +148,8 @@ class Progressed:
     kind: Literal["progressed"] = "progressed"
 
 
-OfRun = ResizeAsked | CapacityChanged | Progressed
-Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked
+OfRun = ResizeAsked | ReshapeAsked | CapacityChanged | Progressed
+Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ReshapeAsked
 """Events that are sent."""
 Event = Connected | Lost | Said | OfRun
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from elastune.core.mesh import Mesh
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class View:
@@ -14,6 +16,10 @@ class View:
     then the one before it goes on. Any other takes effect at once (it is immediate): the one before it is broken, and a
     step that it had not completed is discarded. ``joiners`` are members that hold no state yet; only scheduled views
     have them. ``initial``: nobody holds state, so all members begin at the newest checkpoint, or at the beginning.
+
+    ``mesh``: how they stand, as ``Mesh.parse`` reads it; "" where each carries a replica of its own. ``hosts``: where
+    each of them runs, by rank; empty where that is one machine. ``leavers``: workers that leave with a scheduled view
+    and hand over, first, what they alone may hold.
     """
 
     number: int
@@ -21,6 +27,14 @@ class View:
     scheduled: bool = False
     joiners: tuple[int, ...] = ()
     initial: bool = False
+    mesh: str = ""
+    hosts: tuple[str, ...] = ()
+    leavers: tuple[int, ...] = ()
+
+    @property
+    def grid(self) -> Mesh:
+        """``mesh``, read."""
+        return Mesh.parse(self.mesh) if self.mesh else Mesh(data=len(self.members))
 
     def rank_of(self, worker: int) -> int:
         """The rank of ``worker``. Raises ``ValueError`` where it is no member."""

@@ -117,9 +117,9 @@ class CoordinatorClient:
         """This worker is warm and waits for a version that has it."""
         self._send(messages.Ready())
 
-    def running(self, version: int, step: int) -> None:
-        """This worker holds its state under ``version``, whose first step is ``step``."""
-        self._send(messages.Running(version, step))
+    def running(self, version: int, step: int, layers: int = 0) -> None:
+        """This worker holds its state under ``version``, whose first step is ``step``; ``layers``: see ``Running``."""
+        self._send(messages.Running(version, step, layers))
 
     def broken(self, version: int, why: str) -> None:
         """A collective of ``version`` failed here."""
@@ -136,6 +136,10 @@ class CoordinatorClient:
     def resize(self, workers: int, why: str = "") -> None:
         """Ask for ``workers`` workers."""
         self._send(messages.ResizeAsked(workers, _sendable(why)))
+
+    def reshape(self, mesh: str, why: str = "") -> None:
+        """Ask for another mesh."""
+        self._send(messages.ReshapeAsked(mesh, _sendable(why)))
 
     def left(self) -> None:
         """This worker has left at the boundary of a version that does not have it."""

@@ -192,6 +192,10 @@ class ElasticWorkerGroup(WorkerGroup):
         if self.synchronised:  # all that ask: whoever dies, it is heard
             self._client.resize(workers, why)
 
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        if self.synchronised:
+            self._client.reshape(str(mesh), why)
+
     def replace(self, rank: int) -> None:
         if self.rank == rank and self.synchronised:
             self._client.replace()

@@ -20,6 +20,7 @@ import torch
 from elastune.comm.comms import replicated
 from elastune.comm.group import GathersDiffer, Group, GroupBroken
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.elastic.protocol.difference import ranks_differ
 from elastune.elastic.protocol.messages import Beat, Doing
 from elastune.elastic.worker.commit_log import CommitLog
@@ -195,6 +196,10 @@ class WorkerGroup:
         """Ask for so many workers; the journal says ``why``."""
         rule = "workers can change only where elastune starts them"
         raise UserError(rule, "workers of another launcher", "use elastune run --workers LOW:HIGH")
+
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        """Ask for workers that stand as ``mesh`` says, and are as many."""
+        self.resize(mesh.workers)
 
     def replace(self, rank: int) -> None:
         """Ask for another worker in place of the one of ``rank``, which goes on until that one is there."""

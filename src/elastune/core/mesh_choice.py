@@ -1,0 +1,129 @@
+"""Which mesh so many workers make: the axes of a run may stretch and shrink, and its bits do not show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log
+
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+
+UNBOUNDED = 1 << 30
+WEIGHTS = {"data": 1.0, "shard": 1.5, "pipeline": 2.5, "tensor": 3.0}
+"""How much it costs to leave the wanted size of an axis: another number of replicas is the smallest change, another
+width of layers the largest."""
+
+
+@dataclass(frozen=True)
+class MeshChoice:
+    """What a run's mesh should be, and what it may be.
+
+    Attributes:
+        wanted: The mesh that was asked for.
+        shard: The most workers along this axis; 1 where the mechanism does not divide along it.
+        tensor: Likewise.
+        pipeline: Likewise.
+    """
+
+    wanted: Mesh = field(default_factory=Mesh)
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+    @classmethod
+    def of(cls, means: Means) -> MeshChoice:
+        """What ``means`` begin with, and what their mechanism allows. How many layers a pipeline could divide is known
+        to workers alone (``Running``): until they tell, it has no more stages than it is to begin with.
+        """
+        wanted, axes = means.first_mesh, means.parts.dividing
+        return cls(
+            wanted,
+            shard=UNBOUNDED if "shard" in axes else 1,
+            tensor=means.virtual_tensor if "tensor" in axes else 1,
+            pipeline=wanted.pipeline if "pipeline" in axes else 1,
+        )
+
+    @property
+    def divides(self) -> bool:
+        """Whether workers may hold different state."""
+        return max(self.shard, self.tensor, self.pipeline) > 1
+
+    def for_workers(self, workers: int) -> Mesh:
+        """The mesh of ``workers`` workers, or of as many of them as it has places for.
+
+        A replica is divided by no fewer workers than was asked for, as far as there are so many: each has the memory
+        for its part. Then as many workers as possible have a place; then the mesh is the nearest to the wanted one.
+        """
+        return min(self._possible(workers), key=lambda mesh: self._cost(mesh, workers))
+
+    def refuse(self, mesh: Mesh) -> None:
+        """Raise ``UserError`` where the run cannot have ``mesh``."""
+        for axis, most in (("shard", self.shard), ("tensor", self.tensor), ("pipeline", self.pipeline)):
+            size = getattr(mesh, axis)
+            if size > most and most == 1:
+                fix = f"begin the run with a mechanism that divides along it, or use {axis}=1"
+                raise UserError(
+                    f"a run's mechanism must divide along the axes of its mesh: not along {axis}", mesh, fix
+                )
+            if size > most:
+                raise UserError(f"this run has at most {most} workers along {axis}", mesh, f"use {axis}={most}")
+
+    def _possible(self, workers: int) -> list[Mesh]:
+        """Every mesh of at most ``workers`` with as many replicas as fit."""
+        found = []
+        for tensor in range(1, min(self.tensor, workers) + 1):
+            for pipeline in range(1, min(self.pipeline, workers // tensor) + 1):
+                left = workers // (tensor * pipeline)
+                for shard in range(1, min(self.shard, left) + 1):
+                    found.append(Mesh(left // shard, shard, tensor, pipeline))
+        return found
+
+    def _cost(self, mesh: Mesh, workers: int) -> tuple[int, int, float, str]:
+        """The lower the better; the text makes it one order."""
+        distance = sum(
+            weight * abs(log(getattr(mesh, axis) / getattr(self.wanted, axis))) for axis, weight in WEIGHTS.items()
+        )
+        return -min(mesh.replica, self.wanted.replica), workers - mesh.workers, round(distance, 9), str(mesh)
+
+
+def seated(
+    staying: tuple[int, ...], joiners: tuple[int, ...], before: Mesh | None, ranks: dict[int, int], mesh: Mesh
+) -> tuple[int, ...]:
+    """Workers in the order of their ranks in ``mesh``: who carries a part of the model goes on with it, if it can.
+
+    ``before``: the mesh until now; ``ranks``: the rank in it of each that stays. No joiner is the first: somebody has
+    to tell of the change.
+    """
+    inner = mesh.tensor * mesh.pipeline
+    if before is None or inner == 1 or (before.tensor, before.pipeline) != (mesh.tensor, mesh.pipeline):
+        return (*staying, *joiners)[: mesh.workers]
+    queues: list[list[int]] = [[] for _ in range(inner)]
+    for worker in staying:
+        queues[ranks[worker] % inner].append(worker)
+    places: list[int | None] = [queue.pop(0) if queue else None for _ in range(mesh.batch) for queue in queues]
+    left = [worker for queue in queues for worker in queue]
+    if places[0] is None:  # by one of a part that several carry
+        left.sort(key=lambda worker: -sum(ranks[other] % inner == ranks[worker] % inner for other in staying))
+        places[0] = left.pop(0) if left else _taken(places)
+    rest = iter([*left, *joiners])
+    return tuple(next(rest) if worker is None else worker for worker in places)
+
+
+def _taken(places: list[int | None]) -> int:
+    """The last worker that has a place gives it up for the first."""
+    last = max(i for i, worker in enumerate(places) if worker is not None)
+    worker, places[last] = places[last], None
+    assert worker is not None
+    return worker
+
+
+def dispensable(members: tuple[int, ...], before: Mesh | None, ranks: dict[int, int], places: int) -> tuple[int, ...]:
+    """``members`` less those that there are no ``places`` for: of the parts that most of them carry, the last go."""
+    staying = list(members)
+    inner = 1 if before is None else before.tensor * before.pipeline
+    while len(staying) > places:
+        parts = [ranks.get(worker, 0) % inner for worker in staying]
+        most = max(parts, key=lambda part: (parts.count(part), part))
+        del staying[max(i for i, part in enumerate(parts) if part == most)]
+    return tuple(staying)
