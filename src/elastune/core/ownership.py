@@ -150,3 +150,27 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         else:
             found.append(segment)
     return tuple(found)
+
+
+def written(split: Split, mesh: Mesh, rank: int) -> tuple[Segment, ...]:
+    """What worker ``rank`` of ``mesh`` writes of a checkpoint, in order of leaves: of each unit there is one writer.
+
+    It is the unit's adder, among the first of the batch groups that compute with its leaf; a leaf that is not trained
+    has a writer there by its number. What a worker writes it also holds.
+    """
+    group = mesh.batch_group(rank)
+    earlier = {i for other in range(min(group)) for i in split.computed(mesh, other)}
+    computed = split.computed(mesh, rank)
+    own = mesh.batch_rank(rank)
+    found = [
+        segment
+        for bucket in buckets(split, computed, mesh.batch)
+        for segment in bucket.parts[own]
+        if segment.leaf not in earlier
+    ]
+    found += [
+        Segment(i, 0, split.leaves[i].size)
+        for i in computed
+        if not split.leaves[i].trained and i not in earlier and i % mesh.batch == own
+    ]
+    return _joined(found)

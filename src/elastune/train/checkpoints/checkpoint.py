@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and JSON in a folder that appears complete or not at all. Reading one runs no code.
 
-``state.json`` carries the digest of its own bytes and that of the tensors' file, so one digest stands for all of it: a
+Every worker that holds what others do not writes a file of tensors; ``state.json`` says which piece of which tensor
+lies where, and carries the digest of its own bytes and those of the files, so one digest stands for all of it: a
 checkpoint of which a byte, a name or a file was changed is ``Damaged``, and a run goes on from the one before it.
 """
 
@@ -11,31 +12,34 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from elastune.core.errors import UserError
 from elastune.core.run import Position
+from elastune.mechanisms.scattered import whole
+from elastune.train.checkpoints.files import Shelf, Written, file_name, merged, sync, write
 from elastune.train.checkpoints.parts import States, from_trees, to_trees
 from elastune.train.checkpoints.seal import digest_of, is_sealed, seal, unseal
-from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
+from elastune.train.checkpoints.tree import Pieces, from_tree, joined, to_tree
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.progress import Progress, position_of, spans_of
 
-FORMAT = 3  # 1 had no number, and a field for each piece of state instead of parts; 2 had no digest
+FORMAT = 4  # 2 had no digest; 3 one file of whole tensors, and the optimizer's state by number instead of by name
 KEPT = 2
 DRAFT = ".draft-"
 DAMAGED = "damaged-"
 UNWRITABLE = "a checkpoint must be writable"
-TENSORS = "tensors.safetensors"
 STATE = "state.json"
+DELETE = "delete this folder to continue from the one before it"
+Check = Callable[[Path, Mapping[str, str]], str]
+"""What is wrong with the files of a checkpoint, given their digests by name; see ``faults``."""
 _NAME = re.compile(r"step-([0-9]{10,})")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError)
 
@@ -59,40 +63,106 @@ class Checkpoint:
     states: States
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write ``folder/step-N`` atomically and drop all but the newest two. Raises ``UserError`` where it cannot."""
-    tensors: Tensors = {}
+@dataclass(frozen=True)
+class Share:
+    """What one of ``of`` writers has written: its file, and the parts' trees, as far as it knows them."""
+
+    file: Written
+    trees: dict[str, Any]
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, told: bytes) -> Share:
+        """What ``encode`` gave."""
+        parsed = json.loads(told)
+        return cls(Written(**parsed["file"]), parsed["trees"])
+
+
+def draft(folder: Path, name: str) -> Path:
+    """Where the files of the checkpoint that is being written to ``folder`` are, until it is complete.
+
+    ``name``: equal on all its writers, and of no other attempt that may still be under way.
+    """
+    return folder / f"{DRAFT}{name}"
+
+
+def write_share(at: Path, states: States, number: int = 0, count: int = 1) -> Share:
+    """Be writer ``number`` of ``count`` of the draft ``at``. Raises ``UserError`` where it cannot be written."""
+    tensors: Pieces = {}
+    trees = to_trees(states, tensors)
+    with _writing(at):
+        if number == 0:  # what processes that were killed have left; a folder has one run
+            for stale in at.parent.glob(f"{DRAFT}*"):
+                if stale != at:
+                    shutil.rmtree(stale, ignore_errors=True)
+        at.mkdir(parents=True, exist_ok=True)
+        return Share(write(at, file_name(number, count), tensors), trees)
+
+
+def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Sequence[Share]) -> Path:
+    """Make the draft ``at`` the checkpoint of its folder after ``position``, and drop all but the newest two.
+
+    Args:
+        at: Where ``shares`` were written; it is on a disk that all writers share.
+        position: Of the run.
+        meaning: What must be equal for another run to go on from it.
+        shares: What each writer has told; the first one's are the parts that all have alike.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        UserError: Where it cannot be written.
+        ValueError: Where the shares are not a whole state.
+    """
+    folder, final = at.parent, of_step(at.parent, position.step)
     tree = {
         "format": FORMAT,
-        "position": asdict(checkpoint.position),
-        "meaning": to_tree(checkpoint.meaning, tensors, "meaning"),
-        "parts": to_trees(checkpoint.states, tensors),
+        "position": asdict(position),
+        "meaning": to_tree(meaning, {}, "meaning"),
+        "parts": {name: joined([s.trees[name] for s in shares if name in s.trees]) for name in shares[0].trees},
+        "tensors": merged([share.file.index for share in shares]),
+        "files": {share.file.name: share.file.sha256 for share in shares},
     }
-    plain = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    final = of_step(folder, checkpoint.position.step)
-    draft, older = folder / f"{DRAFT}{os.getpid()}", folder / f"{DRAFT}{os.getpid()}-older"
-    try:
-        for stale in folder.glob(f"{DRAFT}*"):  # of a process that was killed here; a folder has one writer
-            shutil.rmtree(stale, ignore_errors=True)
-        draft.mkdir(parents=True)
-        save_file(plain, draft / TENSORS)
-        with ThreadPoolExecutor(1) as disk:  # the digest is made while the disk writes
-            written = disk.submit(_sync, draft / TENSORS)
-            tree["files"] = {TENSORS: digest_of(draft / TENSORS)}
-            written.result()
-        (draft / STATE).write_bytes(seal(tree))
-        for path in (draft / STATE, draft):
-            _sync(path)
+    older = at.with_name(f"{at.name}-older")
+    with _writing(at):
+        for share in shares:
+            if not (at / share.file.name).is_file() or (at / share.file.name).stat().st_size != share.file.size:
+                rule = "all workers write their part of a checkpoint into one folder"
+                raise UserError(rule, f"no {share.file.name} in {at}", "use an --out on a file system that all share")
+        (at / STATE).write_bytes(seal(tree))
+        for path in (at / STATE, at):
+            sync(path)
         if final.exists():  # moved, not removed: it is missing for the blink between two renames only
             final.rename(older)
-        draft.rename(final)
-        _sync(folder)
+        at.rename(final)
+        sync(folder)
         shutil.rmtree(older, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise UserError(UNWRITABLE, error, f"free space at {folder} or use another --out") from None
     _drop(complete(folder)[:-KEPT])
     return final
+
+
+@contextmanager
+def _writing(at: Path) -> Iterator[None]:
+    """Tell what the disk says as a ``UserError``; the draft is gone then."""
+    try:
+        yield
+    except UserError:
+        shutil.rmtree(at, ignore_errors=True)
+        raise
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(at, ignore_errors=True)
+        raise UserError(UNWRITABLE, error, f"free space at {at.parent} or use another --out") from None
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``folder/step-N``, all by this process; see ``publish``."""
+    at = draft(folder, str(os.getpid()))
+    shutil.rmtree(at, ignore_errors=True)
+    return publish(at, checkpoint.position, checkpoint.meaning, [write_share(at, checkpoint.states)])
 
 
 def complete(folder: Path) -> list[Path]:
@@ -116,7 +186,10 @@ def damaged(folder: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for path in reversed(complete(folder)):
         try:
-            _check(path, _tree(path))
+            tree = _tree(path)
+            with _refusing(path, ""):
+                if wrong := faults(path, tree["files"]):
+                    raise ValueError(wrong)
             break
         except Damaged as error:
             found[step_of(path)] = str(error.value)
@@ -147,28 +220,40 @@ def step_of(path: Path) -> int:
     return int(found[1])
 
 
-def load(path: Path, fix: str = "delete this folder to continue from the one before it") -> Checkpoint:
-    """Read what ``save`` wrote.
+def load(path: Path, fix: str = DELETE, check: Check | None = None, whole_parts: bool = True) -> Checkpoint:
+    """Read what ``save`` or ``publish`` wrote.
 
-    Raises ``Damaged``, with ``fix``, for anything else, and ``UserError`` for another format.
+    Args:
+        path: The checkpoint's folder.
+        fix: What to do where it is damaged.
+        check: Finds what is wrong with its files, given their digests; by default this process reads them all.
+        whole_parts: Read all tensors; else those of model and optimizer are ``scattered.Stored``, read on demand.
+
+    Raises:
+        Damaged: For anything that was not written so.
+        UserError: For another format.
     """
     tree = _tree(path, fix)
-    _check(path, tree, fix)
     with _refusing(path, fix):
-        tensors = load_file(path / TENSORS)
+        if wrong := (check or faults)(path, tree["files"]):
+            raise ValueError(wrong)
+        shelf = Shelf(path, list(tree["files"]), tree["tensors"])
+        here = _Whole(shelf)
+        lazy = () if whole_parts else ("model", "optimizer")
+        late = from_trees({name: of for name, of in tree["parts"].items() if name in lazy}, shelf)
         return Checkpoint(
             position=position_of(tree["position"]),
-            meaning=from_tree(tree["meaning"], tensors),
-            states=from_trees(tree["parts"], tensors),
+            meaning=from_tree(tree["meaning"], {}),
+            states=late | from_trees({name: of for name, of in tree["parts"].items() if name not in lazy}, here),
         )
 
 
-def load_newest(folder: Path) -> tuple[Path, Checkpoint] | None:
+def load_newest(folder: Path, check: Check | None = None, whole_parts: bool = True) -> tuple[Path, Checkpoint] | None:
     """The newest checkpoint that is whole; None where there never was one. Raises ``UserError`` where none is left."""
     first: Damaged | None = None
     for path in reversed(complete(folder)):
         try:
-            return path, load(path)
+            return path, load(path, check=check, whole_parts=whole_parts)
         except Damaged as error:
             first = first or error
             print(f"elastune: {error.rule} (got {error.value}): going on from the one before it", file=sys.stderr)
@@ -206,10 +291,30 @@ def _tree(path: Path, fix: str = "") -> dict[str, Any]:
     return tree
 
 
-def _check(path: Path, tree: dict[str, Any], fix: str = "") -> None:
-    with _refusing(path, fix):
-        if digest_of(_regular(path / TENSORS)) != tree["files"][TENSORS]:
-            raise ValueError(f"the bytes of {TENSORS} do not have the digest that they were written with")
+def faults(path: Path, files: Mapping[str, str], part: slice = slice(None)) -> str:
+    """What is wrong with ``files`` (digests by name) of the checkpoint at ``path``, or with a part of them; "" if
+    nothing.
+    """
+    for name in sorted(files)[part]:
+        if digest_of(_regular(path / name)) != files[name]:
+            return f"the bytes of {name} do not have the digest that they were written with"
+    return ""
+
+
+class _Whole(Mapping[str, torch.Tensor]):
+    """The tensors of a shelf, as such."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return whole(self._shelf[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shelf)
+
+    def __len__(self) -> int:
+        return len(self._shelf)
 
 
 @contextmanager
@@ -233,11 +338,3 @@ def _drop(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(OSError):  # renamed first: half a removal must not look like a checkpoint
             shutil.rmtree(path.rename(path.with_name(f"{DRAFT}{path.name}")))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastune.core.errors import UserError
-from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
+from elastune.train.checkpoints.tree import Pieces, Tensors, from_tree, to_tree
 
 
 class Part(Protocol):
@@ -60,11 +60,11 @@ def load_states(parts: Sequence[Part], states: Mapping[str, Any], source: str) -
             ) from None
 
 
-def to_trees(states: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+def to_trees(states: Mapping[str, Any], tensors: Tensors | Pieces) -> dict[str, Any]:
     """``states`` as JSON, part by part; their tensors go into ``tensors``."""
     return {name: to_tree(state, tensors, f"state.{name}") for name, state in states.items()}
 
 
-def from_trees(trees: Mapping[str, Any], tensors: Tensors) -> States:
+def from_trees(trees: Mapping[str, Any], tensors: Mapping[str, Any]) -> States:
     """What ``to_trees`` took apart. Raises ``ValueError`` or ``KeyError`` for what it cannot have written."""
     return {str(name): from_tree(tree, tensors) for name, tree in trees.items()}

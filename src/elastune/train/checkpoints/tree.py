@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from elastune.core.errors import UserError
+from elastune.mechanisms.scattered import Scattered
 
 Tensors = dict[str, torch.Tensor]
+Pieces = dict[str, torch.Tensor | Scattered]
 
 
-def to_tree(state: Any, tensors: Tensors, path: str = "state") -> Any:
+def to_tree(state: Any, tensors: Tensors | Pieces, path: str = "state") -> Any:
     """JSON-able form of ``state`` (dicts, lists, tuples, counters, scalars); its tensors go into ``tensors`` by path.
 
     Raises ``UserError`` for anything else, since only data can be read back without running code.
@@ -25,6 +28,10 @@ def to_tree(state: Any, tensors: Tensors, path: str = "state") -> Any:
         return state
     if isinstance(state, float):
         return state if math.isfinite(state) else {"float": str(state)}
+    if isinstance(state, Scattered):
+        found: Pieces = tensors  # type: ignore[assignment]  # it is not given where all must be whole
+        found[path] = state
+        return {"tensor": path}
     if isinstance(state, torch.Tensor):
         while path in tensors:  # {"a": {"b": x}, "a.b": y}
             path += "'"
@@ -46,7 +53,7 @@ def to_tree(state: Any, tensors: Tensors, path: str = "state") -> Any:
     )
 
 
-def from_tree(tree: Any, tensors: Tensors) -> Any:
+def from_tree(tree: Any, tensors: Mapping[str, Any]) -> Any:
     """What ``to_tree`` took apart. Raises ``ValueError`` or ``KeyError`` for what it cannot have written."""
     if not isinstance(tree, dict):
         if isinstance(tree, list):
@@ -66,6 +73,21 @@ def from_tree(tree: Any, tensors: Tensors) -> Any:
             plain = {from_tree(k, tensors): from_tree(v, tensors) for k, v in body}
             return Counter(plain) if name == "counter" else plain
     raise ValueError(f"unknown node {name!r}")
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """One tree of what ``to_tree`` made of the parts of a state that several workers know: dicts have all their keys.
+
+    What they know both is that of the first.
+    """
+    first = trees[0]
+    if len(trees) == 1 or not (isinstance(first, dict) and "dict" in first):
+        return first
+    found: dict[str, tuple[Any, list[Any]]] = {}
+    for tree in trees:
+        for key, value in tree["dict"]:
+            found.setdefault(json.dumps(key), (key, []))[1].append(value)
+    return {"dict": [[key, joined(values)] for key, values in found.values()]}
 
 
 def fingerprint(state: Any) -> str:

@@ -1,0 +1,123 @@
+"""Files of pieces: written by several, read by others that want other pieces."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastune.core.errors import UserError
+from elastune.core.layout import Box
+from elastune.core.run import Position
+from elastune.core.stretches import Stretch, whole_stretch
+from elastune.mechanisms.scattered import Scattered, elements, whole
+from elastune.train.checkpoints.checkpoint import Share, damaged, draft, load, load_newest, publish, write_share
+from elastune.train.checkpoints.files import Shelf, file_name, merged, write
+
+SHAPE = (6, 8)
+
+
+def stretches_of(tensor_shape: tuple[int, ...], dim: int, blocks: int, parts: int) -> list[Stretch]:
+    """The shape cut into ``blocks`` boxes along ``dim``, each cut flat into ``parts`` stretches."""
+    found = []
+    for block in range(blocks):
+        edges = [(0, size) for size in tensor_shape]
+        edges[dim] = (tensor_shape[dim] * block // blocks, tensor_shape[dim] * (block + 1) // blocks)
+        box: Box = tuple(edges)
+        size = whole_stretch([b - a for a, b in box]).size
+        cuts = [size * part // parts for part in range(parts + 1)]
+        found += [Stretch(box, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return found
+
+
+cuttings = st.tuples(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(1, 5))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.none() | cuttings, cuttings, st.integers(1, 4))
+def test_any_cut_is_read_from_any_other(
+    written: tuple[int, int, int] | None, wanted: tuple[int, int, int], writers: int
+) -> None:
+    tensor = torch.randn(SHAPE)
+    with tempfile.TemporaryDirectory() as place:
+        folder, names = Path(place), [file_name(i, writers) for i in range(writers)]
+        if written is None:
+            told = [write(folder, names[0], {"w": tensor})]
+        else:
+            pieces = stretches_of(SHAPE, *written)
+            told = [
+                write(folder, name, {"w": Scattered(SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))})
+                for name, own in ((name, pieces[i::writers]) for i, name in enumerate(names))
+            ]
+        shelf = Shelf(folder, [each.name for each in told], merged([each.index for each in told]))
+        assert torch.equal(whole(shelf["w"]), tensor)
+        for stretch in stretches_of(SHAPE, *wanted):
+            assert torch.equal(shelf["w"].read(stretch), elements(tensor, stretch))
+
+
+def test_what_is_missing_or_there_twice_is_no_checkpoint() -> None:
+    entry = {"dtype": "float32", "shape": [4], "pieces": [["f", "w@0", [[0, 4]], 0, 3]]}
+    with pytest.raises(ValueError, match="pieces of w"):
+        merged([{"w": entry}])
+    with pytest.raises(ValueError, match="pieces of w"):
+        merged([{"w": entry}, {"w": {**entry, "pieces": [["g", "w@0", [[0, 4]], 2, 4]]}}])
+    with pytest.raises(ValueError, match="float64"):
+        merged([{"w": entry}, {"w": {**entry, "dtype": "float64"}}])
+
+
+def shares_of_three(at: Path, step: int) -> list[Share]:
+    """Three writers' shares of a vector that tells its step; the scalar is written by the last one."""
+    vector = torch.arange(10.0) + step
+    found = []
+    for i, stretch in enumerate(stretches_of((10,), 0, 1, 3)):
+        scattered = Scattered((10,), torch.float32, ((stretch, elements(vector, stretch)),))
+        states = {"model": {"w": scattered}, "optimizer": {"state": {"w": {"m": scattered}}}}
+        if i == 0:
+            states |= {"progress": {"seconds": 1.0}}
+        if i == 2:
+            states["optimizer"]["state"]["w"]["step"] = torch.tensor(float(step))  # type: ignore[assignment]
+        found.append(Share.decode(write_share(at, states, i, 3).encode()))
+    return found
+
+
+def published(folder: Path, step: int) -> Path:
+    at = draft(folder, "here")
+    return publish(at, Position(step=step), {"seed": 1}, shares_of_three(at, step))
+
+
+def test_shares_become_one_checkpoint(tmp_path: Path) -> None:
+    path = published(tmp_path, 3)
+    assert sorted(file.name for file in path.iterdir()) == ["state.json", *(file_name(i, 3) for i in range(3))]
+    found = load(path)
+    assert torch.equal(found.states["model"]["w"], torch.arange(10.0) + 3)
+    assert found.states["optimizer"]["state"]["w"]["step"] == 3
+    late = load(path, whole_parts=False).states["optimizer"]["state"]["w"]["m"]
+    assert torch.equal(late.read(Stretch(((0, 10),), 2, 9)), torch.arange(2.0, 9.0) + 3)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_damaged_file_of_one_writer_is_named_and_the_one_before_is_used(tmp_path: Path, which: int) -> None:
+    published(tmp_path, 3)
+    file = published(tmp_path, 4) / file_name(which, 3)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    ((step, why),) = damaged(tmp_path).items()
+    assert step == 4
+    assert file.name in why
+    newest = load_newest(tmp_path)
+    assert newest is not None
+    assert newest[1].position.step == 3
+
+
+def test_a_folder_that_not_all_writers_share_is_told(tmp_path: Path) -> None:
+    at = draft(tmp_path, "here")
+    shares = shares_of_three(at, 3)
+    (at / shares[1].file.name).unlink()
+    with pytest.raises(UserError, match="all workers write their part of a checkpoint into one folder"):
+        publish(at, Position(step=3), {}, shares)
+    assert not list(tmp_path.iterdir())
