@@ -42,9 +42,9 @@ def test_each_element_has_one_writer_who_holds_it(split: Split, mesh: Mesh, copi
         own = held(split, mesh, rank, copies)
         for segment in written(split, mesh, rank):
             spans[segment.leaf].append((segment.start, segment.stop))
-            assert any(
-                h.leaf == segment.leaf and h.start <= segment.start and segment.stop <= h.stop for h in own
-            ), "a writer holds what it writes"
+            assert any(h.leaf == segment.leaf and h.start <= segment.start and segment.stop <= h.stop for h in own), (
+                "a writer holds what it writes"
+            )
     for leaf, found in spans.items():
         edges = sorted(found)
         assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])], split.leaves[leaf].name
