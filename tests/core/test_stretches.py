@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def test_a_tensor_is_filled_by_its_parts_once(drawn: tuple[tuple[int, ...], Stre
     shape, _ = drawn
     whole = whole_stretch(shape)
     cuts = sorted({0, whole.size, *data.draw(st.lists(st.integers(0, whole.size), max_size=4))})
-    parts = [Stretch(whole.box, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [Stretch(whole.box, a, b) for a, b in itertools.pairwise(cuts)]
     assert fills(shape, parts)
     if whole.size:
         left_out = data.draw(st.integers(0, len(parts) - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def stretches_of(tensor_shape: tuple[int, ...], dim: int, blocks: int, parts: in
         box: Box = tuple(edges)
         size = whole_stretch([b - a for a, b in box]).size
         cuts = [size * part // parts for part in range(parts + 1)]
-        found += [Stretch(box, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        found += [Stretch(box, a, b) for a, b in itertools.pairwise(cuts)]
     return found
 
 

@@ -20,7 +20,7 @@ from elastune.mechanisms.scattered import Scattered, copy_common
 from elastune.train.checkpoints.seal import digest_of
 
 Index = dict[str, Any]
-"""By a tensor's name: its dtype, its shape, and its pieces as [file, key in the file, box, start, stop]; a JSON value."""
+"""By a tensor's name: its dtype, its shape, its pieces as [file, key in the file, box, start, stop]; a JSON value."""
 
 
 def file_name(number: int, count: int) -> str:
