@@ -16,7 +16,7 @@ from elastune.core.layout import Box
 from elastune.core.run import Position
 from elastune.core.stretches import Stretch, whole_stretch
 from elastune.mechanisms.scattered import Scattered, elements, whole
-from elastune.train.checkpoints.checkpoint import Share, damaged, draft, load, load_newest, publish, write_share
+from elastune.train.checkpoints.checkpoint import Contribution, contribute, damaged, draft, load, load_newest, publish
 from elastune.train.checkpoints.files import Shelf, file_name, merged, write
 
 SHAPE = (6, 8)
@@ -70,7 +70,7 @@ def test_what_is_missing_or_there_twice_is_no_checkpoint() -> None:
         merged([{"w": entry}, {"w": {**entry, "dtype": "float64"}}])
 
 
-def shares_of_three(at: Path, step: int) -> list[Share]:
+def shares_of_three(at: Path, step: int) -> list[Contribution]:
     """Three writers' shares of a vector that tells its step; the scalar is written by the last one."""
     vector = torch.arange(10.0) + step
     found = []
@@ -81,7 +81,7 @@ def shares_of_three(at: Path, step: int) -> list[Share]:
             states |= {"progress": {"seconds": 1.0}}
         if i == 2:
             states["optimizer"]["state"]["w"]["step"] = torch.tensor(float(step))  # type: ignore[assignment]
-        found.append(Share.decode(write_share(at, states, i, 3).encode()))
+        found.append(Contribution.decode(contribute(at, states, i, 3).encode()))
     return found
 
 

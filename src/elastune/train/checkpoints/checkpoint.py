@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Share:
+class Contribution:
     """What one of ``of`` writers has written: its file, and the parts' trees, as far as it knows them."""
 
     file: Written
@@ -75,7 +75,7 @@ class Share:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, told: bytes) -> Share:
+    def decode(cls, told: bytes) -> Contribution:
         """What ``encode`` gave."""
         parsed = json.loads(told)
         return cls(Written(**parsed["file"]), parsed["trees"])
@@ -89,7 +89,7 @@ def draft(folder: Path, name: str) -> Path:
     return folder / f"{DRAFT}{name}"
 
 
-def write_share(at: Path, states: States, number: int = 0, count: int = 1) -> Share:
+def contribute(at: Path, states: States, number: int = 0, count: int = 1) -> Contribution:
     """Be writer ``number`` of ``count`` of the draft ``at``. Raises ``UserError`` where it cannot be written."""
     tensors: Pieces = {}
     trees = to_trees(states, tensors)
@@ -99,10 +99,10 @@ def write_share(at: Path, states: States, number: int = 0, count: int = 1) -> Sh
                 if stale != at:
                     shutil.rmtree(stale, ignore_errors=True)
         at.mkdir(parents=True, exist_ok=True)
-        return Share(write(at, file_name(number, count), tensors), trees)
+        return Contribution(write(at, file_name(number, count), tensors), trees)
 
 
-def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Sequence[Share]) -> Path:
+def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Sequence[Contribution]) -> Path:
     """Make the draft ``at`` the checkpoint of its folder after ``position``, and drop all but the newest two.
 
     Args:
@@ -162,7 +162,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write ``folder/step-N``, all by this process; see ``publish``."""
     at = draft(folder, str(os.getpid()))
     shutil.rmtree(at, ignore_errors=True)
-    return publish(at, checkpoint.position, checkpoint.meaning, [write_share(at, checkpoint.states)])
+    return publish(at, checkpoint.position, checkpoint.meaning, [contribute(at, checkpoint.states)])
 
 
 def complete(folder: Path) -> list[Path]:
