@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.checkpoint import checkpoint
 
 COLUMNS, ROWS = ColwiseParallel(), RowwiseParallel()
 WORDS, LENGTH, FEATURES, HEADS = 50, 8, 32, 4
@@ -38,10 +39,11 @@ class Layer(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Causal, with the output layer's weight tied to the embedding."""
+    """Causal, with the output layer's weight tied to the embedding; ``again``: layers run again in a backward pass."""
 
-    def __init__(self, gated: bool = False) -> None:
+    def __init__(self, gated: bool = False, again: bool = False) -> None:
         super().__init__()
+        self.again = again
         self.words, self.places = nn.Embedding(WORDS, FEATURES), nn.Embedding(LENGTH, FEATURES)
         self.layers = nn.ModuleList(Layer(gated) for _ in range(2))
         self.norm = nn.LayerNorm(FEATURES)
@@ -51,7 +53,7 @@ class Gpt(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.words(x) + self.places(torch.arange(x.shape[1]))
         for layer in self.layers:
-            y = layer(y)
+            y = checkpoint(layer, y, use_reentrant=False) if self.again else layer(y)
         return self.head(self.norm(y))
 
 
@@ -154,6 +156,7 @@ EXAMPLES = {
     "cnn, fc alone": Example(Cnn, None, (1, 8, 8)),
     "gpt, tied": Example(Gpt, GPT_PLAN, None),
     "gpt, gated": Example(lambda: Gpt(gated=True), {**GPT_PLAN, "layers.*.gate": COLUMNS}, None),
+    "gpt, checkpointed": Example(lambda: Gpt(again=True), GPT_PLAN, None),
     "gpt, found": Example(Gpt, None, None),
     "encoder": Example(encoder, None, (5, 16)),
     "decoder": Example(Decoder, None, (5, 16)),

@@ -19,7 +19,8 @@ from elastune.core.run import Means, Mode
 from elastune.core.seeds import derive
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.owned.replica import OwnedReplica
-from elastune.mechanisms.tensor.division import ask, divide
+from elastune.mechanisms.tensor.division import divide
+from elastune.mechanisms.tensor.plan import plan_layers
 from elastune.sync.registry import prepare
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
@@ -45,7 +46,7 @@ def trained(
     """The state after some clipped steps, as far as it lies on this worker: by leaf."""
     model = built(example, dtype)
     if example.plan is not None:
-        ask(model, example.plan)
+        plan_layers(model, example.plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     mechanism = "tensor+zero" if comms.mesh.shard > 1 else "tensor"
     means = Means(mesh=comms.mesh, mechanism=mechanism, num_slots=SLOTS, mode=mode, virtual_tensor=4)
@@ -137,7 +138,7 @@ def in_leaves(example: Example) -> dict[str, torch.Tensor]:
     """What plain PyTorch comes to, cut as the mechanism cuts it."""
     model, whole = built(example), plain(example)
     if example.plan is not None:
-        ask(model, example.plan)
+        plan_layers(model, example.plan)
     leaves = divide(Division(model), Means(mechanism="tensor", virtual_tensor=4)).split.leaves
     cut = {leaf.name: whole[leaf.tensor][tuple(slice(*edge) for edge in leaf.box)] for leaf in leaves}
     return cut | {name: whole[name] for name, _ in model.named_buffers()}

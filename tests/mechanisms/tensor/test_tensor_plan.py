@@ -20,8 +20,8 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.tensor.blocked import Blocked
-from elastune.mechanisms.tensor.division import TensorDivision, ask, divide
-from elastune.mechanisms.tensor.plan import chosen
+from elastune.mechanisms.tensor.division import TensorDivision, divide
+from elastune.mechanisms.tensor.plan import chosen, plan_layers
 
 if str(Path(__file__).parent) not in sys.path:
     sys.path.append(str(Path(__file__).parent))
@@ -32,7 +32,7 @@ from models import EXAMPLES as MODELS
 
 def divided(model: nn.Module, plan: dict[str, Any] | None = None, blocks: int = 4) -> TensorDivision:
     if plan is not None:
-        ask(model, plan)
+        plan_layers(model, plan)
     division = divide(Division(model), Means(virtual_tensor=blocks))
     assert isinstance(division, TensorDivision)
     return division

@@ -31,7 +31,7 @@ from elastune.mechanisms.tensor.layers import (
     blocks_along,
     divide_parameters,
 )
-from elastune.mechanisms.tensor.plan import Plan, chosen
+from elastune.mechanisms.tensor.plan import chosen, plan_of
 
 KINDS: Mapping[type[nn.Module], type[Divided]] = {
     nn.Conv2d: DividedConv2d,
@@ -78,11 +78,21 @@ class TensorDivision(Division):
         self.axis.enter(comms.group("tensor"))
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
+        self._raise_if_failed()
+        since = time.perf_counter()
+        self.axis.computes = True  # activation checkpointing runs parts of the forward pass again
+        try:
+            for done in super().backward(loss, part):
+                self.whole_s += time.perf_counter() - since
+                self._raise_if_failed()
+                yield done
+                since = time.perf_counter()
+        finally:
+            self.axis.computes = False
+
+    def _raise_if_failed(self) -> None:
         if self.axis.failed is not None:
             raise self.axis.failed
-        since = time.perf_counter()
-        yield from super().backward(loss, part)
-        self.whole_s += time.perf_counter() - since
 
     @property
     def divided_share(self) -> float:
@@ -109,7 +119,7 @@ def divide(division: Division, means: Means) -> Division:
     count = blocks_of(means)
     if count == 1:
         return division
-    plan = asked_of(division.module)
+    plan = plan_of(division.module)
     ways = chosen(division.module, count, plan)
     if not ways:
         fix = "give session.prepare a plan, or use another mechanism"
@@ -120,17 +130,6 @@ def divide(division: Division, means: Means) -> Division:
 def blocks_of(means: Means) -> int:
     """Virtual blocks: where none are asked for as many as workers, which is exact for that width alone."""
     return means.virtual_tensor if means.virtual_tensor > 1 or means.mesh is None else means.mesh.tensor
-
-
-def ask(model: nn.Module, plan: Plan) -> None:
-    """Note the user's plan for ``model``, which ``divide`` will follow."""
-    model.__dict__["_tensor_plan"] = plan
-
-
-def asked_of(model: nn.Module) -> Plan | None:
-    """What ``ask`` noted."""
-    plan: Plan | None = model.__dict__.get("_tensor_plan")
-    return plan
 
 
 # -- layer by layer ----------------------------------------------------------------------------------------------------

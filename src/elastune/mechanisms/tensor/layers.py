@@ -64,7 +64,8 @@ class Divided(nn.Module):
     def own(self, name: str, role: int = 0) -> list[torch.Tensor]:
         """This worker's blocks of a parameter, in order."""
         wanted = self._axis.own
-        return [self.get_parameter(b.key) for b in self.divided[name] if b.block in wanted and b.role == role]
+        found = [self._parameters[b.key] for b in self.divided[name] if b.block in wanted and b.role == role]
+        return [p for p in found if p is not None]
 
     def own_or_none(self, name: str, role: int = 0) -> Sequence[torch.Tensor | None]:
         """The same of a parameter that the layer may not have."""

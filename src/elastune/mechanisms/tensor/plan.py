@@ -92,6 +92,17 @@ def _unfolded(model: nn.Module, ways: Mapping[str, Way]) -> dict[str, Way]:
     return {name: parts[name] for name, _ in model.named_modules() if name in parts}
 
 
+def plan_layers(model: nn.Module, plan: Plan) -> None:
+    """Note the user's plan for ``model``, for the mechanism to find."""
+    model.__dict__["_tensor_plan"] = plan
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """What ``plan_layers`` noted."""
+    plan: Plan | None = model.__dict__.get("_tensor_plan")
+    return plan
+
+
 # -- the user's --------------------------------------------------------------------------------------------------------
 
 
