@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastune.core.errors import Diverged as Diverged
     from elastune.core.errors import UserError as UserError
+    from elastune.core.mesh import Mesh as Mesh
     from elastune.core.run import Means as Means
     from elastune.job.run import JobFailed as JobFailed
     from elastune.policies.base import Policy as Policy
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from elastune.recipes.build import make_optimizer as make_optimizer
     from elastune.recipes.build import make_scheduler as make_scheduler
     from elastune.recipes.build import step_scheduler as step_scheduler
+    from elastune.recipes.means_space import suggest_means as suggest_means
     from elastune.recipes.settings import batch_defaults as batch_defaults
     from elastune.recipes.settings import network_defaults as network_defaults
     from elastune.recipes.settings import optimizer_defaults as optimizer_defaults
     from elastune.recipes.settings import scheduler_defaults as scheduler_defaults
     from elastune.recipes.spaces import suggest_batch as suggest_batch
-    from elastune.recipes.spaces import suggest_means as suggest_means
     from elastune.recipes.spaces import suggest_network as suggest_network
     from elastune.recipes.spaces import suggest_optimizer as suggest_optimizer
     from elastune.recipes.spaces import suggest_scheduler as suggest_scheduler
@@ -39,6 +40,7 @@ _HOMES = {
     "Diverged": "core.errors",
     "UserError": "core.errors",
     "Means": "core.run",
+    "Mesh": "core.mesh",
     "JobFailed": "job.run",
     "Policy": "policies.base",
     "Run": "policies.run",
@@ -48,7 +50,7 @@ _HOMES = {
     "run": "study.api",
     "tune": "study.api",
     "suggest_batch": "recipes.spaces",
-    "suggest_means": "recipes.spaces",
+    "suggest_means": "recipes.means_space",
     "suggest_network": "recipes.spaces",
     "suggest_optimizer": "recipes.spaces",
     "suggest_scheduler": "recipes.spaces",

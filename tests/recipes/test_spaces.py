@@ -40,7 +40,7 @@ def space(trial: Any) -> dict[str, Any]:
         **choices.suggest_scheduler(trial, epochs=EPOCHS, warmup=(0, 3), warmup_start=(0.01, 1.0)),
         **choices.suggest_network(trial, layers=(0, 3), width=(1, 8)),
         **choices.suggest_batch(trial, sizes=(4, 8), base_batch=4, lr_rules=("none", "linear", "sqrt")),
-        **choices.suggest_means(
+        **elastune.suggest_means(
             trial, workers=(1, 4), modes=("exact", "fast"), mechanisms=("replicated",), policies=("none", "gns:lr=sqrt")
         ),
     }
@@ -79,7 +79,7 @@ def test_whatever_is_sampled_can_be_built_and_trained(seed: int) -> None:
 
 
 def test_the_front_door_gives_them() -> None:
-    for name in ("optimizer", "scheduler", "network", "batch", "means"):
+    for name in ("optimizer", "scheduler", "network", "batch"):
         assert getattr(elastune, f"suggest_{name}") is getattr(choices, f"suggest_{name}")
     assert {name for name in elastune.__all__ if getattr(elastune, name) is None} == set()
 
@@ -160,14 +160,14 @@ def test_what_is_fixed_is_not_asked() -> None:
 
 
 def test_means_that_are_left_out_stay_the_studys() -> None:
-    assert choices.suggest_means(FixedTrial({})) == {}
-    found = choices.suggest_means(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["replicated"])
+    assert elastune.suggest_means(FixedTrial({})) == {}
+    found = elastune.suggest_means(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["replicated"])
     assert found == {"workers": 3, "mechanism": "replicated"}
 
 
 def test_a_batch_may_be_that_of_each_worker():
     trial = FixedTrial({"workers": 3, "batch_per_worker": 16})
-    means = choices.suggest_means(trial, workers=(1, 4))
+    means = elastune.suggest_means(trial, workers=(1, 4))
     found = choices.suggest_batch(
         trial, per_worker=(8, 16), workers=means["workers"], base_batch=8, lr_rules=["linear"]
     )
@@ -179,7 +179,7 @@ def test_a_batch_may_be_that_of_each_worker():
 OPTIMIZER = choices.suggest_optimizer
 NETWORK = choices.suggest_network
 BATCH = choices.suggest_batch
-MEANS = choices.suggest_means
+MEANS = elastune.suggest_means
 
 
 def scheduler(trial: Any, **options: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Faults:
         ended = entries[-1].record
         calm = None
         if self.verify and isinstance(ended, RunFinished) and ended.stopped in ("complete", "max_steps", "policy"):
-            alone = replace(spec.means, workers=1, mesh=None, copies=None)
+            alone = replace(spec.means.on(1), mesh=None, copies=None)
             again = replace(spec, out=spec.out / "undisturbed", means=alone, elastic=Elastic(), resume=False)
             calm = run_job(replace(again, checkpoint_every_steps=0)).sha256
         missed = [f"{fault.kind}@{_point(fault)}" for fault in injector.left]

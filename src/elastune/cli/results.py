@@ -19,7 +19,7 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunFailed, RunFinished
-from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study
+from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
 from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
@@ -106,6 +106,8 @@ def _run(run: RunStory, changes: Changes, adaptation: Adaptation, out: Path) -> 
     means = run.started.means
     asked = {
         "mode": means.get("mode"),
+        "mechanism": means.get("mechanism"),
+        **({"mesh": means["mesh"]} if "mesh" in means else {}),
         "num_slots": means.get("num_slots"),
         "seed": run.started.seed,
         "config": run.started.config,
@@ -147,8 +149,9 @@ def _run_lines(
 ) -> tuple[str, ...]:
     metrics = ", ".join(f"{plain(name, 40)} {valued(name, value)}" for name, value in end.metrics.items())
     steps, on = count(end.steps, "step"), count(end.workers, "worker")
+    how = [plain(means.get("mode")), *([told] if (told := mechanism_text(means)) != "replicated" else [])]
     return (
-        f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({plain(means.get('mode'))})",
+        f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({', '.join(how)})",
         *(f"workers {line}" for line in (changes_line(changes),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
         f"state   sha256 {end.sha256}",

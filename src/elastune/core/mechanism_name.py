@@ -16,6 +16,8 @@ FOREIGN: Mapping[str, Axis] = MappingProxyType(
     {"fsdp2": "shard", "deepspeed": "shard", "fairscale": "shard", "horovod": "data"}
 )
 """Mechanisms of other packages, and the axis that they lay workers along. None of them goes with another one."""
+STAGED = ("deepspeed", "fairscale")
+"""Those with a ZeRO stage to choose."""
 WORDS = (*get_args(State), *get_args(Dividing), *FOREIGN)
 
 

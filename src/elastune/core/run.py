@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from elastune.core.divergence import Divergence
+from elastune.core.errors import UserError
 from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import Mesh
 
@@ -84,6 +85,14 @@ class Means:
 
     def __post_init__(self) -> None:
         told: Any = self
+        for name_ in ("copies", "virtual_tensor", "zero_stage"):
+            value = getattr(told, name_)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UserError(f"{name_} must be a whole number", repr(value), f"for example {name_}=2")
+        if not isinstance(told.mesh, Mesh | None):
+            raise UserError("a mesh must be a Mesh", repr(told.mesh), "use elastune.Mesh(data=2, shard=2)")
+        if not isinstance(told.mechanism, str | None):
+            raise UserError("a mechanism must be a text", repr(told.mechanism), 'such as "tensor+zero"')
         blocks = told.virtual_tensor
         least = MechanismName.least_for(self.mesh, blocks)
         name = least if told.mechanism is None else MechanismName.parse(self.mechanism)
@@ -109,6 +118,11 @@ class Means:
             UserError: Where the mechanism divides along several axes and nobody has said how many workers along which.
         """
         return self.parts.mesh(self.workers) if self.mesh is None else self.mesh
+
+    def on(self, workers: int) -> Means:
+        """The same on as many whole replicas as ``workers`` carry; if none, all along the mechanism's axis."""
+        mesh = None if self.mesh is None else self.mesh.fitted(workers)
+        return replace(self, workers=workers if mesh is None else mesh.workers, mesh=mesh)
 
     def parts_of_batch(self, workers: int) -> int:
         """Into how many parts ``workers`` cut the samples of a global batch, at least one slot each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from elastune.core.errors import UserError
-from elastune.core.mechanism_name import MechanismName
+from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.run import Means, RunSpec, Schedule
 from elastune.mechanisms.registry import mechanism_for
@@ -16,11 +16,33 @@ MOST_THREADS = 4_096
 MOST_BLOCKS = 1_024
 LARGEST_SEED = 2**63 - 1
 ZERO_STAGES = (1, 2, 3)
-STAGED = ("deepspeed", "fairscale")
 
 
 def check_means(spec: RunSpec) -> None:
-    """Refuse system parameters that contradict each other."""
+    """Refuse system parameters that are wrong or contradict each other. Raises ``UserError``."""
+    check_values(spec)
+    if (impossible := why_impossible(spec)) is not None:
+        raise impossible
+
+
+def why_impossible(spec: RunSpec) -> UserError | None:
+    """Why values that are good each by itself cannot be had together: workers, mesh, mechanism and slots."""
+    means = spec.means
+    most = means.workers if spec.elastic.high is None else spec.elastic.high
+    try:
+        _check_mesh(means, most)
+        parts = means.parts_of_batch(most)
+        if means.num_slots < parts:
+            rule = "there must be a slot for every worker" + (" that has samples of its own" if parts < most else "")
+            raise UserError(rule, f"{means.num_slots} slots, {parts} workers", "use more --slots or fewer --workers")
+        mechanism_for(means)
+    except UserError as error:
+        return error
+    return None
+
+
+def check_values(spec: RunSpec) -> None:
+    """Refuse system parameters that are wrong whatever the others are. Raises ``UserError``."""
     means = spec.means
     if means.workers < 1:
         raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
@@ -34,10 +56,8 @@ def check_means(spec: RunSpec) -> None:
     if spec.elastic.collective_timeout_s < SHORTEST_HEARTBEAT_S:
         rule = f"workers must wait for each other for at least {SHORTEST_HEARTBEAT_S:g} s"
         raise UserError(rule, f"{spec.elastic.collective_timeout_s:g} s", "use --collective-timeout 30m")
-    _check_mesh(means, most)
-    if means.num_slots < (parts := means.parts_of_batch(most)):
-        rule = "there must be a slot for every worker" + (" that has samples of its own" if parts < most else "")
-        raise UserError(rule, f"{means.num_slots} slots, {parts} workers", "use more --slots or fewer --workers")
+    if means.num_slots < 1:
+        raise UserError("there must be a slot for every worker", f"{means.num_slots} slots", "use more --slots")
     if means.num_slots > MOST_SLOTS:
         rule = f"a batch is cut into at most {MOST_SLOTS:,} slots"
         raise UserError(rule, means.num_slots, "use fewer --slots: a slot holds at least one sample")
@@ -53,7 +73,6 @@ def check_means(spec: RunSpec) -> None:
         raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
     if means.threads < 1:
         raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
-    mechanism_for(means)
 
 
 def _check_mesh(means: Means, most: int) -> None:

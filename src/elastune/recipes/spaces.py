@@ -1,4 +1,4 @@
-"""Ready parts of a space: what is worth choosing about optimizer, schedule, network, batch and means.
+"""Ready parts of a space: what is worth choosing about optimizer, schedule, network and batch.
 
 Each part asks ``trial`` only for what applies (momentum of SGD alone, milestones of MultiStepLR alone) and returns a
 value for every setting that ``recipes.build`` reads, None where it does not apply, so that no default of the program
@@ -13,9 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.core.options import split
-from elastune.core.run import Mode
-from elastune.mechanisms.registry import MECHANISMS
 from elastune.plan.scaling import LR_RULES
 from elastune.recipes.settings import (
     ACTIVATIONS,
@@ -31,7 +28,6 @@ from elastune.recipes.settings import (
 
 Bounds = float | tuple[float, float]
 WholeBounds = int | tuple[int, int]
-MODES: tuple[Mode, ...] = ("exact", "fast")
 BATCH_SIZES = (32, 64, 128, 256)  # where a program names none
 
 
@@ -78,7 +74,7 @@ def suggest_optimizer(
     for bounds in lr.values() if isinstance(lr, Mapping) else (lr,):
         _check(lr=bounds)
     found: dict[str, Any] = dict(optimizer_defaults(groups))
-    kind = found["optimizer"] = _choose(trial, "optimizer", kinds, OPTIMIZERS)
+    kind = found["optimizer"] = choose_from(trial, "optimizer", kinds, OPTIMIZERS)
     if isinstance(lr, Mapping):
         if kind not in lr:
             raise UserError("each optimizer needs its range of learning rates", kind, f"add {kind!r}: (low, high)")
@@ -148,18 +144,18 @@ def suggest_scheduler(
     for name in families:
         choice("a scheduler with families", name, FAMILIES)
     found: dict[str, Any] = dict(scheduler_defaults())
-    kind = found["scheduler"] = _choose(trial, "scheduler", kinds, SCHEDULERS)
+    kind = found["scheduler"] = choose_from(trial, "scheduler", kinds, SCHEDULERS)
     longest = 0
     if kind != "plateau":
         longest = _ends("warmup", warmup)[1]
         if longest >= epochs:
             raise UserError(f"a warm-up must be shorter than the {epochs} epochs", warmup, "shorten it")
-        found["warmup"] = _int(trial, "warmup", warmup)
+        found["warmup"] = draw_int(trial, "warmup", warmup)
         if found["warmup"]:
             found["warmup_start"] = _float(trial, "warmup_start", warmup_start)
     wanted = set(SCHEDULERS[kind])
     if "lr_family" in wanted:
-        family = _choose(trial, f"{kind}_family", families.get(kind, tuple(FAMILIES[kind])), FAMILIES[kind])
+        family = choose_from(trial, f"{kind}_family", families.get(kind, tuple(FAMILIES[kind])), FAMILIES[kind])
         found["lr_family"] = family
         wanted |= set(FAMILIES[kind][family])
     floats = {"gamma": gamma, "plateau_factor": plateau_factor, "final_factor": final_factor, "power": power}
@@ -168,9 +164,9 @@ def suggest_scheduler(
     if "decay" in wanted:
         found["decay"] = _float(trial, "decay", decay, log=True)
     if "plateau_patience" in wanted:
-        found["plateau_patience"] = _int(trial, "plateau_patience", plateau_patience)
+        found["plateau_patience"] = draw_int(trial, "plateau_patience", plateau_patience)
     if "step_size" in wanted:
-        found["step_size"] = _int(trial, "step_size", sizes)
+        found["step_size"] = draw_int(trial, "step_size", sizes)
     if "milestones" in wanted:
         room = epochs - longest
         found["milestones"] = _milestones(trial, max(1, min(3, room - 1)) if milestones is None else milestones, room)
@@ -204,10 +200,10 @@ def suggest_network(
         >>> elastune.suggest_network(trial, layers=(1, 2), width=(32, 256))
     """
     _check(width=width, dropout=dropout)
-    count = _int(trial, "layers", layers)
+    count = draw_int(trial, "layers", layers)
     return {
-        "widths": [_int(trial, f"width_{i}", width, limit="width", log=True) for i in range(count)],
-        "activation": _choose(trial, "activation", activations, ACTIVATIONS),
+        "widths": [draw_int(trial, f"width_{i}", width, limit="width", log=True) for i in range(count)],
+        "activation": choose_from(trial, "activation", activations, ACTIVATIONS),
         "dropout": _float(trial, "dropout", dropout),
     }
 
@@ -254,55 +250,15 @@ def suggest_batch(
         if workers is None:
             rule = "a batch for each worker needs to know how many there are"
             raise UserError(rule, "no workers", "workers=suggest_means(trial, workers=...)['workers']")
-        found["batch_size"] = _choose(trial, "batch_per_worker", per_worker) * int(number("workers", workers))
+        found["batch_size"] = choose_from(trial, "batch_per_worker", per_worker) * int(number("workers", workers))
     elif workers is not None:
         raise UserError(
             "a global batch does not hang on workers", f"workers={workers}", "give per_worker, or no workers"
         )
     else:
-        found["batch_size"] = _choose(trial, "batch_size", BATCH_SIZES if sizes is None else sizes)
-    rule = found["lr_rule"] = _choose(trial, "lr_rule", lr_rules, LR_RULES)
+        found["batch_size"] = choose_from(trial, "batch_size", BATCH_SIZES if sizes is None else sizes)
+    rule = found["lr_rule"] = choose_from(trial, "lr_rule", lr_rules, LR_RULES)
     found["base_batch"] = number("base_batch", base_batch) if rule != "none" else None
-    return found
-
-
-def suggest_means(
-    trial: Any,
-    *,
-    workers: WholeBounds | None = None,
-    modes: Sequence[str] = (),
-    mechanisms: Sequence[str] = (),
-    policies: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Choose how a trial is run. What is left out stays as the study has it.
-
-    Args:
-        trial: what ``space(trial)`` was given.
-        workers: with how many the trial begins, drawn on a log scale.
-        modes: any of "exact", "fast".
-        mechanisms: any of ``elastune``'s mechanisms.
-        policies: texts as ``--policy`` writes them, "none" for no policy.
-
-    Returns:
-        The system parameters that were chosen.
-
-    Raises:
-        UserError: for an unknown mode or mechanism, or a policy's text that cannot be read.
-
-    Example:
-        >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
-    """
-    found: dict[str, Any] = {}
-    if workers is not None:
-        found["workers"] = _int(trial, "workers", workers, log=True)
-    if modes:
-        found["mode"] = _choose(trial, "mode", modes, MODES)
-    if mechanisms:
-        found["mechanism"] = _choose(trial, "mechanism", mechanisms, MECHANISMS)
-    if policies:
-        for policy in policies:
-            split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
-        found["policy"] = _choose(trial, "policy", policies)
     return found
 
 
@@ -311,11 +267,11 @@ def _milestones(trial: Any, most: int, epochs: int) -> list[int]:
     if number("milestone", most) >= epochs:
         rule = f"a schedule of {epochs} epochs has room for {epochs - 1} milestones"
         raise UserError(rule, most, "ask for fewer, or leave multistep out of kinds")
-    count = _int(trial, "n_milestones", (1, most), limit="milestone")
-    return sorted({_int(trial, f"milestone_{i}", (1, epochs - 1), limit="milestone") for i in range(count)})
+    count = draw_int(trial, "n_milestones", (1, most), limit="milestone")
+    return sorted({draw_int(trial, f"milestone_{i}", (1, epochs - 1), limit="milestone") for i in range(count)})
 
 
-def _choose(trial: Any, name: str, options: Sequence[Any], known: Iterable[str] | None = None) -> Any:
+def choose_from(trial: Any, name: str, options: Sequence[Any], known: Iterable[str] | None = None) -> Any:
     """One of ``options``; where there is only one, nothing is asked."""
     if isinstance(options, str) or not options or len(set(options)) != len(options):
         raise UserError(f"the choices of {name} must be a list without repetitions", repr(options), "name at least one")
@@ -348,6 +304,7 @@ def _float(trial: Any, name: str, bounds: Bounds, *, limit: str = "", log: bool 
     return float(trial.suggest_float(name, float(low), float(high), log=log and low > 0))
 
 
-def _int(trial: Any, name: str, bounds: WholeBounds, *, limit: str = "", log: bool = False) -> int:
+def draw_int(trial: Any, name: str, bounds: WholeBounds, *, limit: str = "", log: bool = False) -> int:
+    """A whole number within ``bounds``; a single one is not asked for."""
     low, high = _ends(limit or name, bounds)
     return int(low) if low == high else int(trial.suggest_int(name, low, high, log=log))

@@ -57,7 +57,12 @@ class _Lines(BaseJournalBackend):
 
 def _trial(life: TrialLife, objectives: Sequence[str]) -> FrozenTrial:
     started, ended = life.started, life.finished
-    notes: dict[str, Any] = {"trial": life.number, "phase": started.phase, "config": started.config}
+    notes: dict[str, Any] = {
+        "trial": life.number,
+        "phase": started.phase,
+        "config": started.config,
+        "means": started.means,
+    }
     state, values = {"running": TrialState.RUNNING, "paused": TrialState.PRUNED}.get(life.state, TrialState.FAIL), None
     if ended is not None:
         notes |= {"state": ended.state, **_finite(ended.metrics)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from elastune.core.text import plain
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     FrontierFound,
@@ -90,8 +91,8 @@ class TrialStory:
 
     @property
     def mechanism(self) -> str:
-        """How a replica of its model lay on workers."""
-        return str(self.started.means.get("mechanism", "–"))
+        """How a replica of its model lay on workers, and on which mesh."""
+        return mechanism_text(self.started.means)
 
     @property
     def complete(self) -> bool:
@@ -107,6 +108,15 @@ class TrialStory:
         if self.finished is None or not self.complete:
             return None
         return self.finished.values.get(name, self.finished.metrics.get(name))
+
+
+def mechanism_text(means: Mapping[str, Any]) -> str:
+    """The mechanism that ``means`` name, with what they choose of it: "tensor+zero, data=2,tensor=2"."""
+    stage = means.get("zero_stage")
+    told = [means.get("mechanism", "–"), f"stage {stage}" if stage is not None else "", means.get("mesh") or ""]
+    told += [means["schedule"]] if "schedule" in means else []
+    told += ["offload"] if means.get("offload") else []
+    return plain(", ".join(str(word) for word in told if word), 80)
 
 
 @dataclass(frozen=True)

@@ -115,14 +115,15 @@ def tune(
     """Search ``space`` for the best trade-offs among ``objectives``, on ``workers`` for all trials together.
 
     ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism,
-    micro_batch and policy set system parameters. At least one of ``trials``, ``budget_s``, ``worker_hours`` and
-    ``patience`` (trials, or generations of a genetic search, without a better one) bounds the search; it ends, too,
-    once a trial has reached ``until``, such as "accuracy >= 0.98". With a ``target``, written alike,
-    ``seconds_to_target`` may be an objective. ``stopping="asha"`` pauses trials that do not promise to be on the front;
-    ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds. ``warm_start``: folders
-    of earlier studies; their best settings are tried first, and what they measured in the same context counts for the
-    search. A trial whose loss is ``divergence`` times that of its start ends, infeasible; None: one whose loss is not
-    finite.
+    mesh, copies, virtual_tensor, schedule, zero_stage, offload, micro_batch and policy set system parameters, and a
+    trial that cannot have them together is infeasible, with the reason, and not run. At least one of ``trials``,
+    ``budget_s``, ``worker_hours`` and ``patience`` (trials, or generations of a genetic search, without a better one)
+    bounds the search; it ends, too, once a trial has reached ``until``, such as "accuracy >= 0.98". With a ``target``,
+    written alike, ``seconds_to_target`` may be an objective. ``stopping="asha"`` pauses trials that do not promise to
+    be on the front; ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds.
+    ``warm_start``: folders of earlier studies; their best settings are tried first, and what they measured in the same
+    context counts for the search. A trial whose loss is ``divergence`` times that of its start ends, infeasible; None:
+    one whose loss is not finite.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()

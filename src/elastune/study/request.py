@@ -14,8 +14,8 @@ class StudyRequest:
     """A multi-objective search over the program's ``space``.
 
     ``objectives`` (name -> "max" | "min") default to the program's own. ``config`` fixes values over the program's
-    defaults; what ``space`` returns goes over both. Of what ``space`` returns, the names ``workers``, ``mode``,
-    ``mechanism`` and ``micro_batch`` are system parameters (they set ``means``), and so is ``policy`` ("none", the text
+    defaults; what ``space`` returns goes over both. Of what ``space`` returns, the names of
+    ``study.trial_results.OF_MEANS`` are system parameters (they set ``means``), and so is ``policy`` ("none", the text
     of a policy, or a list of texts: what adapts the trial while it runs); the rest is configuration.
     ``workers`` is how many exist for all trials together. ``trial_workers`` (low, high): share them out among the
     running trials, each within these bounds, and move them while the trials run. ``stopping``: which trials pause early

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
+from elastune.core.mechanism_name import MechanismName
+from elastune.core.mesh import AXES, Mesh
 from elastune.core.run import Adapt, Config, Means
 from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import NO_POLICY, policies_of
@@ -20,7 +23,9 @@ from elastune.search.stopping.schedule import IntermediateResult
 from elastune.study.time_to_target import SECONDS_TO_TARGET, TargetReached, shortfall, time_to
 from elastune.train.program.load import merge
 
-OF_MEANS = ("workers", "mode", "mechanism", "micro_batch")
+ALWAYS = ("workers", "mode", "mechanism", "micro_batch")
+OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # where they say something
+OF_MEANS = (*ALWAYS, *OF_MESHES)
 SYSTEM_PARAMETERS = (*OF_MEANS, "policy")  # what a space may set beside the program's own settings
 
 UNREPORTED = "reports no "
@@ -48,22 +53,49 @@ class Pricing:
         return (*self.constraints, *reach)
 
 
-def system_defaults(means: Means) -> dict[str, Any]:
-    """The system parameters where a space does not set them."""
-    return {**{name: getattr(means, name) for name in OF_MEANS}, "policy": NO_POLICY}
+def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The system parameters where a space, which has set those that are ``chosen``, does not set them.
+
+    A chosen mesh says how many workers there are, and the mechanism is the study's where that can serve it, else the
+    least that can. What goes with some mechanisms only (copies, blocks, a schedule) is left out with others.
+    """
+    mesh = means.mesh if chosen.get("mesh") is None else _mesh(chosen["mesh"])
+    name, workers = means.parts, means.workers
+    if mesh is not None and mesh != means.mesh:
+        workers = mesh.workers
+        if not {axis for axis in AXES if axis != "data" and mesh.size(axis) > 1} <= set(name.dividing):
+            name = MechanismName.least_for(mesh)
+    mechanism = chosen.get("mechanism", str(name))
+    found: dict[str, Any] = {"workers": workers, "mode": means.mode, "mechanism": mechanism, "policy": NO_POLICY}
+    found["micro_batch"] = means.micro_batch
+    parts, told = MechanismName.parse(mechanism), means.to_json()
+    goes_with = {
+        "mesh": "workers" not in chosen,
+        "copies": parts != MechanismName(),
+        "virtual_tensor": parts.tensor,
+        "schedule": parts.pipeline,
+        "zero_stage": bool(parts.foreign),
+        "offload": parts.state != "replicated" or bool(parts.foreign),
+    }
+    return {**found, **{name: told[name] for name in OF_MESHES if name in told and goes_with[name]}}
 
 
 def known(started: TrialStarted) -> dict[str, Any]:
     """Configuration and system parameters by name, for constraints."""
-    return {**started.config, **{name: started.means.get(name) for name in SYSTEM_PARAMETERS}}
+    means = {name: started.means.get(name) for name in (*ALWAYS, "policy")}
+    return {**started.config, **means, **{name: started.means[name] for name in OF_MESHES if name in started.means}}
 
 
 def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacity: int) -> tuple[Config, Means, Adapt]:
     """A suggestion's configuration, its means, and what adapts it.
 
-    System parameters set means and policies, all else must be known to ``config``.
+    System parameters set means and policies, all else must be known to ``config``. What is in ``OF_MESHES`` and is not
+    suggested is left to the mechanism.
     """
-    system = {name: suggested[name] for name in OF_MEANS if name in suggested}
+    unsaid = {"mesh": None, "copies": None, "virtual_tensor": None, "schedule": Means.schedule, "zero_stage": None}
+    system = {**unsaid, "offload": False, **{name: suggested[name] for name in OF_MEANS if name in suggested}}
+    if system["mesh"] is not None:
+        system = {"workers": None, "mechanism": None, **system, "mesh": _mesh(system["mesh"])}
     changed = replace(means, **system)
     workers = changed.workers
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= capacity:
@@ -72,6 +104,12 @@ def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacit
     changed = replace(changed, num_slots=max(changed.num_slots, workers))
     plain = {name: value for name, value in suggested.items() if name not in SYSTEM_PARAMETERS}
     return merge(config, plain), changed, Adapt(policies=policies_of(suggested.get("policy", NO_POLICY)))
+
+
+def _mesh(text: object) -> Mesh:
+    if not isinstance(text, str):
+        raise UserError("a trial's mesh must be a text", repr(text), 'such as "data=2,shard=2"')
+    return Mesh.parse(text)
 
 
 def measured(

@@ -11,6 +11,7 @@ from elastune.core.divergence import Divergence
 from elastune.core.run import Elastic, RunSpec
 from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import check_adapt
+from elastune.job.validate_means import why_impossible
 from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
 from elastune.journal.trials import TrialLife
 from elastune.search.samplers.suggest import Suggestion
@@ -47,7 +48,9 @@ class Tuning:
             until_epoch=until_epoch,
         )
         folder = None if parent is None else self._folder(parent)
-        return PreparedTrial(suggestion.number, replace(spec, until_epoch=until_epoch, parent=folder), record)
+        spec = replace(spec, until_epoch=until_epoch, parent=folder)
+        impossible = why_impossible(spec)
+        return PreparedTrial(suggestion.number, spec, record, "" if impossible is None else str(impossible))
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
         spec = RunSpec(
@@ -87,13 +90,11 @@ class Tuning:
 
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
-        if bounds is not None:
-            values = {**values, "workers": bounds[0]}
         config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
         check_adapt(adapt, self._plan.program)
         elastic = Elastic()
         if bounds is not None:
-            means = replace(means, num_slots=max(means.num_slots, bounds[1]))
+            means = replace(means.on(bounds[0]), num_slots=max(means.num_slots, bounds[1]))
             elastic = Elastic(bounds[0], bounds[1])
         return RunSpec(
             program=request.program,

@@ -13,7 +13,7 @@ from elastune.core.divergence import check_factor
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, RunSpec
 from elastune.job.validate_adapt import check_adapt, policies_of
-from elastune.job.validate_means import check_means
+from elastune.job.validate_means import check_means, check_values, why_impossible
 from elastune.journal.entry import Entry
 from elastune.journal.records import StudyStarted, TrialFinished, TrialStarted
 from elastune.journal.trials import Change
@@ -96,10 +96,11 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
     config = merge(program.config, request.config)
     constraints = parse_constraints(request.constraints)
-    defaults = {**config, **system_defaults(request.means)}
 
     def complete_space(trial: Any) -> dict[str, Any]:
-        return {**defaults, **found(trial)}
+        own = found(trial)
+        chosen = own if isinstance(own, Mapping) else {}  # else: refused by whoever asked
+        return {**config, **system_defaults(request.means, chosen), **own}
 
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
@@ -145,14 +146,20 @@ def _check_trials(
 ) -> None:
     """Refuse system parameters of the space that no trial can run with, unless a constraint rejects them anyway."""
     seen: set[str] = set()
+    possible, impossible = False, None
     for sample in samples:
-        values = {**sample.values, **({} if request.trial_workers is None else {"workers": request.trial_workers[0]})}
         if any(violation > 0 for violation in violations(constraints, sample.values).values()):
             continue
-        _, means, _ = trial_settings(values, config, request.means, request.workers)
+        _, means, _ = trial_settings(sample.values, config, request.means, request.workers)
+        means = means if request.trial_workers is None else means.on(request.trial_workers[0])
         if (key := repr(means)) not in seen:
             seen.add(key)
-            check_means(RunSpec(request.program, request.out, means=means))
+            spec = RunSpec(request.program, request.out, means=means)
+            check_values(spec)
+            why = why_impossible(spec)  # one that is possible with other parameters only is told as infeasible
+            possible, impossible = possible or why is None, impossible or why
+    if impossible is not None and not possible:
+        raise impossible
 
 
 def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
@@ -165,9 +172,20 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
     if not 1 <= low <= high <= request.workers:
         rule = f"a trial's workers must lie within the study's {request.workers}"
         raise UserError(rule, f"{low}:{high}", "use --trial-workers LOW:HIGH with 1 <= LOW <= HIGH")
-    if any("workers" in sample.params for sample in samples):
+    chosen = {name for name in ("workers", "mesh") for sample in samples if _chooses(sample, name, request)}
+    if chosen:
         rule = "workers are either a parameter of the space or shared out among the trials"
-        raise UserError(rule, f"both, {low}:{high}", "leave out --trial-workers, or the space's workers")
+        raise UserError(rule, f"both, {low}:{high}", f"leave out --trial-workers, or the space's {min(chosen)}")
+    replica = request.means.first_mesh.replica if request.means.mesh is not None else 1
+    if low % replica or high % replica:
+        rule = f"trials have whole replicas of {replica} workers, as --mesh says"
+        fix = f"use --trial-workers {replica}:{max(high // replica, 1) * replica}"
+        raise UserError(rule, f"--trial-workers {low}:{high}", fix)
+
+
+def _chooses(sample: Sample, name: str, request: StudyRequest) -> bool:
+    own = request.means.to_json().get(name)
+    return name in sample.params or (name == "mesh" and sample.values.get(name, own) != own)
 
 
 def check_course(entries: Sequence[Entry], path: object) -> None:

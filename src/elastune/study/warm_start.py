@@ -48,11 +48,11 @@ from elastune.study.loop.retention import Keeper, KeepNothing
 from elastune.study.loop.study_loop import StudyLoop
 from elastune.study.request import StudyRequest
 from elastune.study.results.trials import check_params
-from elastune.study.trial_results import settings
+from elastune.study.trial_results import OF_MEANS, settings
 from elastune.study.tuning import Tuning
 from elastune.study.validate import Plan
 
-_MEANS = ("workers", "mode", "mechanism", "micro_batch", "threads")  # they decide how long a training takes
+_MEANS = (*OF_MEANS, "threads")  # they decide how long a training takes
 
 _UNTRIED = Context("nothing trains", DataContext(), 0, "")
 
@@ -212,7 +212,8 @@ def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed
         (here.data.samples, here.hardware) == (there.data.samples, there.hardware),
     ]
     if timed:  # where workers are shared out, how long a trial takes depends on the others
-        same += [getattr(means, name) == began.means.get(name) for name in _MEANS]
+        told = means.to_json()
+        same += [told.get(name) == began.means.get(name) for name in _MEANS]
         same += [request.trial_workers is None and earlier.settings.get("trial_workers") is None]
     return all(same)
 
@@ -232,7 +233,7 @@ def _try_out(
     request = plan.request
     config, means, _ = settings(sample.values, plan.config, request.means, request.workers)
     limits = [limit for limit in (request.trial_timeout_s, request.budget_s) if limit is not None]
-    one = FixedTrial(config, request.seed, replace(means, workers=1), "calibrate", max_steps=1)
+    one = FixedTrial(config, request.seed, replace(means.on(1), mesh=None, copies=None), "calibrate", max_steps=1)
     folder = request.out / "warm"
     told: list[Record] = []  # for no journal: it is no trial of this study
     loop = StudyLoop(

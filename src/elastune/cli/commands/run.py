@@ -54,8 +54,9 @@ def run(
     Policies are elastune's, a plug-in's, or classes of FILE that inherit from elastune.Policy; with several, all are
     asked.
 
-    --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, num_slots, seed, config, stopped,
-    step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s, steps_discarded, out},
+    --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, mechanism, mesh (where one was
+    asked for), num_slots, seed, config, stopped, step_s, wait_s, changes (how often the workers changed),
+    median_pause_s, longest_pause_s, steps_discarded, out},
     with policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
     measured last)},

@@ -28,8 +28,9 @@ def tune(
 ) -> int:
     """Search FILE's space(trial) for the best trade-offs among its objectives.
 
-    What space(trial) returns as workers, mode, mechanism, micro_batch and policy ("none", or as --policy of run) is how
-    a trial is run; the rest are the program's settings.
+    What space(trial) returns as workers, mode, mechanism, mesh, copies, virtual_tensor, schedule, zero_stage, offload,
+    micro_batch and policy ("none", or as --policy of run) is how a trial is run; the rest are the program's settings.
+    Where these cannot be had together a trial is infeasible, with the reason, and not run.
 
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
     pick: {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}.
@@ -39,6 +40,7 @@ def tune(
 
     out = folders.choose(file, "tune")
     low, high = search.bounds or (None, None)
+    low = None if execution.mesh is not None else low
     means = execution.means(low, most_workers=high)
     request = search.request(file, out, workers, means, training, resume=folders.resume)
     request = replace(request, warm_start=tuple(warm_start or ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -95,7 +96,15 @@ def study_front(study: StudyStory, best: Sequence[int]) -> Figure | None:
             faint=not front,
         )
 
-    series = (points("other trials", others, palette.QUIET, False), points("front", chosen, palette.AFTER, True))
+    front = points("front", chosen, palette.AFTER, True)
+    series: tuple[Series, ...] = (points("other trials", others, palette.QUIET, False), front)
+    mechanisms = list(dict.fromkeys(trial.mechanism for trial in chosen))
+    if len(mechanisms) > 1:  # each its colour, on the one line of the front
+        series = (series[0], *([replace(front, marker=None, labels=(), inside=())] if front.line else []))
+        for i, mechanism in enumerate(mechanisms):
+            own = [trial for trial in chosen if trial.mechanism == mechanism]
+            color = palette.SEQUENCE[i % len(palette.SEQUENCE)]
+            series = (*series, replace(points(f"front: {mechanism}", own, color, True), line=None))
     log = all((trial.value(across) or 0.0) > 0 for trial in drawn)
     panel = Panel("", _objective_axis(across, study, log), _objective_axis(vertical, study, False), series)
     words = "Numbers in the markers are worker counts."
@@ -139,6 +148,7 @@ def describe_trial(trial: TrialStory, study: StudyStory) -> str:
     ]
     if trial.started:
         parts += [f"{trial.workers} worker{'' if trial.workers == '1' else 's'}"] if trial.workers else []
+        parts += [trial.mechanism] if trial.mechanism != "replicated" else []
         parts.append(plain(settings_text(trial.settings), 160))
     if trial.finished and trial.finished.reason:
         parts.append(plain(trial.finished.reason, 100))

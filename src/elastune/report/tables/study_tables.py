@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastune.core.text import duration, number, plain, settings_text, value_text
-from elastune.report.gather import StudyStory, TrialStory
+from elastune.report.gather import StudyStory, TrialStory, mechanism_text
 from elastune.report.tables.tables import Table
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import valued
@@ -72,7 +72,7 @@ def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
             str(trial.number),
             *(valued(name, trial.values.get(name), study.price_per_worker_hour) for name in names),
             value_text(trial.means.get("workers", "–")),
-            value_text(trial.means.get("mechanism", "–")),
+            mechanism_text(trial.means),
             settings_text(trial.config),
             reason,
         )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from elastune.core.text import duration, flat, number, plain, rate, settings_text, whole
 from elastune.journal.records import TimesFitted
-from elastune.report.gather import RunStory
+from elastune.report.gather import RunStory, mechanism_text
 from elastune.search.space.objective import valued
 
 GAP = 2  # between columns on a terminal
@@ -69,7 +69,7 @@ def run_table(run: RunStory) -> Table:
         ("settings", settings_text(run.started.config) or "–"),
         ("seed", str(run.started.seed)),
         ("workers", plain(means.get("workers", "–"))),
-        ("mode, mechanism", f"{plain(means.get('mode', '–'))}, {plain(means.get('mechanism', '–'))}"),
+        ("mode, mechanism", f"{plain(means.get('mode', '–'))}, {mechanism_text(means)}"),
         ("slots", plain(means.get("num_slots", "–"))),
     ]
     end = run.finished

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from elastune.cluster.base import ElasticHandle
 from elastune.core.clock import Clock
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.job.pool import Pool
 from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
@@ -40,17 +41,25 @@ class Sharing:
     """Shares a study's workers among its trials, each within ``bounds`` (low, high).
 
     ``slots``: the equal parts that a trial's work is dealt out in (None: any share can be had). ``changed``: whether
-    something has happened since workers were last dealt out.
+    something has happened since workers were last dealt out. ``replica``: workers that carry one replica together;
+    the broker deals out replicas, so nobody ever has a part of one.
     """
 
     def __init__(
-        self, pool: Pool, clock: Clock, bounds: tuple[int, int], slots: int | None, rules: Rules | None = None
+        self,
+        pool: Pool,
+        clock: Clock,
+        bounds: tuple[int, int],
+        slots: int | None,
+        rules: Rules | None = None,
+        replica: int = 1,
     ) -> None:
         self._pool = pool
         self._clock = clock
-        self._bounds = bounds
+        self._bounds = bounds[0] // replica, bounds[1] // replica
         self._slots = slots
-        self._broker = Broker(pool.capacity, rules, began_s=clock.now())
+        self._replica = replica
+        self._broker = Broker(pool.capacity // replica, rules, began_s=clock.now())
         self._waiting: Pending | None = None
         self._rest_s = (rules or Rules()).min_residence_s  # between decisions that only a report gives reason for
         self._settled_s = -self._rest_s
@@ -63,7 +72,7 @@ class Sharing:
 
     def begun(self, trial: int, workers: int) -> None:
         """``trial`` was started, or goes on."""
-        self._broker.started(trial, workers, *self._bounds, self._clock.now(), self._slots)
+        self._broker.started(trial, workers // self._replica, *self._bounds, self._clock.now(), self._slots)
         self._waiting = None
         self.changed = True
 
@@ -71,10 +80,10 @@ class Sharing:
         """A running trial said something."""
         now_s, job = self._clock.now(), self._pool.jobs.get(trial)
         if isinstance(record, Reported) and job is not None:
-            self._broker.reported(trial, record, job.workers, now_s)
+            self._broker.reported(trial, record, job.workers // self._replica, now_s)
             self.changed = self.changed or now_s >= self._settled_s + self._rest_s
         elif isinstance(record, Regrouped):
-            self._broker.regrouped(trial, len(record.members), record.pause_s, now_s)
+            self._broker.regrouped(trial, len(record.members) // self._replica, record.pause_s, now_s)
             self.changed = True
 
     def gone(self, trial: int, paused: bool) -> None:
@@ -96,7 +105,7 @@ class Sharing:
             job = self._pool.jobs[trial]
             handle = job.watch.handle
             if isinstance(handle, ElasticHandle):
-                self._broker.stepped(trial, handle.step, job.workers, self._clock.now())
+                self._broker.stepped(trial, handle.step, job.workers // self._replica, self._clock.now())
 
     def settle(self, promises: Mapping[int, Sequence[float]], rungs: Mapping[int, int], supply: bool) -> Settled:
         """Deal out the workers. ``promises``: what trials end with, smaller is better; ``rungs``: those
@@ -107,24 +116,26 @@ class Sharing:
         self._look()
         self._broker.ranked(trial_priority(promises, rungs))
         waiting = [] if self._waiting is None else [self._waiting]
-        now_s, moved, begins = self._clock.now(), [], 0
+        now_s, moved, begins, free = self._clock.now(), [], 0, self._pool.free // self._replica
         self.changed, self._settled_s = False, now_s
         for grant in self._broker.grants(now_s, waiting, supply):
             if self._waiting is not None and grant.trial == self._waiting.trial:
-                begins = grant.after if grant.after <= self._pool.free else 0
+                begins = grant.after if grant.after <= free else 0
                 self.changed = self.changed or begins == 0
-            elif grant.after > 0 and (grant.after < grant.before or grant.after - grant.before <= self._pool.free):
-                self._pool.resize(grant.trial, grant.after, grant.reason)
+            elif grant.after > 0 and (grant.after < grant.before or grant.after - grant.before <= free):
+                before, after = grant.before * self._replica, grant.after * self._replica
+                self._pool.resize(grant.trial, after, grant.reason)
+                free = self._pool.free // self._replica
                 self._broker.granted(grant, now_s)
-                moved.append(TrialReallocated(grant.trial, grant.before, grant.after, grant.reason))
+                moved.append(TrialReallocated(grant.trial, before, after, grant.reason))
             elif grant.after == 0:
                 self._pool.pause(grant.trial)
             else:
                 self.changed = True
         more = 0
         if begins and self._waiting is not None and self._waiting.fresh:
-            more = max(min(self._broker.room, self._pool.free - begins), 0) // begins
-        return Settled(tuple(moved), begins, more)
+            more = max(min(self._broker.room, free - begins), 0) // begins
+        return Settled(tuple(moved), begins * self._replica, more)
 
 
 MakeSharing = Callable[[Pool, Clock, float, float], Sharing]
@@ -135,7 +146,8 @@ def sharing(bounds: tuple[int, int] | None, means: Means) -> MakeSharing | None:
     """How trials of ``means`` share workers, each within ``bounds``; None where they do not."""
     if bounds is None:
         return None
-    slots = max(means.num_slots, bounds[1]) if means.mode == "exact" else None
+    mesh = Mesh() if means.mesh is None else means.mesh
+    slots = max(means.num_slots, bounds[1]) // mesh.shard if means.mode == "exact" else None  # of each replica's
 
     def make(pool: Pool, clock: Clock, left_s: float, left_worker_s: float) -> Sharing:
         rules = Rules(
@@ -143,8 +155,8 @@ def sharing(bounds: tuple[int, int] | None, means: Means) -> MakeSharing | None:
             max_wait_s=MAX_WAIT_S,
             least_gain=LEAST_GAIN,
             deadline_s=left_s,
-            budget_s=left_worker_s,
+            budget_s=left_worker_s / mesh.replica,
         )
-        return Sharing(pool, clock, bounds, slots, rules)
+        return Sharing(pool, clock, bounds, slots, rules, mesh.replica)
 
     return make

@@ -17,11 +17,15 @@ from elastune.search.stopping.schedule import FixedTrial, IntermediateResult
 
 @dataclass(frozen=True)
 class PreparedTrial:
-    """A trial that is to start, or to go on, as soon as there is room for it."""
+    """A trial that is to start, or to go on, as soon as there is room for it.
+
+    ``refused``: why it cannot run as it is meant to, known before a worker starts; "" where it can.
+    """
 
     number: int
     spec: RunSpec
     record: TrialStarted | TrialResumed
+    refused: str = ""
 
     @property
     def is_new(self) -> bool:
@@ -29,10 +33,10 @@ class PreparedTrial:
 
     def on(self, workers: int) -> PreparedTrial:
         """The same on ``workers`` workers."""
-        spec = replace(self.spec, means=replace(self.spec.means, workers=workers))
+        spec = replace(self.spec, means=self.spec.means.on(workers))
         if isinstance(self.record, TrialResumed):
             return PreparedTrial(self.number, spec, replace(self.record, workers=workers))
-        means = {**self.record.means, "workers": workers}
+        means = {**self.record.means, **spec.means.to_json()}
         return PreparedTrial(self.number, spec, replace(self.record, means=means))
 
 

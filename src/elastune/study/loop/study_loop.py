@@ -177,10 +177,18 @@ class StudyLoop:
             self._share(self._sharing)
             return
         while self._pool.free > 0:
-            self._ready = self._ready or self._next.choose()
+            self._ready = self._ready or self._choose()
             if self._ready is None or self._ready.spec.means.workers > self._pool.free:
                 return  # what is wide comes first once workers are free: no trial is passed over for being wide
             self._begin(self._ready, self._ready.spec.means.workers)
+
+    def _choose(self) -> PreparedTrial | None:
+        """What comes next. One that cannot run is told, infeasible with its reason, and passed over."""
+        while (ready := self._next.choose()) is not None and ready.refused:
+            self.tell(ready.record)
+            self.tell(TrialFinished(ready.number, "infeasible", reason=f"refused: {ready.refused}"))
+            self._proposals.tell(ready.number, self._experiment.for_search(self.table.trials[ready.number]))
+        return ready
 
     def _begin(self, ready: PreparedTrial, workers: int) -> None:
         """Start a trial, or let it go on."""
@@ -193,7 +201,7 @@ class StudyLoop:
     def _share(self, sharing: Sharing) -> None:
         """Let the allocation say which trial begins, which goes on with fewer workers, and which with more."""
         while True:
-            if self._ready is None and (ready := self._next.choose()) is not None:
+            if self._ready is None and (ready := self._choose()) is not None:
                 self._ready = ready
                 sharing.asks(ready.number, ready.is_new)
             if sharing.due_s > 0:
@@ -208,7 +216,7 @@ class StudyLoop:
                 return
             self._begin(self._ready, settled.begins)
             for _ in range(settled.more):
-                if (ready := self._next.choose()) is None:
+                if (ready := self._choose()) is None:
                     break
                 if not ready.is_new:
                     self._ready = ready

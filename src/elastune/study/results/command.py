@@ -17,13 +17,19 @@ FLAGS = {
     "precision": "--precision",
     "micro_batch": "--micro-batch",
     "threads": "--threads",
+    "mesh": "--mesh",
+    "mechanism": "--mechanism",
+    "copies": "--copies",
+    "virtual_tensor": "--virtual-tensor",
+    "schedule": "--schedule",
+    "zero_stage": "--zero-stage",
 }
 """Means that a command names, and their options."""
 
 REPEATED = {"policy": "--policy", "monitor": "--monitor"}
 """What adapts a run: one text, several, or "none"."""
 
-DEFAULTS = {"precision": "fp32", "micro_batch": None, "threads": 1}
+DEFAULTS = {"precision": "fp32", "micro_batch": None, "threads": 1, "mechanism": "replicated"}
 """Not worth a word in a command."""
 
 
@@ -44,8 +50,10 @@ def run_command(
     unset = {name for name, value in (defaults or {}).items() if value is None}
     words = ["elastune", "run", program_path(program)]
     for name, option in FLAGS.items():
-        if name in means and means[name] != DEFAULTS.get(name, ...):
+        implied = name == "workers" and "mesh" in means
+        if name in means and means[name] != DEFAULTS.get(name, ...) and not implied:
             words += [option, _word(means[name])]
+    words += ["--offload"] if means.get("offload") else []
     for name, option in REPEATED.items():
         texts = means.get(name, "none")
         for text in [texts] if isinstance(texts, str) else texts:

@@ -1,0 +1,116 @@
+"""Ready part of a space: how a trial is run. Only what the chosen mechanism knows is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from elastune.core.errors import UserError
+from elastune.core.mechanism_name import STAGED, MechanismName
+from elastune.core.mesh import AXES, Mesh
+from elastune.core.options import split
+from elastune.core.run import Mode, Schedule
+from elastune.mechanisms.registry import MECHANISMS
+from elastune.recipes.settings import choice
+from elastune.recipes.spaces import WholeBounds, choose_from, draw_int
+
+
+def suggest_means(
+    trial: Any,
+    *,
+    workers: WholeBounds | None = None,
+    modes: Sequence[str] = (),
+    mechanisms: Sequence[str] = (),
+    meshes: Sequence[str] = (),
+    micro_batches: Sequence[int | None] = (),
+    copies: Sequence[int] = (),
+    virtual_tensor: Sequence[int] = (),
+    schedules: Sequence[str] = (),
+    zero_stages: Sequence[int] = (),
+    policies: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Choose how a trial is run. What is left out stays as the study has it.
+
+    A mesh is chosen among those along whose axes the mechanism divides a replica; where these are not all of
+    ``meshes``, the parameter is called "mesh of tensor+zero", since its choices are others. Copies, virtual blocks,
+    schedules and ZeRO stages are asked for with a mechanism that has them.
+
+    Args:
+        trial: what ``space(trial)`` was given.
+        workers: with how many the trial begins, drawn on a log scale; a mesh says it, too.
+        modes: any of "exact", "fast".
+        mechanisms: any of ``elastune``'s mechanisms, "tensor+zero" and the like; without them each mesh has the least
+            that it needs.
+        meshes: as ``--mesh`` writes them: "data=2,shard=2".
+        micro_batches: samples of one forward pass at most; None for no bound.
+        copies: of divided state.
+        virtual_tensor: blocks of layers that are divided.
+        schedules: of a pipeline.
+        zero_stages: of DeepSpeed and FairScale.
+        policies: texts as ``--policy`` writes them, "none" for no policy.
+
+    Returns:
+        The system parameters that were chosen.
+
+    Raises:
+        UserError: for an unknown mode, mechanism or schedule, a text that is no mesh or policy, workers beside meshes,
+            and a mechanism that none of the meshes fits.
+
+    Example:
+        >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
+        >>> elastune.suggest_means(trial, mechanisms=("zero", "sharded", "tensor"), meshes=("shard=4", "tensor=4"))
+    """
+    found: dict[str, Any] = {}
+    if workers is not None and meshes:
+        raise UserError("a mesh says how many workers there are", f"workers={workers}", "give workers or meshes")
+    if workers is not None:
+        found["workers"] = draw_int(trial, "workers", workers, log=True)
+    if modes:
+        found["mode"] = choose_from(trial, "mode", modes, get_args(Mode))
+    grids = {mesh: Mesh.parse(mesh) for mesh in meshes}
+    names = {text: _known(text) for text in mechanisms}
+    for text, name in names.items():
+        if grids and not _fitting(name, grids):
+            raise UserError("each mechanism must fit one of the meshes", f"{text}; {', '.join(grids)}", "add one")
+    if names:
+        found["mechanism"] = choose_from(trial, "mechanism", [str(name) for name in names.values()])
+    if grids:
+        fitting = _fitting(MechanismName.parse(found["mechanism"]), grids) if names else list(meshes)
+        own = "mesh" if len(fitting) == len(meshes) else f"mesh of {found['mechanism']}"
+        found["mesh"] = choose_from(trial, own, fitting)
+    parts = (
+        MechanismName.parse(found["mechanism"])
+        if names
+        else MechanismName.least_for(grids[found["mesh"]] if grids else None)
+    )
+    if micro_batches:
+        found["micro_batch"] = choose_from(trial, "micro_batch", micro_batches)
+    if copies and parts != MechanismName() and not parts.foreign:
+        found["copies"] = choose_from(trial, "copies", copies)
+    if virtual_tensor and parts.tensor:
+        found["virtual_tensor"] = choose_from(trial, "virtual_tensor", virtual_tensor)
+    if schedules and parts.pipeline:
+        found["schedule"] = choose_from(trial, "schedule", schedules, get_args(Schedule))
+    if zero_stages and parts.foreign in STAGED:
+        found["zero_stage"] = choose_from(trial, "zero_stage", zero_stages)
+    for policy in policies:
+        split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
+    if policies:
+        found["policy"] = choose_from(trial, "policy", policies)
+    return found
+
+
+def _known(text: str) -> MechanismName:
+    name = MechanismName.parse(text)
+    for word in name.words:
+        choice("mechanism", word, MECHANISMS)
+    return name
+
+
+def _fitting(name: MechanismName, grids: dict[str, Mesh]) -> list[str]:
+    """Those of the meshes that ``name`` can serve."""
+    return [
+        text
+        for text, mesh in grids.items()
+        if all(axis == "data" or mesh.size(axis) == 1 or axis in name.dividing for axis in AXES)
+    ]
