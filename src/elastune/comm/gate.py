@@ -85,7 +85,7 @@ class Gate:
         if group.size == 1:
             return [mine]
         out = torch.empty(sum(self._lengths), dtype=torch.float64, device=group.wire)
-        copies = mine.to(group.wire).expand(group.size, -1).reshape(-1)
+        copies = mine.to(group.wire).repeat(group.size)
         group.all_to_all(out, copies, self._lengths, [len(mine)] * group.size).wait()
         return list(out.cpu().split(self._lengths))
 

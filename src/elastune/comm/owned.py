@@ -122,7 +122,7 @@ class OwnedBucket:
         if self._keeps:
             self.held = total.to(self._device)
             return
-        copies = total.expand(len(self._holders), -1).reshape(-1)
+        copies = total.repeat(len(self._holders))
         sizes = [self._mine if worker in self._holders else 0 for worker in range(group.size)]
         out_sizes = [n if adder in self._held_of else 0 for adder, n in enumerate(self._cuts)]
         room = self.held if self.held.device == group.wire else torch.empty_like(self.held, device=group.wire)

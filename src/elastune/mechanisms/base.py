@@ -129,6 +129,8 @@ class Replica:
     def adopt(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """The step's gradients, of all samples, are these: what the user's optimizer step will use."""
         for p, gradient in zip(self.params, gradients, strict=True):
+            if gradient is not None and not p.is_contiguous():  # fused optimizers go through memory side by side
+                gradient = torch.empty_like(p).copy_(gradient)
             p.grad = gradient
         self._hidden = None
 

@@ -31,9 +31,9 @@ class Sync(ABC):
     each worker by itself.
 
     ``control``, set before a step, of the length that was told at the beginning, is summed over the workers that have
-    samples; ``totals``, those sums, are known to all after the round, and so are its ``statistics``. ``wait_s``: how
-    long the last step waited for others. ``wants_statistics``: whether anybody reads them; on a GPU they cost a wait
-    for the device.
+    samples (where ``all_contribute``, over all); ``totals``, those sums, are known to all after the round, and so are
+    its ``statistics``. ``wait_s``: how long the last step waited for others. ``wants_statistics``: whether anybody
+    reads them; on a GPU they cost a wait for the device.
     """
 
     name: ClassVar[str]
@@ -41,6 +41,7 @@ class Sync(ABC):
     drifts: ClassVar[bool]
     agreement: ClassVar[Literal["in_reduction", "by_coordinator"]]
     steps_in_round: int = 1
+    all_contribute: ClassVar[bool] = False
 
     def __init__(self, replica: Replica, comms: Comms, control: int) -> None:
         self.replica = replica

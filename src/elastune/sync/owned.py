@@ -30,6 +30,7 @@ class OwnedAllReduce(Sync):
 
     name: ClassVar[str] = "owned"
     agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
+    all_contribute: ClassVar[bool] = True
     replica: OwnedReplica
 
     def __init__(

@@ -20,31 +20,30 @@ from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
-from elastune.journal.records import DataContext, Record, Reported, RunContext
+from elastune.journal.records import Record, Reported
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.adapt.agreement import wished
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.control import ControlVector
-from elastune.train.data.fingerprint import data_context
 from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
 from elastune.train.divergence import DivergenceWatch
-from elastune.train.machine import run_context
 from elastune.train.metrics import Number, floats_of, sample_counts
 from elastune.train.precision import autocast_forward
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
+from elastune.train.session_facts import SessionFacts
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
 from elastune.train.training_state import TrainingState
 from elastune.train.transaction import Phase, StepTransaction
 
 
-class Session:
+class Session(SessionFacts):
     """A worker's view of a run. Every worker of a run executes the same function with its own session.
 
     ``snapshot``: what this worker was rewound to, and goes on from. ``warm_up``: a joiner's first time through the
@@ -103,74 +102,6 @@ class Session:
         if snapshot is not None:
             self.state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))
-
-    # -- who and where ------------------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, from 0. It may change between steps."""
-        return self._workers.rank
-
-    @property
-    def size(self) -> int:
-        """How many workers there are. It may change between steps."""
-        return self._workers.size
-
-    @property
-    def epoch(self) -> int:
-        """Completed training passes."""
-        return self._progress.position.epoch
-
-    @property
-    def step(self) -> int:
-        """Completed steps (global batches)."""
-        return self._progress.position.step
-
-    @property
-    def samples(self) -> int:
-        """Samples used by the completed steps of all workers."""
-        return self._progress.position.samples
-
-    @property
-    def ends_step(self) -> bool:
-        """Whether the current batch completed a step: with several slots a worker, a step has several batches.
-
-        Inside the batch loop, whatever counts steps, reports or breaks belongs under ``if session.ends_step:``. A step
-        during which a worker was lost is done again: none of its batches ended it.
-        """
-        return not self._transaction.more_to_come
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far, earlier parts of a resumed run included."""
-        return self._progress.times.seconds
-
-    @property
-    def progress(self) -> Progress:
-        """How far training has come, for who ends the run."""
-        return self._progress
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The newest value of everything that was reported."""
-        return self._progress.metrics
-
-    @property
-    def context(self) -> RunContext:
-        """What the run could not choose: data and model, as far as they were seen, and the device."""
-        trained = self.trained
-        data = DataContext() if self._train_set is None else data_context(self._train_set)
-        return run_context(self.device, data, 0 if trained is None else trained.parameters)
-
-    @property
-    def stopped(self) -> str:
-        """Why training ended: "complete", "max_steps", "until_epoch" or "requested"."""
-        return self._progress.stopped
-
-    @property
-    def trained(self) -> TrainingState | None:
-        """What was prepared."""
-        return self.state.trained
 
     # -- the training loop --------------------------------------------------------------------------------------------
 
@@ -274,6 +205,32 @@ class Session:
         """
         self._stepper.backward(loss)
 
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the step's gradient so that its norm, over all parameters of the model, is at most ``max_norm``.
+
+        As torch's ``clip_grad_norm_`` (norm 2), and for every mechanism: where gradients lie in pieces on several
+        workers torch's finds none. The norm is added up in a way that shows neither workers nor mesh.
+
+        Args:
+            max_norm: The largest norm that is left as it is.
+
+        Returns:
+            The norm before; 0 where this batch did not complete a step (``ends_step``), and nothing was done.
+
+        Raises:
+            UserError: For a bound that is not positive.
+
+        Example:
+            >>> session.backward(loss)
+            >>> session.clip_grad_norm_(1.0)
+            >>> optimizer.step()
+        """
+        if not max_norm > 0:
+            raise UserError("the norm of a gradient is bounded by a positive number", max_norm, "such as 1.0")
+        if self.trained is None:
+            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
+        return self.trained.replica.clip(float(max_norm))
+
     def _refuse_half_a_step(self) -> None:
         """Workers take different numbers of batches a step: what all must do together has its place between steps."""
         if self._transaction.phase is Phase.LEFT:
@@ -292,7 +249,8 @@ class Session:
         self._transaction.unrepeatable |= workers.synchronised
         if workers.synchronised:
             self._evaluated += f" after the evaluation of {len(dataset)} samples in batches of {batch_size}"
-        place = (workers.size, workers.rank) if workers.synchronised else (1, 0)
+        mesh = workers.comms.mesh
+        place = (mesh.batch, mesh.batch_rank(workers.comms.rank)) if workers.synchronised else (1, 0)
         indices = evaluation_indices(len(dataset), batch_size, *place)
         for batch in fetch(dataset, indices, loading, self.seed, -1):
             if workers.broken:
@@ -302,9 +260,12 @@ class Session:
     # -- numbers over workers -----------------------------------------------------------------------------------------
 
     def _meet(self, values: list[float], what: str) -> Rows:
-        """Every rank's ``values``. All must have evaluated the same since they met last."""
+        """Every part of the samples' ``values``, by rank. All must have evaluated the same since they met last."""
         what, self._evaluated = what + self._evaluated, ""
-        return self._workers.gather(values, what)
+        rows, mesh = self._workers.gather(values, what), self._workers.comms.mesh
+        if len(rows) < mesh.workers:  # this worker's alone
+            return rows
+        return [row for rank, row in enumerate(rows) if mesh.speaks(rank)]
 
     def sum(self, values: Number | Iterable[Number]) -> float:
         """The sum over all workers of a number, a tensor or a list of them, rounded once: workers do not show in it."""

@@ -102,9 +102,12 @@ class Stepper:
     def _under_one_view(self, source: StepSource, trained: TrainingState) -> Generator[Any, None, Outcome]:
         """Steps for as long as all stays as it is that they are planned by: view, batch size and micro-batch."""
         workers, progress, means, size = self._workers, self._progress, self._means(), self._size
-        place = (min(means.num_slots, means.workers), 0) if self._warming_up else (workers.size, workers.rank)
+        mesh, everyone = workers.comms.mesh, workers.size if trained.sync.all_contribute else None
+        place = mesh.batch, mesh.batch_rank(workers.comms.rank)
+        if self._warming_up:
+            place, everyone = (min(means.num_slots, means.parts_of_batch(means.workers)), 0), None
         view, start = workers.view, progress.position
-        plans, ahead = tee(plan_steps(source, size, start, means, *place, trained.replica.least_samples))
+        plans, ahead = tee(plan_steps(source, size, start, means, *place, trained.replica.least_samples, everyone))
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
         probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
@@ -196,7 +199,8 @@ class Stepper:
         trained.sync.wants_statistics = bool(monitoring) or self._looks
         if self._transaction.evaluates_again:
             trained.sync.measure(False)
-        own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight]
+        speaks = self._workers.comms.mesh.speaks(self._workers.comms.rank)
+        own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
         control = ControlVector(
             stop=float(self._stop_requested()),
             heard=self._workers.begin_step(),

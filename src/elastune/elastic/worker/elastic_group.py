@@ -36,8 +36,9 @@ class ElasticWorkerGroup(WorkerGroup):
 
     owner: StateOwner  # the current session's
 
-    def __init__(self, client: CoordinatorClient, factory: GroupFactory) -> None:
+    def __init__(self, client: CoordinatorClient, factory: GroupFactory, mesh: Mesh | None = None) -> None:
         self._client = client
+        self._mesh = mesh or Mesh()
         self._factory = factory
         self._store = MemberStore(client)
         super().__init__(self._alone())
@@ -266,7 +267,7 @@ class ElasticWorkerGroup(WorkerGroup):
                 self._store,
                 str(view.number),
                 view.rank_of(self.worker),
-                Mesh(data=len(view.members)),
+                self._mesh.fitted(len(view.members)) or Mesh(data=len(view.members)),
                 superseded=lambda: self._client.superseded(view.number),
             )
         finally:

@@ -14,7 +14,7 @@ from elastune.core.run import Means
 from elastune.mechanisms.base import Mechanism, Replica
 from elastune.mechanisms.division import Divide, Division
 from elastune.mechanisms.owned.probe import refuse_unless_elementwise
-from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
 from elastune.mechanisms.owned.store import LeafStore
 
 
@@ -45,9 +45,9 @@ class Owned(Mechanism):
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         if {"shard", "tensor"} & set(self._axes):  # parameters are updated in parts
             refuse_unless_elementwise(optimizer)
-        names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+        program = ProgramModel(model)
         division = Division(model)
         for divide in self._divides:
             division = divide(division, means)
-        store = LeafStore(division.split, division.parameters, optimizer, names)
-        return OwnedReplica(division, store, optimizer, comms, means.copies or 1)
+        store = LeafStore(division.split, division.parameters, optimizer, program.tensor_of)
+        return OwnedReplica(division, store, program, comms, means.copies or 1)

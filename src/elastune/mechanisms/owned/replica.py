@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.group import GroupBroken, Work
@@ -23,6 +24,26 @@ from elastune.mechanisms.owned.store import LeafStore
 IN_FLIGHT_BYTES = 64 << 20
 
 
+class ProgramModel:
+    """What a model is called by the program that built it; to be made before anything divides it.
+
+    Attributes:
+        state_names: The names in its ``state_dict``, each with the name of the parameter that it is: that one's first
+            name where it has several (tied weights); None for buffers.
+        shapes: Of parameters, by their first name.
+        tensor_of: The first name of each parameter.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_parameters())
+        self.tensor_of: dict[torch.Tensor, str] = {p: name for name, p in named}
+        self.shapes = {name: tuple(p.shape) for name, p in named}
+        kept = model.state_dict(keep_vars=True)
+        self.state_names = {
+            name: self.tensor_of.get(value) if isinstance(value, torch.Tensor) else None for name, value in kept.items()
+        }
+
+
 class OwnedReplica(Replica):
     """A division's passes over a store's leaves. See ``mechanisms.base.Replica``; gradients are those of all leaves of
     the split, by their place in ``split.trained``, and those of leaves that are computed elsewhere never come.
@@ -34,17 +55,17 @@ class OwnedReplica(Replica):
         plans: The buckets of this worker's batch group.
         held_by: By batch rank: who holds what it adds up, itself first.
         copies: How many workers hold each share, where there are as many.
+        state_names, shapes: See ``ProgramModel``.
+        leaves_of: By the name of a parameter: its leaves.
         reduced: A step's sums are here, and its gradients are not dropped yet.
         applied: The optimizer has updated the shares with them.
         version: How many steps were applied to what this worker holds.
         on_break: What to do where a group breaks while values spread; it returns once they are spread.
     """
 
-    def __init__(
-        self, division: Division, store: LeafStore, optimizer: torch.optim.Optimizer, comms: Comms, copies: int
-    ) -> None:
+    def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
         self.division, self.store, self.copies = division, store, copies
-        self.split = division.split
+        self.split, optimizer = division.split, store.optimizer
         super().__init__(division.module, optimizer, comms, params=[division.parameters[i] for i in self.split.trained])
         self.model = division.model
         self.reduced = self.applied = False
@@ -52,6 +73,10 @@ class OwnedReplica(Replica):
         self.on_break: Callable[[GroupBroken], None] = _raised
         self._scale: Callable[[float], None] = _unscaled
         self._squares = torch.zeros(0, dtype=torch.float64)
+        self.state_names, self.shapes = program.state_names, program.shapes
+        self.leaves_of: dict[str, list[int]] = {}
+        for i, leaf in enumerate(self.split.leaves):
+            self.leaves_of.setdefault(leaf.tensor, []).append(i)
         self._leaf_of = {leaf.name: i for i, leaf in enumerate(self.split.leaves)}
         self.plans: tuple[BucketPlan, ...] = ()
         self.held_by: list[tuple[int, ...]] = []
@@ -212,7 +237,7 @@ class OwnedReplica(Replica):
         sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
         out_sizes = [0 if group.rank in self.held_by[adder] else n for adder, n in enumerate(plan.sizes)]
         out = torch.empty(sum(out_sizes), dtype=mine.dtype, device=group.wire)
-        copies = mine.to(group.wire).expand(len(to), -1).reshape(-1)
+        copies = mine.to(group.wire).repeat(len(to))
         return group.all_to_all(out, copies, out_sizes, sizes), out, copies
 
     def _nothing(self, plan: BucketPlan) -> torch.Tensor:

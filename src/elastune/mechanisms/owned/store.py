@@ -52,6 +52,8 @@ class LeafStore:
     Attributes:
         computed: Indices of the leaves that this worker computes with: their parameters have storage and values.
         held: The segments whose state is here, in order of leaves; all of ``computed`` leaves.
+        places: By the name of a tensor that the optimizer updates: its number in ``optimizer.state_dict()``.
+        numbers: These numbers, by group.
         frees: Parameters have storage only while somebody uses them (``sharded``); shards have memory of their own.
         offload: The optimizer's tensors lie in the CPU's memory.
     """
@@ -72,23 +74,25 @@ class LeafStore:
         self.computed: tuple[int, ...] = tuple(range(len(split.leaves)))  # at the beginning everything is everywhere
         self.held: tuple[Segment, ...] = ()
         self.shards: tuple[ShardParameter, ...] = ()
-        self._group_of, self._places = self._groups(tensor_of)
+        self.places: dict[str, int] = {}
+        self.numbers: list[list[int]] = []
+        self._group_of = self._groups(tensor_of)
         self._initial = {tensor_of[p]: dict(state) for p, state in optimizer.state.items()}
         self._by_leaf: dict[int, list[ShardParameter]] = {}
 
-    def _groups(self, tensor_of: Mapping[torch.Tensor, str]) -> tuple[dict[int, int], dict[str, int]]:
-        """By leaf: which group of the optimizer it is in. And by the name of a tensor: its place among all groups'."""
+    def _groups(self, tensor_of: Mapping[torch.Tensor, str]) -> dict[int, int]:
+        """By leaf: which group of the optimizer it is in."""
         groups: dict[str, int] = {}
-        places: dict[str, int] = {}
         for at, group in enumerate(self.optimizer.param_groups):
             for p in group["params"]:
                 if p not in tensor_of:
                     rule = "the optimizer must be built on the model's parameters"
                     raise UserError(rule, f"one of shape {tuple(p.shape)} is not in it", "give it model.parameters()")
                 groups[tensor_of[p]] = at
-                places[tensor_of[p]] = len(places)
+                self.places[tensor_of[p]] = len(self.places)
+            self.numbers.append([self.places[tensor_of[p]] for p in group["params"]])
         leaves = self.split.leaves
-        return {i: groups[leaf.tensor] for i, leaf in enumerate(leaves) if leaf.tensor in groups}, places
+        return {i: groups[leaf.tensor] for i, leaf in enumerate(leaves) if leaf.tensor in groups}
 
     # -- what is here -------------------------------------------------------------------------------------------------
 
@@ -96,6 +100,11 @@ class LeafStore:
         """The optimizer's tensors of the leaf's size, sorted; none before the first step that used it."""
         state = self._state_of(leaf)
         return sorted(name for name, value in state.items() if is_flat(value))
+
+    def kinds(self, leaf: int) -> dict[str, str]:
+        """The same with their dtypes, as "float32"."""
+        state = self._state_of(leaf)
+        return {name: str(state[name].dtype)[6:] for name in self.names(leaf)}
 
     def scalars(self, leaf: int) -> dict[str, Any]:
         """The rest of the optimizer's state of a held leaf (``step``): numbers, and tensors of one number."""
@@ -137,6 +146,23 @@ class LeafStore:
         """What the optimizer has for each held segment of ``leaf`` under ``name``."""
         for shard in self._by_leaf[leaf]:
             self.optimizer.state.setdefault(shard.parameter, {})[name] = _copied(value)
+
+    def fill(self, leaf: int, values: torch.Tensor) -> None:
+        """The values of all of a leaf, flat: what of them is computed with or held here is overwritten."""
+        if self._computes(leaf):
+            self.write_values(Segment(leaf, 0, len(values)), values)
+        for shard in self._by_leaf.get(leaf, ()):
+            if not shard.is_view:
+                shard.parameter.detach().copy_(values[shard.segment.start : shard.segment.stop])
+
+    def load(self, leaf: int, state: Mapping[str, Any]) -> None:
+        """What an optimizer has for the whole tensor of ``leaf``, in place of what this one has of it."""
+        for shard in self._by_leaf.get(leaf, ()):
+            cut = {name: self._cut(name, value, shard.segment) for name, value in state.items()}
+            if cut:
+                self.optimizer.state[shard.parameter] = cut
+            else:
+                self.optimizer.state.pop(shard.parameter, None)
 
     def write_values(self, segment: Segment, values: torch.Tensor) -> None:
         """Overwrite the values of a part of a leaf that this worker computes with."""

@@ -73,7 +73,7 @@ class DecisionApplier:
 
     def _remember(self, trained: TrainingState) -> None:
         tensors: Tensors = {}
-        tree = to_tree(trained.state(), tensors)
+        tree = to_tree(trained.whole(), tensors)
         copies = from_tree(tree, {name: t.detach().clone() for name, t in tensors.items()})
         self.remembered = {"trained": copies, "monitors": json.dumps(self._monitoring.to_json())}
 
@@ -84,8 +84,8 @@ class DecisionApplier:
         tree = to_tree(self.remembered["trained"], tensors)
         good = from_tree(tree, {name: t.clone() for name, t in tensors.items()})
         now = trained.state()
-        optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
-        trained.load({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
+        optimizer = {**good["optimizer"], "param_groups": trained.groups}
+        trained.load_whole({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
         self._monitoring.load(json.loads(self.remembered["monitors"]))
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -33,9 +33,11 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
     the optimizer's kind or the number of schedulers differ.
     """
     _check(trained, state, source)
-    trained.replica.module.load_state_dict(state["model"])
     optimizer = trained.optimizer
-    optimizer.load_state_dict({**state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
+    taken = {"model": state["model"], "optimizer": {**state["optimizer"], "param_groups": trained.groups}}
+    for part in trained.saved_parts:
+        if part.name in taken:
+            part.load_state_dict(taken[part.name])
     for group in optimizer.param_groups:
         for p in group["params"]:
             _fit_options(group, optimizer.state.get(p), p)
@@ -52,7 +54,7 @@ def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> Non
     kind, other = type(trained.optimizer).__name__, state["built"]["kinds"][0]
     if kind != other:
         raise UserError(rule, f"{kind}, in {source}: {other}", "keep the optimizer fixed")
-    sizes = [len(group["params"]) for group in trained.optimizer.param_groups]
+    sizes = [len(group["params"]) for group in trained.groups]
     others = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
     if sizes != others:
         raise UserError(rule, f"parameter groups of {sizes}, in {source}: {others}", "keep parameter groups fixed")

@@ -22,7 +22,7 @@ from elastune.mechanisms.buffers import flatten, unflatten
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.inherit import inherit
-from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
+from elastune.train.checkpoints.parts import Part, States, from_trees, load_states, states_of, to_trees
 from elastune.train.checkpoints.tree import Tensors
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState, described
@@ -161,20 +161,21 @@ class RunState:
         self.average_buffers()
         written = False
         while True:
+            whole = self.trained.whole_now(self.workers, reader=0)
             if self.workers.rank == 0 and not written:
-                self._write()
+                self._write({**states_of(self.parts), **whole})
                 written = True
             if not self.workers.elastic or self.workers.size == 1:
                 return
             if any(told for (told,) in self.workers.gather([float(written)], "a checkpoint")):
                 return
 
-    def _write(self) -> None:
+    def _write(self, states: States) -> None:
         out, position = self._spec.out, self._progress.position
         if self._folder is not None and _identity(out) != self._folder:
             rule = "an output folder must stay where it is while something runs"
             raise UserError(rule, f"{out} was removed or replaced", "begin again in a folder that stays")
-        kept = checkpoints.Checkpoint(position, self._meaning(), states_of(self.parts))
+        kept = checkpoints.Checkpoint(position, self._meaning(), states)
         path = checkpoints.save(out / "checkpoints", kept)
         self._send(Checkpointed(position.step, str(path)))
 
@@ -203,7 +204,8 @@ class RunState:
 
     def _load(self, path: Path, kept: checkpoints.Checkpoint) -> None:
         self._check_meaning(kept, "a run resumes with the {} it was begun with")
-        load_states(self.parts, kept.states, str(path))
+        assert self.trained is not None
+        load_states((*self.trained.saved_parts, *self._before_model), kept.states, str(path))
         self._adapter.load(self._adapter.to_json(), resumed=True)
 
     def _inherit(self, folder: Path, trained: TrainingState) -> None:

@@ -92,7 +92,7 @@ class StepPlan:
         offset: The place of its first sample in the pass.
         size: Its samples.
         slices: This worker's part.
-        contributors: How many workers have a part.
+        contributors: How many workers add their control vector to the step.
         workers: How many workers there are.
         checksum: ``StepSource.checksum`` of all of it.
         length: How many samples the pass will use; 0: nobody knows.
@@ -125,11 +125,13 @@ def plan_steps(
     workers: int,
     rank: int,
     least: int = 1,
+    everyone: int | None = None,
 ) -> Iterator[StepPlan]:
-    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them.
+    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them, each a part of the batch.
 
     Args:
         least: Samples that a forward pass must have, where the batch has as many.
+        everyone: How many workers there are where all of them contribute to every step, with samples or without.
     """
     known: dict[int, tuple[list[BatchSlice], int]] = {}
     length = source.length(at.offset, batch_size)
@@ -137,14 +139,15 @@ def plan_steps(
         size = len(places)
         if size not in known:
             own = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch, least)
-            known[size] = own, contributors(size, means.num_slots, workers, means.mode, least)
+            voters = everyone or contributors(size, means.num_slots, workers, means.mode, least)
+            known[size] = own, voters
         slices, voters = known[size]
         yield StepPlan(
             offset=places.start,
             size=size,
             slices=slices,
             contributors=voters,
-            workers=workers,
+            workers=everyone or workers,
             checksum=source.checksum(places),
             length=length,
         )

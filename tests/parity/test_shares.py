@@ -1,0 +1,89 @@
+"""State in shares: the bits of replicated training, on every mesh, with all that a model and its loop may have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import JobFailed, run_job
+from elastune.journal.records import RunFinished
+
+PROGRAM = Path(__file__).parent / "programs" / "shares.py"
+ZERO = {"mechanism": "zero"}
+
+
+def spec(out: Path, means: dict[str, Any], max_steps: int | None = None, **config: Any) -> RunSpec:
+    return RunSpec(Program(PROGRAM), out, config=config, means=Means(**means), max_steps=max_steps)
+
+
+def same(cluster: LocalCluster, out: Path, means: list[dict[str, Any]], **config: Any) -> RunFinished:
+    """The result of the first, after a check that all come to its bits."""
+    found = [run_job(spec(out / str(i), each, **config), cluster=cluster) for i, each in enumerate(means)]
+    told = [(each.sha256, each.metrics, each.signals) for each in found]
+    assert told == [told[0]] * len(told)
+    return found[0]
+
+
+def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Clipped; AdamW with two parameter groups and a schedule; BatchNorm and dropout."""
+    meshes = [
+        {"workers": 2},
+        *({**ZERO, "workers": workers} for workers in (1, 3, 4)),
+        {**ZERO, "workers": 2, "copies": 1},
+        {"mesh": Mesh(data=2, shard=2), "copies": 1},
+    ]
+    assert same(cluster, tmp_path, meshes).metrics["norms"] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_further_optimizers(cluster: LocalCluster, tmp_path: Path, optimizer: str) -> None:
+    same(cluster, tmp_path, [{"workers": 1}, {**ZERO, "workers": 3}], optimizer=optimizer, max_norm=0.0)
+
+
+def test_a_fused_optimizer(cluster: LocalCluster, tmp_path: Path) -> None:
+    same(cluster, tmp_path, [{"workers": 1}, {**ZERO, "workers": 3}], optimizer="fused")
+
+
+def test_slots_in_several_passes(cluster: LocalCluster, tmp_path: Path) -> None:
+    """And fewer workers than slots, so that workers make different numbers of passes."""
+    passes = {"micro_batch": 3, "num_slots": 5}
+    same(cluster, tmp_path, [{"workers": 1, **passes}, {**ZERO, "workers": 3, **passes}])
+
+
+def test_fast_mode_sums_once_a_worker(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Of two workers there is one order only."""
+    fast = {"mode": "fast", "workers": 2}
+    same(cluster, tmp_path, [fast, {**ZERO, **fast}], max_norm=0.0)
+    three = run_job(spec(tmp_path / "three", {**ZERO, "mode": "fast", "workers": 3}), cluster=cluster)
+    assert three.steps == 8
+
+
+def test_a_checkpoint_serves_every_mechanism(cluster: LocalCluster, tmp_path: Path) -> None:
+    whole = run_job(spec(tmp_path / "whole", {"workers": 1}), cluster=cluster)
+    for name, first, then in (
+        ("a", {**ZERO, "workers": 3}, {"workers": 2}),
+        ("b", {"workers": 2}, {**ZERO, "workers": 2}),
+    ):
+        begun = run_job(spec(tmp_path / name, first, max_steps=5), cluster=cluster)
+        assert begun.sha256 != whole.sha256
+        rest = run_job(replace(spec(tmp_path / name, then), resume=True), cluster=cluster)
+        assert (rest.steps, rest.sha256) == (whole.steps, whole.sha256)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [({"max_norm": -1.0}, r"session\.clip_grad_norm_"), ({"optimizer": "adafactor"}, "each element by itself")],
+)
+def test_what_would_go_wrong_is_refused(
+    cluster: LocalCluster, tmp_path: Path, config: dict[str, Any], told: str
+) -> None:
+    """The program's own clip, which would find no gradients; an optimizer that sees a parameter as a whole."""
+    with pytest.raises(JobFailed, match=told) as failed:
+        run_job(spec(tmp_path, {**ZERO, "workers": 2}, **config), cluster=cluster)
+    assert failed.value.failure.reason == "user_error"
