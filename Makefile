@@ -1,6 +1,7 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
 # make test  style, types and tests
 # make soak  the long runs under faults that make test leaves out
+# make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
 
@@ -16,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
 
-.PHONY: run test soak fuzz lint types bench-smoke clean
+.PHONY: run test gpu soak fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget 90s
@@ -32,6 +33,11 @@ FUZZ ?= 50
 fuzz: $(VENV)/.installed-dev
 	FUZZ=$(FUZZ) $(BIN)/pytest -q -n $(TEST_PROCESSES) --timeout 0 tests/fuzz
 
+# Makes no environment: PYTHON has a torch (>= 2.9) that sees the GPU, and what pyproject.toml names.
+GPU_OUT ?= benchmarks/results/gpu.json
+gpu:
+	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) benchmarks/gpu.py --tests --out $(GPU_OUT)
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -40,7 +46,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # Every benchmark once, at its smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
-SMOKES := chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hashes elastic_live overhead killed_studies journal
+SMOKES := chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hashes elastic_live overhead killed_studies journal gpu
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SMOKES += $(if $(LCBENCH),sampler multi_fidelity) $(if $(TRACES),elastic_search)

@@ -1,0 +1,207 @@
+"""On one GPU, with no network: are weights equal over workers that share it, and what does that cost?
+
+1. ``--tests``: all tests marked ``gpu``.
+2. Exactness, by the product (``elastune run``): ResNet-50 and a GPT of 124 million parameters on made data, fp32 and
+   bf16, by 1, 2 and 4 workers on the one GPU, and by 3 of which one is killed: one SHA-256 of weights, buffers and
+   optimizer state. It fails (exit code 1) where they differ.
+3. Step time, paired in the same processes (``gpu_cells.py``): plain PyTorch (one worker; also with torch's
+   deterministic kernels) or DistributedDataParallel over gloo (2 and 4), ``fast``, ``exact`` with one slot a worker,
+   and with four by one worker; peak memory of each.
+4. What it costs to monitor the gradient noise scale at every step and at every tenth.
+
+The global batch stays what it is, however many workers there are: they share one GPU, so more of them are no faster.
+Without a GPU it says so and runs small models on the CPU, where nothing is said of memory.
+
+    python benchmarks/gpu.py [--smoke] [--tests] [--out benchmarks/results/gpu.json]     # make gpu: all of it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from gpu_cells import DETERMINISTIC, FAST, PLAIN, exact, measure, shown
+
+from elastune.cluster.devices import devices
+from elastune.job.machine import machine_context
+
+HERE = Path(__file__).parent
+PROGRAM = HERE / "programs" / "gpu_train.py"
+TESTS = HERE.parent / "tests"
+SLOTS = 4
+LIMIT_S = 300.0
+MECHANISMS: dict[str, Callable[[int], list[str]]] = {"replicated": lambda workers: []}
+"""How each is asked for on so many workers, as ``elastune run`` takes it."""
+MODELS = ("resnet", "gpt")
+_DEVICE = """
+import json, torch
+p = torch.cuda.get_device_properties(0)
+print(json.dumps({"gpu": p.name, "gpu_memory_gib": round(p.total_memory / 2**30, 1), "cuda": torch.version.cuda,
+    "cudnn": torch.backends.cudnn.version(), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32, "matmul_precision": torch.get_float32_matmul_precision()}))
+"""
+
+
+class Failed(Exception):
+    """A run ended otherwise than it should."""
+
+
+def machine(gpu: bool) -> dict[str, Any]:
+    """The GPU is asked in a process of its own: here it must not be initialised."""
+    told: dict[str, Any] = {"gpu": None}
+    if gpu:
+        told = json.loads(subprocess.run([sys.executable, "-c", _DEVICE], capture_output=True, check=True).stdout)
+    return {**machine_context(), **told}
+
+
+def tests() -> dict[str, Any]:
+    """All tests marked ``gpu``, in one process."""
+    files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text()]
+    with tempfile.TemporaryDirectory() as folder:
+        report = f"{folder}/tests.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        done = subprocess.run([*command, "--durations=5", *files], cwd=HERE.parent, check=False)
+        cases = [*ElementTree.parse(report).iter("testcase")]
+    names = {kind: [c.get("name") for c in cases if c.find(kind) is not None] for kind in ("failure", "error")}
+    skipped = {str(c.get("name")): found.get("message") for c in cases if (found := c.find("skipped")) is not None}
+    bad = [*names["failure"], *names["error"]]
+    passed = len(cases) - len(skipped) - len(bad)
+    return {"exit_code": done.returncode, "passed": passed, "failed": bad, "skipped": skipped}
+
+
+def train(case: dict[str, Any], size: str, steps: int) -> str:
+    """The SHA-256 that a run ends with."""
+    settings = {"model": case["model"], "size": size, "pace_s": 0.3 if case["faults"] else 0.0}
+    options = ["--workers", case["workers"], "--slots", SLOTS, "--precision", case["precision"], "--max-steps", steps]
+    options += ["--checkpoint-every", 0, *MECHANISMS[case["mechanism"]](case["workers"])]
+    options += ["--chaos", "kill@step:2"] if case["faults"] else []
+    for name, value in settings.items():
+        options += ["--set", f"{name}={value}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "elastune", "run", str(PROGRAM), "--json", "--out", f"{folder}/run"]
+        run = subprocess.run(
+            [*command, *map(str, options)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    if run.returncode:
+        raise Failed(f"{case}: exit code {run.returncode}: {run.stderr[-2000:]}")
+    result = json.loads(run.stdout)
+    if bool(result.get("chaos", {}).get("faults")) != case["faults"]:
+        raise Failed(f"{case}: nobody was killed")
+    return str(result["sha256"])
+
+
+def exactness(size: str, steps: int, cases: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
+    """One row for each model and precision: what weights its runs have ended with."""
+    with ThreadPoolExecutor(at_once) as pool:
+        hashes = [*pool.map(lambda case: train(case, size, steps), cases)]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for case, sha256 in zip(cases, hashes, strict=True):
+        model, precision = case["model"], case["precision"]
+        fresh = {"model": model, "precision": precision, "steps": steps, "slots": SLOTS, "runs": {}}
+        killed = ", one killed" if case["faults"] else ""
+        row = rows.setdefault((model, precision), fresh)
+        row["runs"][f"{case['mechanism']}, {case['workers']} workers{killed}"] = sha256
+    for row in rows.values():
+        row["equal"] = len(set(row["runs"].values())) == 1
+        print(
+            f"{row['model']:6} {row['precision']}  {'equal' if row['equal'] else 'DIFFERENT'}: {len(row['runs'])} runs"
+        )
+    return [*rows.values()]
+
+
+def trainings(counts: Sequence[int], precisions: Sequence[str], *, faults: bool) -> list[dict[str, Any]]:
+    return [
+        {"model": model, "precision": precision, "mechanism": mechanism, "workers": workers, "faults": killed}
+        for model in MODELS
+        for precision in precisions
+        for mechanism in MECHANISMS
+        for workers, killed in [*((count, False) for count in counts), *([(3, True)] if faults else [])]
+    ]
+
+
+def timed(models: Sequence[str], crews: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+    """The cells of step time and memory, against plain PyTorch and DDP."""
+    alone = {"plain": PLAIN, "plain_deterministic": DETERMINISTIC, "fast": FAST, "exact": exact(1)}
+    cells = []
+    for model in models:
+        for workers, precision in crews:
+            crew = {"ddp": PLAIN, "fast": FAST}
+            crew |= {f"exact_{name}": exact(workers, mechanism=name) for name in MECHANISMS}
+            variants = {**alone, "exact_4_slots": exact(SLOTS)} if workers == 1 else crew
+            cells.append({"model": model, "workers": workers, "precision": precision, "variants": variants})
+    return cells
+
+
+def monitored(models: Sequence[str]) -> list[dict[str, Any]]:
+    """The cells of what the noise scale costs, of one worker's four slots; ``again``: how far two equal ones differ."""
+    watched = {f"every_{n}": exact(SLOTS, f"noise_scale:every={n}") for n in (1, 10)}
+    variants = {"off": exact(SLOTS), "again": exact(SLOTS), **watched}
+    return [{"model": name, "workers": 1, "precision": "bf16", "variants": variants, "steps": 10} for name in models]
+
+
+def measured(cells: list[dict[str, Any]], device: str, size: str, budget_s: float) -> list[dict[str, Any]]:
+    told = []
+    for cell in cells:
+        told.append(measure({"steps": None, "device": device, "size": size, "budget_s": budget_s, **cell}))
+        print(shown(told[-1]), flush=True)
+    return told
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="small models and few rounds, within a minute")
+    parser.add_argument("--tests", action="store_true", help="run the tests marked gpu, too")
+    parser.add_argument("--budget-s", type=float, default=12.0, help="seconds of turns of a timed cell")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # of all variants: as elastune's workers have it
+    began, gpu = time.monotonic(), devices() != ("cpu",)
+    device, size = ("cuda:0" if gpu else "cpu"), ("full" if gpu and not args.smoke else "small")
+    if args.smoke:
+        budget_s, steps = 0.0, 3
+        cases, cells = trainings((1, 2), ("fp32",), faults=False), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
+        watched = monitored(("resnet",))
+    else:
+        budget_s, steps = args.budget_s, 6
+        cases = trainings((1, 2, 4), ("fp32", "bf16"), faults=True)
+        cells, watched = timed(MODELS, [(1, "bf16"), (1, "fp32"), (2, "bf16"), (4, "bf16")]), monitored(MODELS)
+    if not gpu:
+        print("no GPU here: small models on the CPU; nothing is said of a GPU's bits, times or memory", flush=True)
+    command = "python " + " ".join(sys.argv)
+    result: dict[str, Any] = {"command": command, "machine": machine(gpu), "device": device, "size": size}
+    parts: dict[str, Callable[[], Any]] = {
+        "exactness": lambda: exactness(size, steps, cases, 4 if gpu else 2),
+        "step_time": lambda: measured(cells, device, size, budget_s),
+        "monitoring": lambda: measured(watched, device, size, budget_s),
+    }
+    if args.tests:
+        parts = {"tests": tests, **parts}
+    for name, part in parts.items():
+        started = time.monotonic()
+        result[name] = part()
+        result[f"{name}_s"] = round(time.monotonic() - started, 1)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+    different = [row for row in result["exactness"] if not row["equal"]]
+    wrong = [f"{row['model']} in {row['precision']} shows its workers" for row in different]
+    if args.tests and result["tests"]["exit_code"]:
+        wrong.append("tests failed")
+    print("; ".join(wrong) or "ok", f"({time.monotonic() - began:.0f} s, {result['machine']['gpu'] or 'CPU'})")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
