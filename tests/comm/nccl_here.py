@@ -76,11 +76,12 @@ def alone() -> dict[str, Any]:
 def shared() -> dict[str, Any]:
     """Two ranks on one GPU."""
     store = dist.HashStore()
-    told = ["formed", "formed"]
+    told = ["neither formed nor refused"] * 2
 
     def one(rank: int) -> None:
         try:
             form(store, "shared", rank, 2)
+            told[rank] = "formed"
         except GroupBroken as broken:
             told[rank] = str(broken)
 
@@ -89,7 +90,7 @@ def shared() -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    return {"told": told}
+    return {"told": list(told)}
 
 
 if __name__ == "__main__":

@@ -37,4 +37,4 @@ def test_a_communicator_of_one_reduces_is_given_up_and_made_again() -> None:
 def test_nccl_refuses_two_workers_on_one_gpu() -> None:
     """Which is why ``comm.backend`` takes gloo there."""
     for why in told("shared")["told"]:
-        assert why != "formed"
+        assert why not in ("formed", "neither formed nor refused")

@@ -13,6 +13,7 @@ import torch
 
 from elastune.comm.group import Group, Work
 from elastune.comm.reducer import SLACK, Bucket, Reducer, plan
+from elastune.comm.staging import Crossing, outbox
 from elastune.core.slots import Fold, cut, subtrees, tree_sum
 
 
@@ -122,13 +123,23 @@ class _Bucket(Bucket):
             return
         parts = [value[: self._length] for _, value in self._fold.parts]
         sent = parts[0] if len(parts) == 1 else torch.stack([p.view(size, -1) for p in parts], dim=1).view(-1)
-        self._sent = sent.to(self._group.wire)
-        self._work = self._group.all_to_all(
-            self._received,
-            self._sent,
-            [count * self._chunk for count in self._parts_of],
-            [len(parts) * self._chunk] * size,
-        )
+        self._sizes_sent = [len(parts) * self._chunk] * size
+        if self._staged:
+            self._sent = outbox(sent, self._group.wire)
+            self._crossing = Crossing(sent, self._sent)
+        else:
+            self._sent = sent
+            self._send()
+
+    def depart(self) -> None:
+        if self._staged and self._group.size > 1:
+            self._crossing.wait()
+            self._send()
+
+    def _send(self) -> None:
+        assert self._sent is not None
+        out_sizes = [count * self._chunk for count in self._parts_of]
+        self._work = self._group.all_to_all(self._received, self._sent, out_sizes, self._sizes_sent)
 
     def combine(self) -> None:
         """Add this worker's chunk in tree order and start returning it to all."""

@@ -61,14 +61,16 @@ class _NcclForming(Forming):
         self._communicator = Communicator(backend)
         torch.cuda.set_device(self._device)  # of this thread
         backend.eager_connect_single_device(self._device)
-        return Group(
-            self._rank,
-            self._size,
-            HostWaits(backend, self._communicator),
-            NcclFactory.backend,
-            self._device,
-            connections=self._communicator,
-        )
+        waits = HostWaits(backend, self._communicator)
+        self._prove(waits)
+        return Group(self._rank, self._size, waits, NcclFactory.backend, self._device, connections=self._communicator)
+
+    def _prove(self, waits: HostWaits) -> None:
+        """A first sum: what does not block returns before it has connected, and NCCL refuses only then."""
+        here = torch.ones(1, device=self._device)
+        waits.allreduce([here]).wait()
+        if int(here) != self._size:
+            raise RuntimeError(f"{self._size} workers added up to {float(here)}")
 
     def break_off(self) -> None:
         if self._communicator is not None:

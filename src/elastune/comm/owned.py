@@ -132,6 +132,7 @@ class OwnedBucket:
     def squares(self) -> torch.Tensor:
         """The squared norm of each unit that this worker adds up, in order; float64, on the CPU."""
         values = self.held if self._keeps or self._group.size == 1 else self._sent[0]
+        values = values.to(self._device)  # whose kernels take the norms on every mesh
         own = self.plan.parts[self._group.rank]
         return unit_squares(list(values.split([segment.size for segment in own])) if own else [])
 

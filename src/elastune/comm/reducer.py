@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from elastune.comm.group import Group
+from elastune.comm.staging import room
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 16 << 20
@@ -42,8 +43,7 @@ class Bucket(ABC):
         self._given = torch.zeros(self._numel, dtype=self._dtype, device=self._device) if hold else None
 
     def _room(self, device: torch.device) -> torch.Tensor:
-        # Written to at once: the system gives memory at the first touch, which is not to fall into a step.
-        return torch.empty(self._numel + SLACK, dtype=self._dtype, device=device).zero_()
+        return room(self._numel + SLACK, self._dtype, device, self._device)
 
     @property
     def _staged(self) -> bool:
@@ -76,7 +76,11 @@ class Bucket(ABC):
 
     @abstractmethod
     def launch(self) -> None:
-        """All of this worker is in: start to reduce."""
+        """All of this worker is in: start to reduce, or to copy what is elsewhere to the wire's device."""
+
+    @abstractmethod
+    def depart(self) -> None:
+        """Start to reduce what had to be copied first."""
 
     @abstractmethod
     def combine(self) -> None:
@@ -95,8 +99,8 @@ class Bucket(ABC):
 
     def _sums(self) -> torch.Tensor:
         sums = self._sets[self._turn][: self._numel]
-        if self._staged:
-            return sums.to(self._device)
+        if self._staged:  # what comes next on the device comes after this copy, the next step's own copies too
+            return sums.to(self._device, non_blocking=True)
         return sums if self._given is None else self._given.copy_(sums)
 
     def complete(self) -> None:
@@ -278,6 +282,8 @@ class Reducer(Generic[B]):
         """The sums over all workers, on every worker. The views live until the next step."""
         started = time.perf_counter()
         self.launch()
+        for bucket in self._buckets:
+            bucket.depart()
         for bucket in self._buckets:
             bucket.combine()
         sums: dict[int, torch.Tensor] = {}

@@ -56,17 +56,20 @@ class Buffers:
 
     def moves(self, weight: float) -> list[torch.Tensor]:
         """How far a slot's passes have moved the floating-point buffers, times the slot's ``weight``."""
-        floats = [(b, s) for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
-        return [(b.detach() - start) * weight for b, start in floats]
+        floats = [(b.detach(), s) for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
+        if not floats:
+            return []
+        buffers, starts = map(list, zip(*floats, strict=True))
+        return list(torch._foreach_mul(torch._foreach_sub(buffers, starts), weight))
 
     def move(self, moved: Sequence[torch.Tensor]) -> None:
         """From the step's start by ``moved``, the sums of ``moves`` over all slots."""
-        moves, counters = iter(moved), iter(self._counters or ())
-        for buffer, start in zip(self._all, self._start, strict=True):
-            if buffer.is_floating_point():
-                torch.add(start, next(moves), out=buffer)
-            else:
-                buffer.copy_(next(counters))
+        starts = [s for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
+        counters = [b for b in self._all if not b.is_floating_point()]
+        if starts:
+            torch._foreach_copy_(self.floats, torch._foreach_add(starts, list(moved)))
+        if counters and self._counters:
+            torch._foreach_copy_(counters, self._counters)
 
 
 def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

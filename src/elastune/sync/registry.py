@@ -16,7 +16,6 @@ from elastune.mechanisms.registry import mechanism_for
 from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
 from elastune.sync.owned import OwnedAllReduce
-from elastune.sync.streams import check_streams
 
 
 def prepare(
@@ -36,8 +35,6 @@ def prepare(
     mechanism = mechanism_for(means)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
-    if means.mode == "exact":
-        check_streams(model)
     if means.copies is None:
         means = replace(means, copies=2 if elastic else 1)
     return sync_of(mechanism.attach(model, optimizer, comms, means), comms, means, control=control, elastic=elastic)
