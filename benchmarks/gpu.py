@@ -81,7 +81,7 @@ def tests() -> dict[str, Any]:
 
 def train(case: dict[str, Any], size: str, steps: int) -> str:
     """The SHA-256 that a run ends with."""
-    settings = {"model": case["model"], "size": size, "pace_s": 0.3 if case["faults"] else 0.0}
+    settings = {"model": case["model"], "size": size, "parts": 2, "pace_s": 0.3 if case["faults"] else 0.0}
     options = ["--workers", case["workers"], "--slots", SLOTS, "--precision", case["precision"], "--max-steps", steps]
     options += ["--checkpoint-every", 0, *MECHANISMS[case["mechanism"]](case["workers"])]
     options += ["--chaos", "kill@step:2"] if case["faults"] else []
@@ -161,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="small models and few rounds, within a minute")
     parser.add_argument("--tests", action="store_true", help="run the tests marked gpu, too")
-    parser.add_argument("--budget-s", type=float, default=12.0, help="seconds of turns of a timed cell")
+    parser.add_argument("--budget-s", type=float, default=8.0, help="seconds of turns of a timed cell")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -182,7 +182,7 @@ def main() -> int:
     command = "python " + " ".join(sys.argv)
     result: dict[str, Any] = {"command": command, "machine": machine(gpu), "device": device, "size": size}
     parts: dict[str, Callable[[], Any]] = {
-        "exactness": lambda: exactness(size, steps, cases, 4 if gpu else 2),
+        "exactness": lambda: exactness(size, steps, cases, 6 if gpu else 2),
         "step_time": lambda: measured(cells, device, size, budget_s),
         "monitoring": lambda: measured(watched, device, size, budget_s),
     }

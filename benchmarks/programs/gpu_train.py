@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-config = {"model": "resnet", "size": "full", "pace_s": 0.0}
+config = {"model": "resnet", "size": "full", "parts": 1, "pace_s": 0.0}
 
 BATCH = {"full": {"resnet": 128, "gpt": 32}, "small": {"resnet": 16, "gpt": 8}}
 """Images, or texts, of a global batch."""
@@ -128,9 +128,9 @@ def train(session) -> None:
     name, size = session.config["model"], session.config["size"]
     model = build(name, size)
     model, optimizer = session.prepare(model, optimizer_of(model))
-    samples = data(name, size)
+    samples, batch_size = data(name, size), BATCH[size][name] // session.config["parts"]
     for _ in session.epochs(1000):
-        for x, y in session.batches(samples, batch_size=BATCH[size][name]):
+        for x, y in session.batches(samples, batch_size=batch_size):
             session.backward(loss_of(model, x, y))
             optimizer.step()
             optimizer.zero_grad()
