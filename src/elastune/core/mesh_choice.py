@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 
 from elastune.core.errors import UserError
@@ -43,6 +43,10 @@ class MeshChoice:
             tensor=means.virtual_tensor if "tensor" in axes else 1,
             pipeline=wanted.pipeline if "pipeline" in axes else 1,
         )
+
+    def widened(self, layers: int) -> MeshChoice:
+        """As this, with a pipeline of as many stages as there are ``layers``, where there is a pipeline."""
+        return replace(self, pipeline=max(layers, self.wanted.pipeline)) if self.pipeline > 1 and layers else self
 
     @property
     def divides(self) -> bool:

@@ -29,6 +29,7 @@ from elastune.journal.run_records import (
     RunFailed,
     RunFinished,
     RunStarted,
+    StateLost,
     StepsCompleted,
     Straggling,
     WorkerGone,
@@ -82,6 +83,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
+    "StateLost",
     "StepsCompleted",
     "Straggling",
     "StudyFinished",
@@ -115,6 +117,7 @@ Record = Annotated[
     | Decided
     | PolicyFailed
     | Restarted
+    | StateLost
     | MembershipEvent
     | WorkerGone
     | Straggling

@@ -276,6 +276,16 @@ class Restarted:
 
 
 @dataclass(frozen=True, config=_RULES)
+class StateLost:
+    """Every worker that held some piece of the state after ``step`` steps has gone: all go back to the newest
+    checkpoint. ``names``: of which tensors (the first of them, in order of their names)."""
+
+    step: Count
+    names: list[str]
+    kind: Literal["state_lost"] = "state_lost"
+
+
+@dataclass(frozen=True, config=_RULES)
 class MembershipEvent:
     """An event of the membership machine, as the machine reads it back: the whole history replays."""
 

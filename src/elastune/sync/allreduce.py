@@ -11,6 +11,7 @@ import torch
 from elastune.comm.comms import Comms
 from elastune.comm.exact import ExactReducer
 from elastune.comm.flat import FlatReducer
+from elastune.comm.group import Group
 from elastune.comm.reducer import Pair, Reducer
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
@@ -56,8 +57,8 @@ class AllReduce(Sync):
             self._reducer.drain()
         self.replica.abandon()
 
-    def regroup(self, comms: Comms) -> None:
-        super().regroup(comms)
+    def regroup(self, comms: Comms, over: Group | None = None) -> None:
+        super().regroup(comms, over)
         if self._reducer is not None:
             self._reducer.regroup(self.group)
 

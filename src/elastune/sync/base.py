@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from elastune.comm.comms import Comms
+from elastune.comm.group import Group
 from elastune.core.batch_slices import BatchSlice
 from elastune.mechanisms.base import Replica
 from elastune.sync.statistics import PartStatistics, StepStatistics
@@ -104,8 +105,18 @@ class Sync(ABC):
     def abandon(self) -> None:
         """Drop the step that was begun last, the replica's part included."""
 
-    def regroup(self, comms: Comms) -> None:
-        """Exchange with these workers from the next step on; the replica is told as well."""
+    @property
+    def awaits_step(self) -> bool:
+        """Whether others may have to wait until the user's optimizer step has applied what this worker has: until then
+        it must not do anything with them."""
+        return False
+
+    def regroup(self, comms: Comms, over: Group | None = None) -> None:
+        """Exchange with these workers from the next step on; the replica is told as well.
+
+        ``over``: those, and behind them such as leave and have state to hand over; None: none do. Where replicas lie on
+        several workers, all of ``over`` move state, so this raises ``GroupBroken`` and ``Unrecoverable``.
+        """
         self.group = comms.group("data")
         self.replica.regroup(comms)
 

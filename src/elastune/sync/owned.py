@@ -11,10 +11,12 @@ import torch
 from elastune.comm.comms import Comms
 from elastune.comm.exact import ExactReducer
 from elastune.comm.gate import Gate
+from elastune.comm.group import Group
 from elastune.comm.owned import OwnedBucket, OwnedReducer
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Mode
+from elastune.mechanisms.owned.moving import place
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.sync.base import Sync
 from elastune.sync.statistics import STATISTICS, PartStatistics, step_statistics
@@ -183,9 +185,27 @@ class OwnedAllReduce(Sync):
         if self._moves is not None:
             self._moves.drain()
 
-    def regroup(self, comms: Comms) -> None:
+    @property
+    def awaits_step(self) -> bool:
+        return self.replica.reduced and not self.replica.applied
+
+    def after_step(self) -> None:
+        if self.replica.reduced:
+            self.replica.settle()
+
+    def regroup(self, comms: Comms, over: Group | None = None) -> None:
+        """As in the contract. Where this worker has a step's sums and has not applied them, it lives in the old layout
+        until it has: then state moves, and the others, who have applied it or wait for the same, wait for this worker.
+        """
         self._drain()
-        self.replica.regroup(comms)
+        if self.awaits_step:
+            self.replica.arrive = lambda: self._arrive(comms, comms.everyone)
+        else:
+            self._arrive(comms, over or comms.everyone)
+
+    def _arrive(self, comms: Comms, group: Group) -> None:
+        place(self.replica, comms, group)
+        self.replica.arrive = None
         self._enter(comms)
         if self._moves is not None:
             self._moves.regroup(comms.batch)

@@ -15,12 +15,15 @@ from elastune.comm.group import GroupBroken
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
+from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
@@ -123,6 +126,8 @@ class Session(SessionFacts):
         self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())
         sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
+        if isinstance(sync.replica, OwnedReplica):
+            sync.replica.on_break = self.state.mend
         self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
             autocast_forward(model, self.device)
@@ -242,6 +247,10 @@ class Session(SessionFacts):
         if self._transaction.more_to_come and self._workers.synchronised:
             fix = "put 'if session.ends_step:' before it, or move it after the loop"
             raise UserError(f"session.{what} belongs between steps", "a call inside of a step", fix)
+        trained = self.trained
+        if trained is not None and trained.sync.awaits_step and self._transaction.phase is Phase.REDUCED:
+            rule = f"where workers hold a part of the state each, session.{what} comes after optimizer.step()"
+            raise UserError(rule, "a call between session.backward and optimizer.step()", "move it behind that")
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
         workers = self._workers
@@ -317,6 +326,31 @@ class Session(SessionFacts):
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
         self._workers.resize(workers, "session.resize")
+
+    def reshape(self, mesh: str | Mesh) -> None:
+        """Ask for workers that stand as ``mesh`` says ("data=1,tensor=2"), and are as many, at a later step boundary.
+
+        What they hold of the model then moves from one to another; in ``exact`` mode no result changes by it. One
+        worker may ask, or all.
+
+        Args:
+            mesh: Workers along each axis; axes that are left out have one.
+
+        Raises:
+            UserError: For what the run's mechanism does not divide along, or its ``--workers LOW:HIGH`` do not allow;
+                and where another launcher started the workers.
+
+        Example:
+            >>> if session.ends_step and session.step == 100:
+            ...     session.reshape("data=2,shard=2")
+        """
+        wanted, spec = Mesh.parse(mesh) if isinstance(mesh, str) else mesh, self._spec
+        MeshChoice.of(spec.means).widened(self.state.layers).refuse(wanted)
+        low, high = min(spec.elastic.low, spec.means.workers), spec.most_workers
+        if not low <= wanted.workers <= high:
+            fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"
+            raise UserError(f"this run has from {low} to {high} workers", f"{wanted}: {wanted.workers}", fix)
+        self._workers.reshape(wanted, "session.reshape")
 
     def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
         """Ask for another global batch size, or learning rate, on every worker.

@@ -53,6 +53,36 @@ class _Built:
 
 
 @dataclass(frozen=True)
+class _Buffers:
+    """Of a model whose parameters lie in shards, the rest: it is equal on all workers."""
+
+    replica: OwnedReplica
+    name: str = "model"
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.replica.module.state_dict()
+        return {name: state[name] for name, tensor in self.replica.state_names.items() if tensor is None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.replica.module.load_state_dict(state, strict=False)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Of an optimizer whose state lies in shards, the options of its groups: they are equal on all workers."""
+
+    replica: OwnedReplica
+    name: str = "optimizer"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"param_groups": whole_groups(self.replica)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for own, group in zip(self.replica.optimizer.param_groups, state["param_groups"], strict=True):
+            own.update({name: value for name, value in group.items() if name != "params"})
+
+
+@dataclass(frozen=True)
 class _Loaded:
     """Weights or optimizer state that lie in shares, to be loaded from whole tensors."""
 
@@ -115,7 +145,10 @@ class TrainingState:
     def parts(self) -> tuple[Part, ...]:
         """All of it, in the order in which it is loaded."""
         kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
-        model, optimizer = Named("model", self.replica.module), Named("optimizer", self.optimizer)
+        model: Part = Named("model", self.replica.module)
+        optimizer: Part = Named("optimizer", self.optimizer)
+        if isinstance(self.replica, OwnedReplica):  # what lies in shards has a way of its own: ``owned.moving``
+            model, optimizer = _Buffers(self.replica), _Options(self.replica)
         return model, optimizer, Named("sync", self.sync), _Schedulers(self.schedulers), _Built(kinds, self.built_rates)
 
     @property

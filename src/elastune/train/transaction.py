@@ -167,6 +167,7 @@ class StepTransaction:
     def commit(self) -> None:
         """The user's lines have applied the step: from here on it counts."""
         self._require(Phase.REDUCED)
+        self._sync.after_step()
         plan, progress, at = self.plan, self._progress, self._progress.position
         self._log.step(at, plan.size, plan.length, self._workers.view, self._workers.size)
         add_step(progress.spans, at, plan.size, plan.length)

@@ -148,7 +148,7 @@ class Worker:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
-        workers = ElasticWorkerGroup(member, factory, self._spec.means.first_mesh)
+        workers = ElasticWorkerGroup(member, factory)
         workers.where = self._where
         warm_up, begins = member.joins, not member.joins
         snapshot: Packed | None = None

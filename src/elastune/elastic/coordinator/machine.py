@@ -108,8 +108,7 @@ def _running(state: Membership, worker: int, event: Running) -> Facts:
     if state.running and event.step != state.first_step:
         raise ProtocolViolation(f"others of this view begin with step {state.first_step}: {event}")
     state = replace(state, running=state.running | {worker}, first_step=event.step)
-    if event.layers and state.meshes.pipeline > 1:
-        state = replace(state, meshes=replace(state.meshes, pipeline=max(event.layers, state.meshes.wanted.pipeline)))
+    state = replace(state, meshes=state.meshes.widened(event.layers))
     if event.step > state.max_first_step:
         state = replace(state, max_first_step=event.step, consecutive_failures=0)
     if worker not in view.joiners:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import cast
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn, cast
 
 import torch
 
-from elastune.comm.comms import GroupFactory, form_comms, replicated
+from elastune.comm.comms import Comms, GroupFactory, form_comms, replicated
 from elastune.comm.group import Group, GroupBroken, drop
+from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.elastic.protocol.messages import Doing
 from elastune.elastic.protocol.view import View
@@ -36,9 +41,8 @@ class ElasticWorkerGroup(WorkerGroup):
 
     owner: StateOwner  # the current session's
 
-    def __init__(self, client: CoordinatorClient, factory: GroupFactory, mesh: Mesh | None = None) -> None:
+    def __init__(self, client: CoordinatorClient, factory: GroupFactory) -> None:
         self._client = client
-        self._mesh = mesh or Mesh()
         self._factory = factory
         self._store = MemberStore(client)
         super().__init__(self._alone())
@@ -47,6 +51,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._first: View | None = None
         self._agreed: View | None = None
         self._voted: View | None = None
+        self._over: Group | None = None  # that state is being handed over in
         client.on_break = self._break
         client.where = lambda: ", ".join(filter(None, [self.where(), self.left]))
 
@@ -106,12 +111,14 @@ class ElasticWorkerGroup(WorkerGroup):
                 self._first, self.restart_from_checkpoint = view, view.number > 1
                 raise Rewind
             try:
-                self._form(view, joins=True)
+                plan = self._form(view, joins=True)
             except GroupBroken as error:
                 self._client.broken(view.number, str(error))
             else:
-                self._client.running(view.number, self.owner.step)
+                self._client.running(view.number, self.owner.step, self.owner.layers)
                 if self._is_confirmed(view):
+                    if plan.rewind_to is not None:
+                        self._go_back(plan.rewind_to, plan.rewinds)
                     return
             self._let_go()
             self._now = None
@@ -172,11 +179,19 @@ class ElasticWorkerGroup(WorkerGroup):
         if self._agreed is not None and not self.broken:
             view, self._agreed = self._agreed, None
             if self.worker not in view.members:
+                with suppress(GroupBroken):  # they go on without it, whatever happens
+                    self._hand_over(view)
                 self._client.left()
                 raise Leave
             self._enter(view)
         elif self.broken:
             self.recover(GroupBroken("the view is over"))
+
+    def _hand_over(self, view: View) -> None:
+        if self.worker in view.leavers:
+            self.say("handing over", self.owner.step)
+            with self._handover(view) as group:
+                self.owner.hand_over(group, view)
 
     def recover(self, error: GroupBroken) -> bool:
         """Meet the survivors in the next view. Raises ``Rewind`` where what broke cannot be done again."""
@@ -239,12 +254,9 @@ class ElasticWorkerGroup(WorkerGroup):
                 self._client.broken(view.number, str(error))
                 view = self._await_after(view)
         served = served or self._log.served
-        self._client.running(view.number, plan.step)
+        self._client.running(view.number, plan.step, self.owner.layers)
         if plan.rewind_to is not None:
-            self._log.begin()
-            self._log.rewinds = plan.rewinds
-            self.synchronised = self.restart_from_checkpoint = plan.rewind_to < 0
-            raise Rewind
+            self._go_back(plan.rewind_to, plan.rewinds)
         return served
 
     def _form(self, view: View, joins: bool) -> RecoveryPlan:
@@ -267,25 +279,74 @@ class ElasticWorkerGroup(WorkerGroup):
                 self._store,
                 str(view.number),
                 view.rank_of(self.worker),
-                self._mesh.fitted(len(view.members)) or Mesh(data=len(view.members)),
+                view.grid,
                 superseded=lambda: self._client.superseded(view.number),
             )
         finally:
             self._let_go()  # of a planned view: only now has everybody completed the last step with the group before
-        self.comms = comms
+        self.comms = comms = replace(comms, hosts=view.hosts)
         if self._client.superseded(view.number):  # it came between: nobody has abandoned this group yet
             comms.abandon()
         plan = self._log.compare(self.group, self.owner, joins=joins)
         self.say("handing over", self.owner.step)
         self._log.exchange(self.group, self.owner, plan)
-        self.owner.regroup(comms)
+        plan = self._move_state(view, comms, plan)
         self._log.lost = False
         return plan
+
+    def _move_state(self, view: View, comms: Comms, plan: RecoveryPlan) -> RecoveryPlan:
+        """Bring what workers hold to where it belongs; the plan, which is another one where something is lost."""
+        try:
+            if plan.rewind_to is not None:
+                if plan.rewind_to >= 0:
+                    self.owner.place_snapshot(comms)
+            elif view.leavers:
+                with self._handover(view) as over:
+                    self.owner.regroup(comms, over)
+            else:
+                self.owner.regroup(comms, None)
+        except Unrecoverable as error:
+            self.owner.tell_lost(error)
+            rewinds = plan.rewinds + (plan.rewind_to is None)
+            return replace(plan, rewind_to=-1, rewinds=rewinds)
+        return plan
+
+    @contextmanager
+    def _handover(self, view: View) -> Iterator[Group]:
+        """The members of ``view``, and behind them those that leave with it."""
+        everybody = (*view.members, *view.leavers)
+        name, rank = f"{view.number}/handover", everybody.index(self.worker)
+        superseded = partial(self._client.superseded, view.number)
+        group = self._factory.form(self._store, name, rank, len(everybody), superseded=superseded)
+        self._over = group
+        try:
+            if superseded():
+                group.abandon()
+            yield group
+        finally:
+            self._over = None
+            group.abandon()
+            group.drain()
+            drop(group)
+
+    def lose(self, error: Unrecoverable) -> NoReturn:
+        """State was found to be lost, by all members alike: they go on from the newest checkpoint."""
+        self.owner.tell_lost(error)
+        self._go_back(-1, self._log.rewinds + 1)
+
+    def _go_back(self, to: int, rewinds: int) -> NoReturn:
+        """To the snapshot of step ``to``; -1: to the newest checkpoint."""
+        self._log.begin()
+        self._log.rewinds = rewinds
+        self.synchronised = self.restart_from_checkpoint = to < 0
+        raise Rewind
 
     def _break(self, view: View) -> None:
         """In the client's thread: ``view`` takes effect at once, so what the main thread waits for must not last."""
         if self._now is None or view.number > self._now.number:
             self.comms.abandon()
+            if (over := self._over) is not None:
+                over.abandon()
 
     def _alone(self) -> Group:
         """This worker by itself."""

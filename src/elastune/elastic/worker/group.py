@@ -13,13 +13,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 
 from elastune.comm.comms import replicated
 from elastune.comm.group import GathersDiffer, Group, GroupBroken
 from elastune.core.errors import UserError
+from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.elastic.protocol.difference import ranks_differ
 from elastune.elastic.protocol.messages import Beat, Doing
@@ -190,6 +191,10 @@ class WorkerGroup:
     def restart(self, error: GroupBroken) -> None:
         """The group broke in what cannot be done again by itself: the survivors begin again."""
         self.failed = self.beat()
+        raise error
+
+    def lose(self, error: Unrecoverable) -> NoReturn:
+        """State was found to be lost: nobody has it any more."""
         raise error
 
     def resize(self, workers: int, why: str = "") -> None:

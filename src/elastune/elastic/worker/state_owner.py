@@ -7,6 +7,9 @@ from typing import Protocol
 import torch
 
 from elastune.comm.comms import Comms
+from elastune.comm.group import Group
+from elastune.core.layout import Unrecoverable
+from elastune.elastic.protocol.view import View
 
 Packed = tuple[bytes, list[torch.Tensor]]
 """A state: a description (JSON), and its tensors on the CPU in the order that the description names."""
@@ -35,8 +38,28 @@ class StateOwner(Protocol):
         """The step of the snapshot in memory, -1 without one."""
         ...
 
-    def regroup(self, comms: Comms) -> None:
-        """Reduce on ``comms`` from now on."""
+    @property
+    def layers(self) -> int:
+        """Into how many stages a pipeline could be cut; 0: nobody knows."""
+        ...
+
+    def regroup(self, comms: Comms, over: Group | None) -> None:
+        """Reduce on ``comms`` from now on; what workers hold moves between them, ``over`` the same and such as leave.
+
+        Raises ``Unrecoverable`` on every worker, where nobody has a piece of the state.
+        """
+        ...
+
+    def hand_over(self, group: Group, view: View) -> None:
+        """As a worker that leaves: what it holds to those of ``view``, which ``group`` begins with."""
+        ...
+
+    def place_snapshot(self, comms: Comms) -> None:
+        """Bring the snapshots' pieces to where they belong among ``comms``. Raises ``Unrecoverable`` as ``regroup``."""
+        ...
+
+    def tell_lost(self, error: Unrecoverable) -> None:
+        """Write down that state was lost."""
         ...
 
     def last_result(self) -> list[torch.Tensor]:

@@ -13,12 +13,12 @@ from elastune.comm.group import GroupBroken, Work
 from elastune.comm.units import clip_factor, global_norm
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.layout import Piece
+from elastune.core.layout import Piece, Unrecoverable
 from elastune.core.ownership import BucketPlan, Segment, buckets, held, holders
 from elastune.mechanisms.base import Ready, Replica
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.owned.guard import GradientGuard
-from elastune.mechanisms.owned.placement import VALUES
+from elastune.mechanisms.owned.placement import VALUES, Placed
 from elastune.mechanisms.owned.store import LeafStore
 
 IN_FLIGHT_BYTES = 64 << 20
@@ -60,7 +60,13 @@ class OwnedReplica(Replica):
         reduced: A step's sums are here, and its gradients are not dropped yet.
         applied: The optimizer has updated the shares with them.
         version: How many steps were applied to what this worker holds.
-        on_break: What to do where a group breaks while values spread; it returns once they are spread.
+        on_break: What to do where a group breaks after a step, or state turns out to be lost; it returns once values
+            are spread.
+        arrive: Brings state to where it belongs among other workers: what this one does after its step instead of
+            spreading values, where the others wait for it to be as far as they are.
+        spread_out: All values that this worker computes with are those of ``version``.
+        stranger: What is here was never the run's: others' state is to come.
+        brought: What has come and was not swapped in yet, since a group broke.
     """
 
     def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
@@ -70,7 +76,10 @@ class OwnedReplica(Replica):
         self.model = division.model
         self.reduced = self.applied = False
         self.version = 0
-        self.on_break: Callable[[GroupBroken], None] = _raised
+        self.on_break: Callable[[GroupBroken | Unrecoverable], None] = _raised
+        self.arrive: Callable[[], None] | None = None
+        self.spread_out, self.stranger = True, False
+        self.brought = Placed()
         self._scale: Callable[[float], None] = _unscaled
         self._squares = torch.zeros(0, dtype=torch.float64)
         self.state_names, self.shapes = program.state_names, program.shapes
@@ -80,16 +89,17 @@ class OwnedReplica(Replica):
         self._leaf_of = {leaf.name: i for i, leaf in enumerate(self.split.leaves)}
         self.plans: tuple[BucketPlan, ...] = ()
         self.held_by: list[tuple[int, ...]] = []
-        store.rebuild(*self._wanted(comms))
-        self._enter(comms)
+        store.rebuild(*self.wanted_in(comms))
+        self.enter(comms)
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
-    def _wanted(self, comms: Comms) -> tuple[tuple[int, ...], tuple[Segment, ...]]:
+    def wanted_in(self, comms: Comms) -> tuple[tuple[int, ...], tuple[Segment, ...]]:
         """What this worker is to compute with, and to hold, in the mesh of ``comms``."""
         mesh, rank = comms.mesh, comms.rank
         return self.split.computed(mesh, rank), held(self.split, mesh, rank, self.copies, comms.hosts)
 
-    def _enter(self, comms: Comms) -> None:
+    def enter(self, comms: Comms) -> None:
+        """Stand where ``comms`` says, with a store that has what belongs there."""
         mesh = comms.mesh
         hosts = [comms.hosts[member] for member in mesh.batch_group(comms.rank)] if comms.hosts else ()
         self.comms = comms
@@ -182,10 +192,19 @@ class OwnedReplica(Replica):
             return
         if not self.applied:
             self.version += 1
-        self.applied = True
+        self.applied, self.spread_out = True, False
+        self.settle()
+
+    def settle(self) -> None:
+        """The step is applied here, if the program applies it at all: go where all are, whoever is lost meanwhile."""
+        self.applied = self.reduced
         try:
-            self.spread()
-        except GroupBroken as error:
+            if self.arrive is not None:
+                self.arrive()
+            elif not self.spread_out:
+                self.spread()
+                self.spread_out = True
+        except (GroupBroken, Unrecoverable) as error:
             self.on_break(error)
 
     def abandon(self) -> None:
@@ -257,10 +276,10 @@ class OwnedReplica(Replica):
 
     def regroup(self, comms: Comms) -> None:
         """Stand where ``comms`` says. What is to be held there is here already (``store.rebuild``), or the same."""
-        wanted = self._wanted(comms)
+        wanted = self.wanted_in(comms)
         if wanted != (self.store.computed, self.store.held):
             self.store.rebuild(*wanted)
-        self._enter(comms)
+        self.enter(comms)
 
     def memory(self) -> dict[str, int]:
         """Bytes that this worker has of ``parameters``, ``gradients``, ``optimizer`` (state), and ``copies``: what of
@@ -331,7 +350,7 @@ def _by_leaf(sums: Sequence[tuple[Segment, torch.Tensor]]) -> dict[int, list[tup
     return found
 
 
-def _raised(error: GroupBroken) -> None:
+def _raised(error: GroupBroken | Unrecoverable) -> None:
     raise error
 
 

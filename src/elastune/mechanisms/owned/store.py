@@ -155,6 +155,27 @@ class LeafStore:
             if not shard.is_view:
                 shard.parameter.detach().copy_(values[shard.segment.start : shard.segment.stop])
 
+    def put_values(self, segment: Segment, values: torch.Tensor) -> None:
+        """Overwrite values: what of ``segment`` is computed with or held here."""
+        if self._computes(segment.leaf):
+            self.write_values(segment, values)
+        for shard in self._by_leaf.get(segment.leaf, ()):
+            own = shard.segment
+            low, high = max(own.start, segment.start), min(own.stop, segment.stop)
+            if low < high and not shard.is_view:
+                new = values[low - segment.start : high - segment.start]
+                shard.parameter.detach()[low - own.start : high - own.start] = new
+
+    def whole_values(self) -> list[tuple[Segment, torch.Tensor]]:
+        """The flat values of every leaf that lies here whole."""
+        there = [i for i in self.computed if self._computes(i)]
+        return [(Segment(i, 0, self.split.leaves[i].size), self._flat(i)) for i in there]
+
+    @property
+    def home(self) -> torch.device:
+        """Where the optimizer's tensors lie."""
+        return self.parameters[0].device
+
     def load(self, leaf: int, state: Mapping[str, Any]) -> None:
         """What an optimizer has for the whole tensor of ``leaf``, in place of what this one has of it."""
         for shard in self._by_leaf.get(leaf, ()):
@@ -282,6 +303,8 @@ class LeafStore:
 
     def _collected(self, segment: Segment, name: str, incoming: Incoming) -> torch.Tensor:
         """All of ``segment``, from what is here and what has come; what is here already as it is."""
+        if name != VALUES and (whole := incoming.tensors.get((segment, name))) is not None:
+            return whole
         try:
             return self.read(segment, name)
         except KeyError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,29 @@ import torch
 from torch import nn
 
 from elastune.comm.comms import Comms
-from elastune.comm.group import GroupBroken
+from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import UserError
+from elastune.core.layout import Unrecoverable
 from elastune.core.run import Config, RunSpec
+from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
-from elastune.journal.records import Checkpointed, Record, Restarted
+from elastune.journal.records import Checkpointed, Record, Restarted, StateLost
 from elastune.mechanisms.buffers import flatten, unflatten
+from elastune.mechanisms.owned.moving import Kept, hand_over, kept, restore
+from elastune.mechanisms.owned.placement import VALUES, Placed, Shard, meet
+from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.inherit import inherit
 from elastune.train.checkpoints.parts import Part, States, from_trees, load_states, states_of, to_trees
+from elastune.train.checkpoints.snapshots import packed_shards, unpacked_shards
 from elastune.train.checkpoints.tree import Tensors
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState, described
 from elastune.train.transaction import Phase, StepTransaction
+
+MOST_NAMED = 8  # tensors of which pieces were lost
 
 
 class RunState:
@@ -83,13 +91,39 @@ class RunState:
             return -1
         return int(json.loads(self._snapshot[0])["step"])
 
-    def regroup(self, comms: Comms) -> None:
+    @property
+    def layers(self) -> int:
+        replica = self._owned
+        return 0 if replica is None else len(replica.split.costs)
+
+    @property
+    def _owned(self) -> OwnedReplica | None:
+        """The replica, where its state lies in shards."""
+        replica = None if self.trained is None else self.trained.replica
+        return replica if isinstance(replica, OwnedReplica) else None
+
+    def regroup(self, comms: Comms, over: Group | None) -> None:
         self._adapter.regrouped()
         if self.trained is None:
             return
         if self._transaction.phase is Phase.OPEN:
             self._transaction.abandon()
-        self.trained.sync.regroup(comms)
+        self.trained.sync.regroup(comms, over)
+
+    def hand_over(self, group: Group, view: View) -> None:
+        if self._owned is not None:
+            hand_over(self._owned, group, view.grid, view.hosts)
+
+    def mend(self, error: GroupBroken | Unrecoverable) -> None:
+        """After a step was applied here a group broke, or state was found to be lost."""
+        if isinstance(error, Unrecoverable):
+            self.workers.lose(error)
+        self.workers.recover(error)
+
+    def tell_lost(self, error: Unrecoverable) -> None:
+        if self.workers.rank == 0:
+            names = sorted({piece.name for piece in error.pieces})
+            self._send(StateLost(self.step, names[:MOST_NAMED]))
 
     def last_result(self) -> list[torch.Tensor]:
         assert self.trained is not None
@@ -109,7 +143,9 @@ class RunState:
         return json.dumps(header).encode(), [t.detach() for t in tensors.values()]
 
     def unpack(self, packed: Packed) -> None:
-        """Of another worker; the tensors are this one's from now on."""
+        """Of another worker; the tensors are this one's from now on. What lies in shards comes with ``regroup``."""
+        if self._owned is not None:
+            self._owned.stranger = True
         self._load_packed(packed, "the state of another worker")
         self._transaction.unrepeatable = False  # what it has evaluated so far, it has evaluated alone
 
@@ -117,11 +153,37 @@ class RunState:
         """Be where a snapshot of this worker was taken, as far as there are parts yet; it may be needed again."""
         self._load_packed((packed[0], [t.clone() for t in packed[1]]), "a snapshot")
         self._snapshot = packed
+        if self._owned is not None:
+            own = self._kept().copied()
+            restore(self._owned, self.workers.comms, Placed(own.version, list(own.shards), own.facts))
 
     def _load_packed(self, packed: Packed, source: str) -> None:
         header = json.loads(packed[0])
-        named = dict(zip(header["names"], packed[1], strict=True))
+        named = dict(zip(header["names"], packed[1], strict=False))  # shards, if any, come behind
         load_states(self.parts, from_trees(header["parts"], named), source)
+
+    def _kept(self) -> Kept:
+        """Of the snapshot: what lies in shards."""
+        assert self._snapshot is not None
+        header = json.loads(self._snapshot[0])
+        return unpacked_shards(header["shards"], self._snapshot[1][len(header["names"]) :])
+
+    def place_snapshot(self, comms: Comms) -> None:
+        if self._snapshot is None or "shards" not in json.loads(self._snapshot[0]):
+            return
+        kept, mesh = self._kept(), comms.mesh
+        found = kept.brought(comms.everyone, mesh, comms.hosts, torch.device("cpu"))
+        meet(comms.everyone)
+        there = [shard for shard in kept.shards if VALUES in shard.tensors]
+        values = [Shard(shard.segment, {VALUES: shard.tensors[VALUES]}, held=False) for shard in there]
+        self._keep(self._snapshot, replace(kept, shards=(*found.shards, *values), facts=found.facts))
+
+    def _keep(self, packed: Packed, kept: Kept) -> None:
+        """Hold this snapshot, with these shards."""
+        header = json.loads(packed[0])
+        told, tensors = packed_shards(kept)
+        text = json.dumps({**header, "shards": told}).encode()
+        self._snapshot = text, [*packed[1][: len(header["names"])], *tensors]
 
     def snapshot(self) -> Packed:
         assert self._snapshot is not None
@@ -142,6 +204,8 @@ class RunState:
         if self.workers.elastic and self._spec.most_workers > 1 and self.trained is not None:
             header, tensors = self.pack()
             self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
+            if self._owned is not None:
+                self._keep(self._snapshot, kept(self._owned).copied())
 
     # -- on disk ------------------------------------------------------------------------------------------------------
 
