@@ -66,6 +66,7 @@ class Runs:
         act: Act = lambda handle, records: None,
         mode: Any = "exact",
         elastic: Elastic | None = None,
+        means: dict[str, Any] | None = None,
         out: Path | None = None,
         spec: dict[str, Any] | None = None,
         **config: Any,
@@ -76,7 +77,7 @@ class Runs:
             out or self._folder / str(next(self._count)),
             config,
             seed=3,
-            means=Means(workers=workers, mode=mode, num_slots=8),
+            means=Means(workers=workers, mode=mode, num_slots=8, **(means or {})),
             elastic=elastic or Elastic(low=1, high=4, heartbeat_s=2.0),
             **(spec or {}),
         )

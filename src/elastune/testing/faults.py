@@ -8,6 +8,10 @@ gathered (right after a gather of numbers), sharing (the second half of an exact
 given its part; STEP is the view's number),
 forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving (a
 checkpoint), agreeing (on what was decided between epochs).
+Of state that lies in shares: launched (all that this worker has is sent to who adds it up), added (what it adds up is
+added), gate (before it says so), gated (all have), applied (the optimizer has updated its shares), spreading (their
+values, some have arrived), placing (state is about to move; STEP is the view's number, as in the next one), placed (all
+of it is here; others may lack theirs).
 Any other place is one that the program itself passes by ``reach``.
 """
 
@@ -20,8 +24,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from elastune.comm.gate import Gate
 from elastune.comm.group import Group, GroupBroken
+from elastune.comm.owned import OwnedReducer
 from elastune.elastic.worker import elastic_group, state_transfer
+from elastune.mechanisms.owned import moving
+from elastune.mechanisms.owned.moving import Kept
+from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.sync.owned import OwnedAllReduce
 from elastune.train.adapt import adapter as adapt
 from elastune.train.checkpoints import checkpoint
 from elastune.train.session import Session
@@ -119,6 +129,7 @@ def _wrap_library(injector: Injector) -> None:
     before(state_transfer, "send_packed", "giving")
     before(state_transfer, "receive_packed", "taking")
     before(checkpoint, "save", "saving")
+    _wrap_shares(before)
     gather = Group.gather_tensors
 
     def gathered(group: Group, mine: Any, kind: int = 0) -> Any:
@@ -128,3 +139,17 @@ def _wrap_library(injector: Injector) -> None:
 
     Group.gather_tensors = gathered  # type: ignore[method-assign,assignment]
     before(adapt.Adapter, "_agree_now", "agreeing")
+
+
+def _wrap_shares(before: Callable[..., None]) -> None:
+    def view(*_: Any) -> int:
+        return _INJECTORS[0].view
+
+    before(OwnedReducer, "combine", "launched")
+    before(OwnedReducer, "squares", "added")
+    before(Gate, "pass_through", "gate")
+    before(OwnedAllReduce, "_complete", "gated")
+    before(OwnedReplica, "settle", "applied")
+    before(OwnedReplica, "_take", "spreading")
+    before(Kept, "brought", "placing", view)
+    before(moving, "meet", "placed", view)

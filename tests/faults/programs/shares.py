@@ -1,0 +1,96 @@
+"""A network of several units a layer, whose state can be held in shares: BatchNorm, dropout, clipping, schedules,
+evaluation, a frozen layer, one that is not used at first."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune.recipes.datasets import digits
+from elastune.testing.faults import inject
+
+config = {
+    "batch_size": 64,
+    "epochs": 2,
+    "samples": 640,
+    "faults": [],
+    "reshape": [],
+    "pause_s": 0.0,
+    "until": "",
+    "width": 192,
+    "batchnorm": True,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, width: int, batchnorm: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.norm = nn.BatchNorm1d(width) if batchnorm else nn.Identity()
+        self.drop = nn.Dropout(0.2)
+        self.middle = nn.Linear(width, width)
+        self.frozen = nn.Linear(width, width).requires_grad_(requires_grad=False)
+        self.late = nn.Linear(width, width)
+        self.last = nn.Linear(width, 10)
+        self.uses_late = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.drop(F.relu(self.norm(self.first(x))))
+        h = h + F.relu(self.middle(h)) + 0.1 * self.frozen(h)
+        if self.uses_late:
+            h = h + self.late(h)
+        return self.last(h)
+
+
+def train(session) -> None:
+    config = session.config
+    model = Net(config["width"], config["batchnorm"])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3)
+    each_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    net = model
+    model, optimizer, each_step = session.prepare(model, optimizer, each_step)
+    reach = inject(session)
+    images, labels = digits().train[: config["samples"]]
+    samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
+    unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
+    wishes = dict(wish.split() for wish in config["reshape"])
+    for _ in session.epochs(config["epochs"]):
+        model.train()
+        for x, y in session.batches(samples, batch_size=config["batch_size"]):
+            net.uses_late = session.step >= 3
+            scores = model(x)
+            if scores.requires_grad:
+                scores.register_hook(lambda g: reach("backward"))
+            session.backward(F.cross_entropy(scores, y))
+            reach("after")
+            if session.ends_step:
+                if not (config["until"] and os.path.exists(config["until"])):
+                    time.sleep(config["pause_s"])
+                if str(session.step) in wishes:
+                    session.reshape(wishes[str(session.step)])
+            session.clip_grad_norm_(0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            each_step.step()
+            reach("stepped")
+            if session.ends_step and session.step % 5 == 4:
+                session.report(inner=session.step)
+        reach("tail")
+        model.eval()
+        losses = []
+        with torch.no_grad():
+            for x, y in session.batches(unseen, batch_size=32, train=False):
+                reach("evaluation")
+                losses.append(F.cross_entropy(model(x), y))
+        reach("summing")
+        session.report(loss=session.sum(losses))
