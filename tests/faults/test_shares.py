@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastune.cluster.local import LocalCluster
-from elastune.core.run import Program
+from elastune.core.run import Elastic, Program
 from elastune.journal.records import Restarted, StateLost
 from elastune.testing.elastic_runs import Ran, Runs
 
@@ -58,3 +58,73 @@ def test_killed_at_every_place_of_a_step(runs: Runs, undisturbed: Ran, place: st
     ran = runs(4, means=ZERO, faults=[f"kill 1 5 {place}"])
     kept_on(ran, undisturbed)
     assert ran.lost == [1]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        # One survivor lacks what the gate has told, and others went on: it is served.
+        ["break 2 5 gated", "kill 1 5 applied"],
+        ["break 0 5 gated", "break 2 5 gated", "kill 1 5 stepped"],
+        # One has not applied the step when the others meet: they wait for it.
+        ["nap 0 5 after", "kill 1 5 applied"],
+        ["nap 0 5 after", "break 3 5 gated", "kill 1 5 spreading"],
+        # One believes that its values did not come; nobody dies.
+        ["break 3 5 spreading"],
+        # A holder of the only copy left, in the recovery from another death.
+        ["kill 1 5 gate", "kill 3 2 placing"],
+        ["kill 1 5 gate", "kill 3 2 placed"],
+        ["kill 0 5 applied", "break 2 2 placed"],
+        # In the last lines of a pass, and with results of an evaluation: back to the snapshot in memory.
+        ["kill 1 10 tail"],
+        ["kill 2 10 evaluation"],
+        ["kill 0 20 summing"],
+        # One after the other, down to one.
+        ["kill 3 4 launched", "kill 0 8 gate", "kill 1 13 stepped"],
+    ],
+)
+def test_killed_while_others_are_elsewhere(runs: Runs, undisturbed: Ran, faults: list[str]) -> None:
+    ran = runs(4, means=ZERO, faults=faults, elastic=Elastic(low=1, high=4, heartbeat_s=3.0))
+    if faults[-1].startswith("kill 3 2"):  # the second death may hit what had no second copy yet: then that is told
+        same(ran, undisturbed)
+    else:
+        kept_on(ran, undisturbed)
+    assert sorted(ran.lost) == sorted(int(fault.split()[1]) for fault in faults if fault.startswith("kill"))
+
+
+def test_several_at_once_that_hold_not_the_same(runs: Runs, undisturbed: Ran) -> None:
+    kept_on(runs(4, means=ZERO, faults=["kill 0 7 gate", "kill 2 7 gate"]), undisturbed)
+
+
+def test_both_holders_at_once_are_told_and_the_newest_checkpoint_is_taken(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(4, means=ZERO, faults=["kill 1 8 gate", "kill 2 8 gate"], spec={"checkpoint_every_steps": 3})
+    same(ran, undisturbed)
+    (lost,) = [r for r in ran.records if isinstance(r, StateLost)]
+    assert lost.names
+    assert [r.step for r in ran.records if isinstance(r, Restarted)] == [6]
+
+
+def test_one_copy_alone_is_lost_with_its_holder(runs: Runs, undisturbed: Ran) -> None:
+    ran = runs(3, means={**ZERO, "copies": 1}, faults=["kill 1 8 gate"], spec={"checkpoint_every_steps": 3})
+    same(ran, undisturbed)
+    assert [r.step for r in ran.records if isinstance(r, Restarted)] == [6]
+
+
+@pytest.mark.parametrize(
+    ("workers", "reshape", "faults"),
+    [
+        (4, ["3 data=2,shard=2", "6 data=4", "9 shard=2", "14 shard=4"], []),
+        (2, ["2 shard=4", "5 data=1", "12 shard=3"], []),
+        (4, ["3 data=2,shard=2", "9 shard=4"], ["kill 2 2 placing", "kill 1 12 gate"]),
+        (4, ["3 data=2,shard=2"], ["kill 0 2 placed"]),
+        (4, ["3 shard=2"], ["kill 3 1 placing"]),
+    ],
+)
+def test_reshaped_live(runs: Runs, undisturbed: Ran, workers: int, reshape: list[str], faults: list[str]) -> None:
+    """From holder to holder between two steps; workers that leave hand over what they alone have."""
+    ran = runs(workers, means=ZERO, reshape=reshape, faults=faults, pause_s=0.1, elastic=Elastic(low=1, high=4))
+    same(ran, undisturbed)
+    if not faults:
+        kept_on(ran, undisturbed)
+        assert not ran.lost
+        assert len([r for r in ran.regrouped if r.planned]) >= len(reshape) - 1

@@ -73,6 +73,16 @@ class MeshChoice:
             if size > most:
                 raise UserError(f"this run has at most {most} workers along {axis}", mesh, f"use {axis}={most}")
 
+    def meshes(self, low: int, high: int) -> list[Mesh]:
+        """Every mesh of ``low`` to ``high`` workers that the run can have."""
+        found = {
+            replace(mesh, data=data)
+            for mesh in self._possible(high)
+            for data in range(1, mesh.data + 1)
+            if data * mesh.replica >= low
+        }
+        return sorted(found, key=str)
+
     def _possible(self, workers: int) -> list[Mesh]:
         """Every mesh of at most ``workers`` with as many replicas as fit."""
         found = []

@@ -15,16 +15,18 @@ from typing import Literal, cast
 from elastune.cluster.base import ElasticHandle
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.seeds import derive
 from elastune.journal.records import FaultInjected, Record, Reported
 
-Kind = Literal["kill", "stop", "join", "leave", "notice"]
+Kind = Literal["kill", "stop", "join", "leave", "notice", "reshape"]
 KINDS: dict[Kind, str] = {
     "kill": "kill -9 of a worker",
     "stop": "a worker is frozen for two heartbeats",
     "join": "one worker more",
     "leave": "one worker fewer",
     "notice": "a worker is told that it will be taken away",
+    "reshape": "workers stand as another mesh, any that the run can have",
 }
 DEFAULT_RATE_PER_S = 0.05
 MOST_PER_S = 1000.0
@@ -167,6 +169,8 @@ class Injector:
         return total is not None and fault.part is not None and step >= fault.part * total
 
     def _do(self, kind: Kind, handle: ElasticHandle) -> FaultInjected | None:
+        if kind == "reshape":
+            return self._reshape(handle)
         if kind in ("join", "leave"):
             return self._resize(kind, handle)
         pids = handle.pids
@@ -197,6 +201,14 @@ class Injector:
         self._target = target
         handle.resize(target, f"chaos: {kind}")
         return FaultInjected(kind)
+
+    def _reshape(self, handle: ElasticHandle) -> FaultInjected | None:
+        means, elastic = handle.spec.means, handle.spec.elastic
+        possible = MeshChoice.of(means).meshes(min(elastic.low, means.workers), handle.spec.most_workers)
+        mesh = self._dice.choice(possible)
+        self._target = mesh.workers
+        handle.reshape(mesh, "chaos: reshape")
+        return FaultInjected("reshape")
 
     def _thaw(self, handle: ElasticHandle) -> None:
         now = self._clock.now()

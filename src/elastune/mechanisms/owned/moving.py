@@ -90,6 +90,8 @@ def place(replica: OwnedReplica, comms: Comms, group: Group) -> Placed:
         Unrecoverable: On every worker: nobody has a piece.
     """
     found = kept(replica).brought(group, comms.mesh, comms.hosts, replica.store.home)
+    # What an attempt before this one has brought was not asked for again.
+    found.shards += [shard for shard in replica.brought.shards if VALUES in shard.tensors]
     replica.brought = found
     meet(group)
     restore(replica, comms, found)
