@@ -1,0 +1,99 @@
+"""Parameters parked in files while a model is built that fits into no worker's memory.
+
+Whatever draws or changes initial values runs as ever (no value differs from those of a plain construction), but on
+memory that is mapped to a file without a name: after each operation its pages are let go of, so that no more than
+one tensor at a time is in memory. Whoever takes a part of such a parameter reads that part alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+SMALLEST_BYTES = 1 << 16
+"""A parameter of fewer bytes stays in memory."""
+
+_MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
+"""By the address of a storage: what it is mapped to, while it lasts."""
+
+
+@contextmanager
+def parked_parameters(folder: Path) -> Iterator[None]:
+    """Parameters that modules get meanwhile lie in a file in ``folder``, which needs as much room as they have.
+
+    The file has no name: it is gone with the last parameter, or the process. Parameters on other devices than the CPU,
+    and small ones, stay where they are.
+    """
+
+    def park(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is None or parameter.nbytes < SMALLEST_BYTES or is_parked(parameter):
+            return
+        if parameter.device.type != "cpu" or not parameter.is_contiguous():
+            return
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(parameter.nbytes)
+            memory = mmap.mmap(file.fileno(), parameter.nbytes)
+        values = torch.frombuffer(memory, dtype=parameter.dtype).view(parameter.shape)
+        values.copy_(parameter.detach())
+        parameter.data = values
+        _MAPPED[values.untyped_storage().data_ptr()] = memory
+        let_go(parameter)
+
+    hook = register_module_parameter_registration_hook(park)  # type: ignore[no-untyped-call]
+    try:
+        with _LettingGo():
+            yield
+    finally:
+        hook.remove()
+
+
+class _LettingGo(TorchFunctionMode):
+    """After each operation the parked tensors that it was given are in memory no more."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = MappingProxyType({}),
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for given in args:
+            if isinstance(given, torch.Tensor):
+                let_go(given)
+        return result
+
+
+def _mapping(tensor: torch.Tensor) -> mmap.mmap | None:
+    if tensor.device.type != "cpu" or not _MAPPED:
+        return None
+    return _MAPPED.get(tensor.untyped_storage().data_ptr())
+
+
+def is_parked(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` lies in a file."""
+    return _mapping(tensor) is not None
+
+
+def let_go(tensor: torch.Tensor) -> None:
+    """Take the pages of ``tensor`` out of this process's memory, where it is parked; its values stay."""
+    memory = _mapping(tensor)
+    if memory is not None:
+        memory.madvise(mmap.MADV_DONTNEED)
+
+
+def take_in(parameter: torch.Tensor) -> None:
+    """Give ``parameter`` ordinary memory, where it is parked."""
+    if is_parked(parameter):
+        parameter.data = parameter.detach().clone()
