@@ -50,7 +50,7 @@ def parked_parameters(folder: Path) -> Iterator[None]:
         _MAPPED[values.untyped_storage().data_ptr()] = memory
         let_go(parameter)
 
-    hook = register_module_parameter_registration_hook(park)  # type: ignore[no-untyped-call]
+    hook = register_module_parameter_registration_hook(park)
     try:
         with _LettingGo():
             yield

@@ -15,8 +15,12 @@ from elastune.core.stretches import Stretch, whole_stretch
 
 @dataclass(frozen=True)
 class Scattered:
-    """A tensor of ``shape`` of which this worker has ``pieces`` to write: stretches with their flat values."""
+    """The tensor ``name`` of ``shape``, of which this worker has ``pieces`` to write: stretches with flat values.
 
+    What has the same name is the same tensor (tied weights).
+    """
+
+    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: tuple[tuple[Stretch, torch.Tensor], ...]

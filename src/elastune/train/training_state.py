@@ -15,9 +15,12 @@ from elastune.elastic.worker.group import WorkerGroup
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.owned.whole import WholeState, load_whole_model, load_whole_optimizer, whole_groups
+from elastune.mechanisms.owned.written import written_state
+from elastune.mechanisms.scattered import whole
 from elastune.sync.base import Sync
-from elastune.train.checkpoints.parts import Named, Part, States, from_trees, load_states, states_of, to_trees
-from elastune.train.checkpoints.tree import Tensors, fingerprint
+from elastune.train.checkpoints.by_name import by_name, by_number, names_of
+from elastune.train.checkpoints.parts import Named, Part, States, load_states, states_of
+from elastune.train.checkpoints.tree import fingerprint
 
 T = TypeVar("T")
 
@@ -83,18 +86,25 @@ class _Options:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """Weights or optimizer state that lie in shares, to be loaded from whole tensors."""
+class _Saved:
+    """Weights or optimizer state as a checkpoint has it: ``give`` what this worker writes, ``take`` what it needs."""
 
     name: str
-    replica: OwnedReplica
-    take: Callable[[OwnedReplica, Mapping[str, Any]], None]
+    give: Callable[[], dict[str, Any]]
+    take: Callable[[Mapping[str, Any]], object]
 
     def state_dict(self) -> dict[str, Any]:
-        raise NotImplementedError("TrainingState.whole gathers it")
+        return self.give()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.take(self.replica, state)
+        self.take(state)
+
+
+def _read(state: Any) -> Any:
+    """``state`` with tensors that are here in place of stored ones."""
+    if isinstance(state, Mapping):
+        return {key: _read(value) for key, value in state.items()}
+    return whole(state) if hasattr(state, "read") else state
 
 
 def repeated(workers: WorkerGroup, what: str, act: Callable[[], T]) -> T:
@@ -110,6 +120,11 @@ def repeated(workers: WorkerGroup, what: str, act: Callable[[], T]) -> T:
 
 
 END = "the end of the training function"
+
+
+def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """Of the tensors in a ``state_dict``, stored ones too; () of what is none."""
+    return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 
 def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -153,36 +168,59 @@ class TrainingState:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups, as its ``state_dict`` has them of the whole model."""
-        if isinstance(self.replica, OwnedReplica):
-            return whole_groups(self.replica)
-        return list(self.optimizer.state_dict()["param_groups"])
+        """The optimizer's parameter groups, as a checkpoint has them: of the whole model, by the parameters' names."""
+        replica = self.replica
+        if isinstance(replica, OwnedReplica):
+            groups = whole_groups(replica)
+        else:
+            groups = self.optimizer.state_dict()["param_groups"]
+        return list(by_name({"state": {}, "param_groups": groups}, self._names)["param_groups"])
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the optimizer's parameters, by their number in its ``state_dict``."""
+        replica = self.replica
+        if isinstance(replica, OwnedReplica):
+            return list(replica.store.places)
+        return names_of(self.optimizer, replica.module)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Of all tensors of the whole model's state, by name; () of what is no tensor."""
+        replica = self.replica
+        found = shapes_of(replica.module.state_dict())
+        if isinstance(replica, OwnedReplica):
+            names = replica.state_names.items()
+            return {name: found.get(name, ()) if tensor is None else replica.shapes[tensor] for name, tensor in names}
+        return found
 
     def state(self) -> States:
         """All of it, as this worker has it."""
         return states_of(self.parts)
 
-    def whole(self, reader: int | None = None) -> States:
-        """All of it, whatever of it lies on other workers: what a checkpoint holds, whatever the mechanism.
+    @property
+    def in_shares(self) -> bool:
+        """Whether workers hold different pieces of it, so that each writes its own."""
+        return isinstance(self.replica, OwnedReplica)
+
+    def whole(self) -> States:
+        """All of it, whatever of it lies on other workers.
 
         Where state lies in shares all workers must call this and read all of it in one order: tensors are gathered one
-        by one as they are read, at rank ``reader`` alone where that is given (the others get tensors without values).
-        Then this, and reading, raises ``GroupBroken``.
+        by one as they are read. Then this, and reading, raises ``GroupBroken``.
         """
         states, replica = self.state(), self.replica
         if isinstance(replica, OwnedReplica):
-            gathered = WholeState(replica, reader)
+            gathered = WholeState(replica)
             states |= {"model": gathered.model, "optimizer": gathered.optimizer}
         return states
 
-    def whole_now(self, workers: WorkerGroup, reader: int | None = None) -> States:
-        """As ``whole``, all of it read, whoever is lost meanwhile."""
-
-        def read() -> States:
-            tensors: Tensors = {}
-            return from_trees(to_trees(self.whole(reader), tensors), tensors)
-
-        return repeated(workers, "the whole state", read) if isinstance(self.replica, OwnedReplica) else self.state()
+    def written(self, rank: int) -> States:
+        """What worker ``rank``, this one, writes of a checkpoint; rank 0 all that workers have alike."""
+        if rank == 0:
+            return states_of(self.saved_parts)
+        model, optimizer = states_of(self.saved_parts[:2]).values()
+        return {"model": model, "optimizer": {"state": optimizer["state"]}}
 
     def load(self, states: Mapping[str, Any], source: str) -> None:
         """Take over ``states``, of this worker, which came from ``source``. Raises ``UserError`` if they do not fit."""
@@ -190,17 +228,37 @@ class TrainingState:
 
     def load_whole(self, states: Mapping[str, Any], source: str) -> None:
         """Take over this worker's part of ``whole``, which came from ``source``; as ``load``."""
-        load_states(self.saved_parts, states, source)
+        named = {**states, "optimizer": by_name(states["optimizer"], self._names)}
+        load_states(self.saved_parts, named, source)
 
     @property
     def saved_parts(self) -> tuple[Part, ...]:
-        """As ``parts``, but what lies in shares takes over whole tensors."""
-        replica = self.replica
-        if not isinstance(replica, OwnedReplica):
-            return self.parts
-        loads = {"model": load_whole_model, "optimizer": load_whole_optimizer}
-        return tuple(
-            _Loaded(part.name, replica, loads[part.name]) if part.name in loads else part for part in self.parts
+        """As ``parts``, but as a checkpoint has them: this worker's pieces; the optimizer's state by parameters' names.
+
+        They load what any workers have written, whole or in pieces, of tensors or of stored ones.
+        """
+        replica, names = self.replica, self._names
+        model, optimizer, *others = self.parts
+        if isinstance(replica, OwnedReplica):
+            return (
+                _Saved(
+                    "model", lambda: written_state(replica)["model"], lambda state: load_whole_model(replica, state)
+                ),
+                _Saved(
+                    "optimizer",
+                    lambda: by_name(written_state(replica)["optimizer"], names),
+                    lambda state: load_whole_optimizer(replica, by_number(state, names)),
+                ),
+                *others,
+            )
+        return (
+            _Saved("model", model.state_dict, lambda state: model.load_state_dict(_read(state))),
+            _Saved(
+                "optimizer",
+                lambda: by_name(optimizer.state_dict(), names),
+                lambda state: optimizer.load_state_dict(_read(by_number(state, names))),
+            ),
+            *others,
         )
 
     def fingerprint(self, workers: WorkerGroup) -> str:

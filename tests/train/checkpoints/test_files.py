@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def stretches_of(tensor_shape: tuple[int, ...], dim: int, blocks: int, parts: in
     return found
 
 
+def scattered(tensor: torch.Tensor, own: list[Stretch]) -> Scattered:
+    return Scattered("w", SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))
+
+
 cuttings = st.tuples(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(1, 5))
 
 
@@ -51,7 +56,11 @@ def test_any_cut_is_read_from_any_other(
         else:
             pieces = stretches_of(SHAPE, *written)
             told = [
-                write(folder, name, {"w": Scattered(SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))})
+                write(
+                    folder,
+                    name,
+                    {"w": Scattered("w", SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))},
+                )
                 for name, own in ((name, pieces[i::writers]) for i, name in enumerate(names))
             ]
         shelf = Shelf(folder, [each.name for each in told], merged([each.index for each in told]))
@@ -75,13 +84,15 @@ def shares_of_three(at: Path, step: int) -> list[Contribution]:
     vector = torch.arange(10.0) + step
     found = []
     for i, stretch in enumerate(stretches_of((10,), 0, 1, 3)):
-        scattered = Scattered((10,), torch.float32, ((stretch, elements(vector, stretch)),))
-        states = {"model": {"w": scattered}, "optimizer": {"state": {"w": {"m": scattered}}}}
+        pieces = ((stretch, elements(vector, stretch)),)
+        scattered = [Scattered(name, (10,), torch.float32, pieces) for name in ("w", "w:m")]
+        model = {"w": scattered[0], "tied": scattered[0]}
+        states = {"model": model, "optimizer": {"state": {"w": {"m": scattered[1]}}}}
         if i == 0:
             states |= {"progress": {"seconds": 1.0}}
         if i == 2:
             states["optimizer"]["state"]["w"]["step"] = torch.tensor(float(step))  # type: ignore[assignment]
-        found.append(Contribution.decode(contribute(at, states, i, 3).encode()))
+        found.append(Contribution.of(json.loads(json.dumps(contribute(at, states, i, 3).tree))))
     return found
 
 
@@ -95,6 +106,7 @@ def test_shares_become_one_checkpoint(tmp_path: Path) -> None:
     assert sorted(file.name for file in path.iterdir()) == ["state.json", *(file_name(i, 3) for i in range(3))]
     found = load(path)
     assert torch.equal(found.states["model"]["w"], torch.arange(10.0) + 3)
+    assert torch.equal(found.states["model"]["tied"], torch.arange(10.0) + 3)
     assert found.states["optimizer"]["state"]["w"]["step"] == 3
     late = load(path, whole_parts=False).states["optimizer"]["state"]["w"]["m"]
     assert torch.equal(late.read(Stretch(((0, 10),), 2, 9)), torch.arange(2.0, 9.0) + 3)

@@ -6,7 +6,7 @@ this worker holds there are *shards*: flat parameters that stand in the optimize
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,10 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.core.leaves import Split
 from elastune.core.ownership import Segment
+from elastune.core.stretches import Stretch
 from elastune.mechanisms.owned.placement import VALUES
+from elastune.mechanisms.parked import take_in
+from elastune.mechanisms.scattered import elements, whole
 
 
 @dataclass
@@ -147,13 +150,14 @@ class LeafStore:
         for shard in self._by_leaf[leaf]:
             self.optimizer.state.setdefault(shard.parameter, {})[name] = _copied(value)
 
-    def fill(self, leaf: int, values: torch.Tensor) -> None:
-        """The values of all of a leaf, flat: what of them is computed with or held here is overwritten."""
+    def fill(self, leaf: int, values: Callable[[int, int], torch.Tensor]) -> None:
+        """Overwrite what of a leaf's values is computed with or held here. ``values``: flat, from and to an element."""
         if self._computes(leaf):
-            self.write_values(Segment(leaf, 0, len(values)), values)
+            size = self.split.leaves[leaf].size
+            self.write_values(Segment(leaf, 0, size), values(0, size))
         for shard in self._by_leaf.get(leaf, ()):
             if not shard.is_view:
-                shard.parameter.detach().copy_(values[shard.segment.start : shard.segment.stop])
+                shard.parameter.detach().copy_(values(shard.segment.start, shard.segment.stop))
 
     def put_values(self, segment: Segment, values: torch.Tensor) -> None:
         """Overwrite values: what of ``segment`` is computed with or held here."""
@@ -235,6 +239,8 @@ class LeafStore:
         """
         incoming = incoming or Incoming()
         there = set(computed)
+        for i in there if not self.frees else ():
+            take_in(self.parameters[i])
         prepared = [(segment, *self._prepared(segment, incoming)) for segment in held]
         fresh = {
             i: self._prepared_leaf(i, incoming)
@@ -288,10 +294,10 @@ class LeafStore:
     def _cut(self, name: str, value: Any, segment: Segment) -> Any:
         """Of the state that the program's optimizer had before it came here."""
         leaf = self.split.leaves[segment.leaf]
-        if not isinstance(value, torch.Tensor) or value.dim() != len(leaf.box) or name == "step":
-            return _copied(value)
-        part = value[tuple(slice(start, stop) for start, stop in leaf.box)].reshape(-1)
-        return part[segment.start : segment.stop].clone()
+        if not hasattr(value, "shape") or len(value.shape) != len(leaf.box) or name == "step":
+            return _copied(whole(value) if hasattr(value, "shape") else value)
+        device = self.parameters[segment.leaf].device
+        return elements(value, Stretch(leaf.box, segment.start, segment.stop)).to(device, copy=True)
 
     def _prepared_leaf(self, leaf: int, incoming: Incoming) -> torch.Tensor:
         """The values of a leaf that is to be computed with, as far as they are known yet."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from elastune.core.layout import Box
 from elastune.core.ownership import Segment, buckets
+from elastune.core.stretches import Stretch
 from elastune.mechanisms.owned.facts import decoded, encoded
 from elastune.mechanisms.owned.placement import VALUES
 from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.mechanisms.scattered import elements, whole
 
 
 class Lazy(Mapping[Any, Any]):
@@ -32,16 +36,12 @@ class Lazy(Mapping[Any, Any]):
 
 class WholeState:
     """A replica's ``model`` and ``optimizer`` as ``state_dict`` gives them, with tensors that are gathered when they
-    are read: all workers read all of them, in one order. On the CPU.
-
-    ``reader``: the rank that gets the values; the others get tensors of the right shape with nothing in them. None:
-    all get them. Raises ``GroupBroken``, as does every reading.
+    are read: all workers read all of them, in one order. On the CPU. Raises ``GroupBroken``, as does every reading.
     """
 
-    def __init__(self, replica: OwnedReplica, reader: int | None = None) -> None:
+    def __init__(self, replica: OwnedReplica) -> None:
         self._replica = replica
         self._store, self._split = replica.store, replica.split
-        self._reader = reader
         self._group = replica.comms.everyone
         own = {i: (self._store.kinds(i), encoded(self._store.scalars(i))) for i in {s.leaf for s in self._store.held}}
         rows = self._group.gather_tensors(torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8))
@@ -103,15 +103,13 @@ class WholeState:
         leaves = self._leaves(tensor)
         shape = self._replica.shapes[tensor]
         flats = [self._gathered(i, name) for i in leaves]
-        if self._reader not in (None, self._group.rank):
-            return torch.empty(shape, dtype=flats[0].dtype, device="meta")
         if len(leaves) == 1:
             return flats[0].view(shape)
-        whole = torch.empty(shape, dtype=flats[0].dtype)
+        found = torch.empty(shape, dtype=flats[0].dtype)
         for i, flat in zip(leaves, flats, strict=True):
             leaf = self._split.leaves[i]
-            whole[tuple(slice(*edge) for edge in leaf.box)] = flat.view(leaf.shape)
-        return whole
+            found[tuple(slice(*edge) for edge in leaf.box)] = flat.view(leaf.shape)
+        return found
 
     def _gathered(self, leaf: int, name: str) -> torch.Tensor:
         """One leaf's flat tensor."""
@@ -125,19 +123,15 @@ class WholeState:
             return flat
         own = [self._store.read(segment, name).reshape(-1) for rank, segment in sources if rank == group.rank]
         mine = torch.cat([torch.empty(0, dtype=dtype), *(x.cpu() for x in own)]).to(group.wire)
-        readers = range(group.size) if self._reader is None else (self._reader,)
         lengths = [sum(s.size for source, s in sources if source == rank) for rank in range(group.size)]
-        out_sizes = lengths if group.rank in readers else [0] * group.size
-        out = torch.empty(sum(out_sizes), dtype=dtype, device=group.wire)
-        sizes = [len(mine) if rank in readers else 0 for rank in range(group.size)]
-        group.all_to_all(out, mine.repeat(len(readers)), out_sizes, sizes).wait()
-        if group.rank in readers:
-            at = 0
-            for rank in range(group.size):
-                for source, segment in sources:
-                    if source == rank:
-                        flat[segment.start : segment.stop] = out[at : at + segment.size].cpu()
-                        at += segment.size
+        out = torch.empty(sum(lengths), dtype=dtype, device=group.wire)
+        group.all_to_all(out, mine.repeat(group.size), lengths, [len(mine)] * group.size).wait()
+        at = 0
+        for rank in range(group.size):
+            for source, segment in sources:
+                if source == rank:
+                    flat[segment.start : segment.stop] = out[at : at + segment.size].cpu()
+                    at += segment.size
         return flat
 
 
@@ -148,7 +142,7 @@ def whole_groups(replica: OwnedReplica) -> list[dict[str, Any]]:
 
 
 def load_whole_model(replica: OwnedReplica, model: Mapping[str, Any]) -> None:
-    """Take over the values that ``WholeState`` gave, or plain PyTorch: this worker's part of them.
+    """Take over the values that ``WholeState`` gave, plain PyTorch, or a file has: this worker's part of them.
 
     Raises:
         ValueError: Where names or shapes are others.
@@ -161,9 +155,8 @@ def load_whole_model(replica: OwnedReplica, model: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} has shape {tuple(model[name].shape)}, not {replica.shapes[tensor]}")
     first = {tensor: name for name, tensor in reversed(names.items()) if tensor is not None}
     for i, leaf in enumerate(replica.split.leaves):
-        whole = model[first[leaf.tensor]]
-        store.fill(i, whole[tuple(slice(*edge) for edge in leaf.box)].reshape(-1))
-    others = {name: model[name] for name, tensor in names.items() if tensor is None}
+        store.fill(i, partial(_between, model[first[leaf.tensor]], leaf.box))
+    others = {name: whole(model[name]) for name, tensor in names.items() if tensor is None}
     replica.module.load_state_dict(others, strict=False)
 
 
@@ -178,6 +171,10 @@ def load_whole_optimizer(replica: OwnedReplica, optimizer: Mapping[str, Any]) ->
     for i, leaf in enumerate(replica.split.leaves):
         if leaf.tensor in store.places:
             store.load(i, optimizer["state"].get(store.places[leaf.tensor], {}))
+
+
+def _between(value: Any, box: Box, start: int, stop: int) -> torch.Tensor:
+    return elements(value, Stretch(box, start, stop))
 
 
 def _constant(value: Any) -> Callable[[], Any]:

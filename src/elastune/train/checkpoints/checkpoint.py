@@ -65,20 +65,20 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one of ``of`` writers has written: its file, and the parts' trees, as far as it knows them."""
+    """What one writer has written: its file, and the parts' trees, as far as it knows them."""
 
     file: Written
     trees: dict[str, Any]
 
-    def encode(self) -> bytes:
-        """As JSON."""
-        return json.dumps(asdict(self)).encode()
+    @property
+    def tree(self) -> dict[str, Any]:
+        """As a JSON value."""
+        return asdict(self)
 
     @classmethod
-    def decode(cls, told: bytes) -> Contribution:
-        """What ``encode`` gave."""
-        parsed = json.loads(told)
-        return cls(Written(**parsed["file"]), parsed["trees"])
+    def of(cls, tree: Mapping[str, Any]) -> Contribution:
+        """What ``tree`` gave."""
+        return cls(Written(**tree["file"]), tree["trees"])
 
 
 def draft(folder: Path, name: str) -> Path:

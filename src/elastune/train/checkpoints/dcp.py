@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as index_of
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastune.core.errors import UserError
 from elastune.core.layout import intersection
@@ -76,7 +76,8 @@ def read_dcp(folder: Path) -> dict[str, DcpTensor]:
     Raises:
         UserError: Where it is none, or one with what is no plain tensor's index.
     """
-    rule, fix = "--from-dcp names a checkpoint of torch.distributed.checkpoint", "name the folder that has its .metadata"
+    rule = "--from-dcp names a checkpoint of torch.distributed.checkpoint"
+    fix = f"name the folder that has its {INDEX}"
     try:
         with (folder / INDEX).open("rb") as file:
             index = _IndexReader(file).load()
@@ -150,8 +151,8 @@ def write_dcp(folder: Path, model: Mapping[str, Stored], optimizer: Mapping[str,
         return stand_ins[-1]
 
     state = {"model": stand_in(model), "optimizer": stand_in(optimizer)}
-    writer = dcp.FileSystemWriter(folder, single_file_per_rank=True)
-    dcp.save(state, storage_writer=writer, planner=_OneAtATime(late), no_dist=True)
+    writer = filesystem.FileSystemWriter(folder, single_file_per_rank=True)
+    save(state, storage_writer=writer, planner=_OneAtATime(late), no_dist=True)
 
 
 def unique(model: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:

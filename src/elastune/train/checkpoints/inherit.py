@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from elastune.core.errors import UserError
 from elastune.train.schedules import learning_rates
-from elastune.train.training_state import TrainingState
+from elastune.train.training_state import TrainingState, shapes_of
 
 _BUFFERS = {"momentum": "momentum_buffer", "amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
 """Options of torch's optimizers, and what a parameter's state holds because of them."""
@@ -46,7 +46,7 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
 
 def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:
     rule = "a child has the shapes, optimizer and schedulers of its parent"
-    own, found = _shapes(trained.replica.module.state_dict()), _shapes(state["model"])
+    own, found = trained.shapes, shapes_of(state["model"])
     for name in {**own, **found}:
         if own.get(name) != found.get(name):
             fix = "keep fixed what decides the shapes of the model"
@@ -61,10 +61,6 @@ def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> Non
     if len(trained.schedulers) != len(state["schedulers"]["states"]):
         counts = f"{len(trained.schedulers)} schedulers, in {source}: {len(state['schedulers'])}"
         raise UserError(rule, counts, "prepare as many of them, constant ones too")
-
-
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    return {name: tuple(v.shape) if isinstance(v, torch.Tensor) else () for name, v in state.items()}
 
 
 def _fit_options(group: Mapping[str, Any], kept: dict[str, Any] | None, parameter: torch.Tensor) -> None:

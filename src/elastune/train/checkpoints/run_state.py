@@ -24,10 +24,11 @@ from elastune.mechanisms.buffers import flatten, unflatten
 from elastune.mechanisms.owned.moving import Kept, hand_over, kept, restore
 from elastune.mechanisms.owned.placement import VALUES, Placed, Shard, meet
 from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.mechanisms.parked import let_go
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.inherit import inherit
-from elastune.train.checkpoints.parts import Part, States, from_trees, load_states, states_of, to_trees
+from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
 from elastune.train.checkpoints.snapshots import packed_shards, unpacked_shards
 from elastune.train.checkpoints.tree import Tensors
 from elastune.train.progress import Progress
@@ -35,6 +36,7 @@ from elastune.train.training_state import TrainingState, described
 from elastune.train.transaction import Phase, StepTransaction
 
 MOST_NAMED = 8  # tensors of which pieces were lost
+FILES = "the files of a checkpoint"
 
 
 class RunState:
@@ -225,23 +227,41 @@ class RunState:
         self.average_buffers()
         written = False
         while True:
-            whole = self.trained.whole_now(self.workers, reader=0)
+            found = self._contribute(self.trained)
+            if found is None:
+                continue
             if self.workers.rank == 0 and not written:
-                self._write({**states_of(self.parts), **whole})
+                path = checkpoints.publish(found[0], self._progress.position, self._meaning(), found[1])
+                self._send(Checkpointed(self._progress.position.step, str(path)))
                 written = True
             if not self.workers.elastic or self.workers.size == 1:
                 return
             if any(told for (told,) in self.workers.gather([float(written)], "a checkpoint")):
                 return
 
-    def _write(self, states: States) -> None:
-        out, position = self._spec.out, self._progress.position
+    def _contribute(self, trained: TrainingState) -> tuple[Path, list[checkpoints.Contribution]] | None:
+        """Write this worker's part of a checkpoint: where, and what all have written there.
+
+        None, on every worker, where one was lost meanwhile: others have to write its part.
+        """
+        out, workers = self._spec.out, self.workers
         if self._folder is not None and _identity(out) != self._folder:
             rule = "an output folder must stay where it is while something runs"
             raise UserError(rule, f"{out} was removed or replaced", "begin again in a folder that stays")
-        kept = checkpoints.Checkpoint(position, self._meaning(), states)
-        path = checkpoints.save(out / "checkpoints", kept)
-        self._send(Checkpointed(position.step, str(path)))
+        rank, size = (workers.rank, workers.size) if trained.in_shares else (0, 1)
+        view = workers.view
+        at = checkpoints.draft(out / "checkpoints", f"{self._progress.position.step}-{view}")
+        if workers.rank != rank:  # another one writes all of it
+            return at, []
+        states = trained.written(rank) | (states_of(self._before_model) if rank == 0 else {})
+        own = checkpoints.contribute(at, states, rank, size)
+        if size == 1:
+            return at, [own]
+        # What was gathered decides, and nothing else: it is equal everywhere, whoever is lost right now.
+        told = [json.loads(row) for row in workers.gather_bytes(json.dumps([view, size, own.tree]).encode(), FILES)]
+        if {(view, size) for view, size, _ in told} != {(told[0][0], len(told))}:
+            return None
+        return at, [checkpoints.Contribution.of(tree) for _, _, tree in told]
 
     def spread(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Rank 0's initial state of ``model`` to all members, which are to have prepared the same."""
@@ -251,6 +271,7 @@ class RunState:
         try:
             for tensor in (*model.parameters(), *model.buffers()):
                 self.workers.group.broadcast(tensor.data)
+                let_go(tensor)
         except GroupBroken as error:
             self.workers.restart(error)
 
@@ -258,13 +279,26 @@ class RunState:
         """Go on from the newest checkpoint; without one from the parent's, or from the start."""
         assert self.trained is not None
         goes_on = self._spec.resume or self.workers.restart_from_checkpoint
-        found = checkpoints.load_newest(self._spec.out / "checkpoints") if goes_on else None
+        folder = self._spec.out / "checkpoints"
+        found = checkpoints.load_newest(folder, self._faults, whole_parts=False) if goes_on else None
         if found is not None:
             self._load(*found)
         elif self._spec.parent is not None:
             self._inherit(self._spec.parent / "checkpoints", self.trained)
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
+
+    def _faults(self, path: Path, files: Mapping[str, str]) -> str:
+        """As ``checkpoints.faults``; of several files each worker reads some."""
+        workers = self.workers
+        if len(files) == 1 or workers.size == 1:
+            return checkpoints.faults(path, files)
+        try:
+            found = checkpoints.faults(path, files, slice(workers.rank, None, workers.size))
+        except (OSError, ValueError) as error:  # to be told to all: they wait in the gather
+            found = f"{type(error).__name__}: {error}"
+        told = workers.gather_bytes(found.encode(), f"the files of {path.name}")
+        return next((row.decode() for row in told if row), "")
 
     def _load(self, path: Path, kept: checkpoints.Checkpoint) -> None:
         self._check_meaning(kept, "a run resumes with the {} it was begun with")
@@ -285,7 +319,8 @@ class RunState:
             rule = "a child begins with its parent's newest checkpoint"
             raise UserError(rule, f"none in {folder}", "let the parent write one first")
         path = checkpoints.of_step(folder, step)
-        kept = checkpoints.load(path, fix="keep a parent's folder as it is until its child has begun")
+        fix = "keep a parent's folder as it is until its child has begun"
+        kept = checkpoints.load(path, fix, self._faults, whole_parts=False)
         self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
         inherit(trained, kept.states, str(path))
         own = {"batch_size": None, "micro_batch": None, "reports": 0}

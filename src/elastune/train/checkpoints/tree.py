@@ -30,8 +30,8 @@ def to_tree(state: Any, tensors: Tensors | Pieces, path: str = "state") -> Any:
         return state if math.isfinite(state) else {"float": str(state)}
     if isinstance(state, Scattered):
         found: Pieces = tensors  # type: ignore[assignment]  # it is not given where all must be whole
-        found[path] = state
-        return {"tensor": path}
+        found[state.name] = state
+        return {"tensor": state.name}
     if isinstance(state, torch.Tensor):
         while path in tensors:  # {"a": {"b": x}, "a.b": y}
             path += "'"
