@@ -84,7 +84,7 @@ class DecisionApplier:
         tree = to_tree(self.remembered["trained"], tensors)
         good = from_tree(tree, {name: t.clone() for name, t in tensors.items()})
         now = trained.state()
-        optimizer = {**good["optimizer"], "param_groups": trained.groups}
+        optimizer = {**good["optimizer"], "param_groups": now["optimizer"]["param_groups"]}
         trained.load_whole({**now, "model": good["model"], "optimizer": optimizer}, "what the run remembered")
         self._monitoring.load(json.loads(self.remembered["monitors"]))
 
