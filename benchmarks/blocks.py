@@ -173,7 +173,7 @@ def main() -> None:
     for each in splits:
         first = each["workers"][0]
         print(
-            f"CNN, FC layers split over {each['tensor']}: {first['parameter_bytes'] / 1e6:.1f} MB of parameters a worker "
+            f"CNN, FC split over {each['tensor']}: {first['parameter_bytes'] / 1e6:.1f} MB of parameters a worker "
             f"(of {first['of'] / 1e6:.1f}), {first['divided_share']:.0%} of the time in divided layers, "
             f"{first['sent_bytes'] / 1e6:.2f} MB sent a pass, {first['pass_ms']:.1f} ms (all on this machine)"
         )

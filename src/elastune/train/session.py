@@ -24,6 +24,7 @@ from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
 from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.mechanisms.tensor.plan import Plan, plan_layers
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
@@ -108,11 +109,17 @@ class Session(SessionFacts):
 
     # -- the training loop --------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any) -> tuple[Any, ...]:
+    def prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any, plan: Plan | None = None
+    ) -> tuple[Any, ...]:
         """Attach mechanism, precision and checkpoints; returns (model, optimizer, *schedulers) to be used from here on.
 
         Moves the model to ``session.device`` and gives every worker rank 0's initial state. Schedulers that step inside
         the batch loop must be given here; ``ReduceLROnPlateau`` is then stepped with the mean over workers.
+
+        ``plan``: which layers the mechanism ``tensor`` divides, as ``torch.distributed.tensor.parallel`` says it:
+        {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}. Left out, it is found from the kinds of
+        layers. Other mechanisms do not look at it.
         """
         if self.trained is not None:
             raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
@@ -122,6 +129,8 @@ class Session(SessionFacts):
         if self._transaction.evaluates_again and (means.mode, means.micro_batch, most) != ("fast", None, 1):
             rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
             raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
+        if plan is not None:
+            plan_layers(model, plan)
         model.to(self.device)
         self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())

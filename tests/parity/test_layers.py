@@ -1,0 +1,69 @@
+"""Layers in virtual blocks through whole runs: one result for every mesh, plain PyTorch's up to rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import JobFailed, run_job
+from elastune.journal.records import RunFinished
+
+PROGRAM = Path(__file__).parent / "programs" / "layers.py"
+
+
+def trained(cluster: LocalCluster, out: Path, means: dict[str, Any], **config: Any) -> RunFinished:
+    spec = RunSpec(Program(PROGRAM), out, config=config, means=Means(**means), checkpoint_every_steps=0)
+    return run_job(spec, cluster=cluster)
+
+
+def same(cluster: LocalCluster, out: Path, meshes: list[Mesh], **config: Any) -> RunFinished:
+    """The result of one worker, after a check that all meshes come to its bits."""
+    wanted = trained(cluster, out / "alone", {"mechanism": "tensor"}, **config)
+    for mesh in meshes:
+        found = trained(cluster, out / str(mesh), {"mesh": mesh, "mechanism": _mechanism(mesh)}, **config)
+        assert (found.sha256, found.metrics) == (wanted.sha256, wanted.metrics), mesh
+    return wanted
+
+
+def _mechanism(mesh: Mesh) -> str:
+    return "tensor+zero" if mesh.shard > 1 else "tensor"
+
+
+def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Clipped AdamW, evaluation in between; what is not divided is computed by all."""
+    meshes = [Mesh(tensor=2), Mesh(tensor=3), Mesh(data=2, tensor=2), Mesh(shard=2, tensor=2)]
+    told = same(cluster, tmp_path, meshes, model="gpt", plan="tied")
+    plain = trained(cluster, tmp_path / "plain", {"workers": 1}, model="gpt", plan="tied")
+    assert told.metrics == pytest.approx(plain.metrics, rel=1e-4)
+    assert told.sha256 != plain.sha256  # another order of additions
+
+
+def test_a_cnn_and_a_plan_for_some_of_its_layers(cluster: LocalCluster, tmp_path: Path) -> None:
+    told = same(cluster, tmp_path / "all", [Mesh(tensor=4), Mesh(data=2, tensor=2)], model="cnn", plan="cnn")
+    some = same(cluster, tmp_path / "some", [Mesh(data=2, tensor=2)], model="cnn", plan="fc")
+    assert told.metrics == pytest.approx(some.metrics, rel=1e-3)
+
+
+def test_fast_mode_is_the_same_but_for_rounding(cluster: LocalCluster, tmp_path: Path) -> None:
+    fast = {"mode": "fast", "mesh": Mesh(tensor=2), "num_slots": 1}
+    exact = {"mechanism": "tensor", "num_slots": 1}
+    found = [trained(cluster, tmp_path / str(i), means, model="gpt") for i, means in enumerate((fast, exact))]
+    assert found[0].metrics == pytest.approx(found[1].metrics, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model": "gpt", "plan": "nothing"}, "a plan names modules of the model"),
+        ({"model": "gpt", "plan": "half tied"}, "along the same dimension"),
+        ({"model": "gpt", "optimizer": "adafactor"}, "must update each element by itself"),
+    ],
+)
+def test_what_is_refused_at_prepare(cluster: LocalCluster, tmp_path: Path, config: dict[str, Any], told: str) -> None:
+    with pytest.raises(JobFailed, match=told):
+        trained(cluster, tmp_path, {"mesh": Mesh(tensor=2)}, **config)
