@@ -116,10 +116,7 @@ class Session(SessionFacts):
 
         Moves the model to ``session.device`` and gives every worker rank 0's initial state. Schedulers that step inside
         the batch loop must be given here; ``ReduceLROnPlateau`` is then stepped with the mean over workers.
-
-        ``plan``: which layers the mechanism ``tensor`` divides, as ``torch.distributed.tensor.parallel`` says it:
-        {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}. Left out, it is found from the kinds of
-        layers. Other mechanisms do not look at it.
+        ``plan``: which layers the mechanism ``tensor`` divides (``docs/meshes.md``); found by itself where left out.
         """
         if self.trained is not None:
             raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
@@ -129,8 +126,7 @@ class Session(SessionFacts):
         if self._transaction.evaluates_again and (means.mode, means.micro_batch, most) != ("fast", None, 1):
             rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
             raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
-        if plan is not None:
-            plan_layers(model, plan)
+        plan_layers(model, plan)
         model.to(self.device)
         self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())

@@ -63,8 +63,7 @@ class _Buffers:
     name: str = "model"
 
     def state_dict(self) -> dict[str, Any]:
-        state = self.replica.module.state_dict()
-        return {name: state[name] for name, tensor in self.replica.state_names.items() if tensor is None}
+        return self.replica.other_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.replica.module.load_state_dict(state, strict=False)

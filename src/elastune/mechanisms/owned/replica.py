@@ -295,6 +295,15 @@ class OwnedReplica(Replica):
         tensors = [*store.parameters, *(s.parameter for s in store.shards), *self.module.buffers()]
         return {"parameters": storage_bytes(tensors), "optimizer": total, "copies": copies}
 
+    def other_state(self) -> dict[str, Any]:
+        """What the model's ``state_dict`` has beside parameters; these need not all be here."""
+        found = {}
+        for name in (name for name, tensor in self.state_names.items() if tensor is None):
+            owner, _, key = name.rpartition(".")
+            part = self.module.get_submodule(owner)
+            found[name] = part.get_extra_state() if key == "_extra_state" else getattr(part, key).detach()
+        return found
+
     def layout(self) -> tuple[Piece, ...]:
         """Buffers by their names; of leaves flat pieces, which bear the leaf's name and that of the optimizer's tensor
         behind it ("fc.weight#2:exp_avg"); what is one number for the leaf has the box ().

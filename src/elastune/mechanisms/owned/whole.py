@@ -79,10 +79,7 @@ class WholeState:
         return Lazy(kept)
 
     def _other(self, name: str) -> Callable[[], Any]:
-        buffers = dict(self._replica.module.named_buffers(remove_duplicate=False))
-        if name in buffers:  # of a model whose layers are divided there may be no state_dict on any worker
-            return lambda: buffers[name].detach()
-        return lambda: self._replica.module.state_dict()[name]
+        return lambda: self._replica.other_state()[name]
 
     @property
     def optimizer(self) -> dict[str, Any]:

@@ -92,8 +92,8 @@ def _unfolded(model: nn.Module, ways: Mapping[str, Way]) -> dict[str, Way]:
     return {name: parts[name] for name, _ in model.named_modules() if name in parts}
 
 
-def plan_layers(model: nn.Module, plan: Plan) -> None:
-    """Note the user's plan for ``model``, for the mechanism to find."""
+def plan_layers(model: nn.Module, plan: Plan | None) -> None:
+    """Note the user's plan for ``model``, for the mechanism to find; None: there is none."""
     model.__dict__["_tensor_plan"] = plan
 
 
