@@ -40,6 +40,7 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "metrics": end.metrics,
         "evaluated_on": {},
         "worker_steps": [asdict(each) for each in end.worker_steps],
+        "memory": [asdict(each) for each in end.memory],
         "step_s": end.step_s,
         "wait_s": end.wait_s,
         "stopped": "complete",
@@ -48,6 +49,7 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "longest_pause_s": None,
         "steps_discarded": 0,
         "mode": "exact",
+        "mechanism": "replicated",
         "num_slots": 4,
         "seed": 4,
         "config": {"lr": 0.2},
@@ -77,9 +79,10 @@ def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: C
     assert part.json["out"] == "elastune-out/linear-run-1"
     whole = elastune(*command, "--workers", "2", "--out", part.json["out"], "--resume")
     assert whole.code == 0, whole.err
-    first, second, third = whole.out.splitlines()
+    first, memory, second, third = whole.out.splitlines()
     assert "after 8 steps" in first
     assert "on 2 workers (exact)" in first
+    assert memory.startswith("memory  parameters ")
     assert said_by(finished_run)["sha256"] in second
     assert "elastune-out/linear-run-1/journal.jsonl" in third
 

@@ -35,9 +35,9 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "517d0bbd890f7fe0"),
-    "asha": ({"stopping": "asha"}, "bcde1395fadb245f"),
-    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "b17b39bf5aa658f5"),
+    "plain": ({}, "c3c46a01d6ca0e5f"),
+    "asha": ({"stopping": "asha"}, "7dce34e3f2138388"),
+    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "39efe9147f61a13d"),
 }
 
 

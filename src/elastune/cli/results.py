@@ -30,6 +30,7 @@ from elastune.report.tables.adapting import (
 )
 from elastune.report.tables.changes import Changes, changes_line, gather_changes
 from elastune.report.tables.frontier_tables import frontier_table, settings_table
+from elastune.report.tables.memory import memory_line
 from elastune.report.tables.study_tables import front_table, subset_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.constraint import Constraint
@@ -121,6 +122,8 @@ def _run(run: RunStory, changes: Changes, adaptation: Adaptation, out: Path) -> 
         return Result(data, tables, _run_lines(end, means, changes, adaptation, out), stopped=end.stopped)
     if run.failed is not None:
         failed = {name: getattr(run.failed, name) for name in ("reason", "detail", "rank", "exit_code")}
+        if run.failed.wanted_bytes is not None:
+            failed["wanted_bytes"] = run.failed.wanted_bytes
         line = f"failed: {plain(run.failed.detail, 300)}"
         return Result({"kind": "run", "failed": failed, **asked}, tables, (line,), failure=run.failed)
     steps = run.reports[-1].step if run.reports else 0
@@ -154,6 +157,7 @@ def _run_lines(
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({', '.join(how)})",
         *(f"workers {line}" for line in (changes_line(changes),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
+        *(f"memory  {line}" for line in (memory_line(end.memory),) if line),
         f"state   sha256 {end.sha256}",
         f"journal {out / JOURNAL}",
     )

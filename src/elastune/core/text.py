@@ -98,6 +98,16 @@ def whole(n: int) -> str:
     return f"{n:,}"
 
 
+def byte_count(n: int | None) -> str:
+    """A number of bytes in a unit that a person reads: "0 B", "12.5 MiB"."""
+    if n is None:
+        return "–"
+    size, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.3g} {units[0]}" if size < 1000 or units[0] == "TiB" else f"{size:.0f} {units[0]}"
+
+
 def count(n: int, noun: str) -> str:
     """``1 worker``, ``2 workers``, ``12,345 steps``."""
     return f"{whole(n)} {noun}" if n == 1 else f"{whole(n)} {noun}s"

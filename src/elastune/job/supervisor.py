@@ -91,8 +91,7 @@ class JobSupervisor:
                 self._fail(lost)
         elif event.code != 0 and event.log:
             self._failures = [
-                RunFailed(f.reason, f.detail, f.rank, event.code, event.log) if f.rank == event.rank else f
-                for f in self._failures
+                replace(f, exit_code=event.code, log=event.log) if f.rank == event.rank else f for f in self._failures
             ]
 
     def _fail(self, failure: RunFailed) -> None:

@@ -33,6 +33,7 @@ from elastune.journal.run_records import (
     StepsCompleted,
     Straggling,
     WorkerGone,
+    WorkerMemory,
     WorkerSteps,
 )
 from elastune.journal.study_records import (
@@ -98,6 +99,7 @@ __all__ = [
     "TrialStarted",
     "WarmStarted",
     "WorkerGone",
+    "WorkerMemory",
     "WorkerSteps",
     "decode",
     "encode",

@@ -124,6 +124,25 @@ class WorkerSteps:
 
 
 @dataclass(frozen=True, config=_RULES)
+class WorkerMemory:
+    """Bytes in the memory of the worker of ``rank``, measured in one step.
+
+    ``parameters``: with buffers. ``optimizer``: its state, of which ``copies`` are there in case another worker dies.
+    ``activations``: the most that the step needed beside all these: activations, buffers of the reduction, what the
+    optimizer's step sets up (None: the system does not tell). ``peak``: the most that the whole process, or on a GPU
+    torch's allocator, ever had.
+    """
+
+    rank: Count
+    parameters: Count
+    gradients: Count
+    optimizer: Count
+    copies: Count
+    activations: Count | None = None
+    peak: Count = 0
+
+
+@dataclass(frozen=True, config=_RULES)
 class RunFinished:
     """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction.
 
@@ -147,6 +166,7 @@ class RunFinished:
     epoch: Count = 0
     evaluated_on: dict[str, Count] = field(default_factory=dict)
     worker_steps: list[WorkerSteps] = field(default_factory=list)
+    memory: list[WorkerMemory] = field(default_factory=list)
     kind: Literal["run_finished"] = "run_finished"
 
 
@@ -156,13 +176,17 @@ LONGEST_DETAIL = 10_000
 
 @dataclass(frozen=True, config=_RULES)
 class RunFailed:
-    """A run ended badly: ``detail`` is the last line of the error, ``log`` the tail of the worker's log."""
+    """A run ended badly: ``detail`` is the last line of the error, ``log`` the tail of the worker's log.
+
+    ``wanted_bytes``: of the allocation that failed, where memory ran out and the error tells.
+    """
 
     reason: Reason
     detail: str
     rank: Whole
     exit_code: Whole | None = None
     log: str = ""
+    wanted_bytes: Count | None = None
     kind: Literal["run_failed"] = "run_failed"
 
 

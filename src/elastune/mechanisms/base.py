@@ -17,6 +17,7 @@ from elastune.core.layout import Box, Piece
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.mechanisms.buffers import Buffers
+from elastune.mechanisms.memory import optimizer_bytes, storage_bytes
 
 Ready = Callable[[int, torch.Tensor | None], None]
 """Takes the gradient of parameter ``i`` the moment it is there; None: no pass has used the parameter. It must copy."""
@@ -162,6 +163,18 @@ class Replica:
                 "gradients of an earlier step",
                 "call optimizer.zero_grad() once in the loop (to accumulate, use --micro-batch)",
             )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this worker has of ``parameters`` (with buffers), ``gradients``, ``optimizer`` (state), and
+        ``copies``: what of that state is here only in case another worker dies.
+        """
+        parameters = list(self.module.parameters())
+        return {
+            "parameters": storage_bytes([*parameters, *self.module.buffers()]),
+            "gradients": storage_bytes(p.grad for p in parameters),
+            "optimizer": optimizer_bytes(self.optimizer.state.values()),
+            "copies": 0,
+        }
 
     # -- where it lies ------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trial
 from elastune.report.tables import adapting, frontier_tables, study_tables, tables
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.changes import Changes, changes_line, changes_table, gather_changes, gone_table
+from elastune.report.tables.memory import memory_table
 from elastune.report.tables.sample_ledger import Ledger, ledger
 from elastune.report.tables.sample_ledger import lines as ledger_lines
 from elastune.report.tables.tables import Table
@@ -99,6 +100,9 @@ def run_page(
     by_worker = tables.worker_steps_table(run)
     if len(by_worker.rows) > 1:
         sections.append(Section(by_worker.title, (by_worker,)))
+    memory = memory_table(run)
+    if memory.rows:
+        sections.append(Section(memory.title, (memory,)))
     reports = tables.reports_table(run)
     if reports.rows:
         sections.append(Section(reports.title, (reports,), folded=True))

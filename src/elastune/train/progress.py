@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from elastune.core.divergence import LossTrack
 from elastune.core.run import Position
 from elastune.train.data.sample_log import SampleSpans
+from elastune.train.memory import StepMemory
 from elastune.train.timing import StepTimes
 
 
@@ -18,6 +19,7 @@ class Progress:
 
     Attributes:
         times: How long training and its steps took.
+        memory: What a step needed.
         position: Where the run is.
         metrics: The newest value of everything that was reported.
         evaluated_on: How many samples metrics were measured on, where the program told.
@@ -32,6 +34,7 @@ class Progress:
     name: ClassVar[str] = "progress"
 
     times: StepTimes
+    memory: StepMemory = field(default_factory=StepMemory)
     position: Position = field(default_factory=Position)
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated_on: dict[str, int] = field(default_factory=dict)

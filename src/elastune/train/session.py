@@ -35,6 +35,7 @@ from elastune.train.data.loading import Loading, check_dataset, evaluation_indic
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
 from elastune.train.divergence import DivergenceWatch
+from elastune.train.memory import StepMemory
 from elastune.train.metrics import Number, floats_of, sample_counts
 from elastune.train.precision import autocast_forward
 from elastune.train.progress import Progress
@@ -77,7 +78,7 @@ class Session(SessionFacts):
         self._send = send
         self._clock = clock or SystemClock()
         self._snapshot = snapshot
-        self._progress = Progress(StepTimes(self._clock))
+        self._progress = Progress(StepTimes(self._clock), StepMemory(device))
         self._adapter = Adapter(spec, workers, self._progress, send, policies)
         self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
         self._transaction = StepTransaction(workers, self._progress, self._log)

@@ -107,6 +107,7 @@ class Stepper:
         if self._warming_up:
             place, everyone = (min(means.num_slots, means.parts_of_batch(means.workers)), 0), None
         view, start = workers.view, progress.position
+        progress.memory.begin_view(view)
         plans, ahead = tee(plan_steps(source, size, start, means, *place, trained.replica.least_samples, everyone))
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
@@ -159,6 +160,7 @@ class Stepper:
         transaction, workers, times = self._transaction, self._workers, self._progress.times
         number = self._progress.position.step
         times.begin_step()
+        self._progress.memory.begin_step()
         workers.say("computing", number)
         data_s = 0.0
         for part in plan.slices:
@@ -189,6 +191,7 @@ class Stepper:
             return False
         wait_s = trained.sync.wait_s
         step_s = times.end_step(wait_s)
+        self._progress.memory.end_step()
         self._times = WorkerTimes(data_s, max(0.0, step_s - data_s - wait_s), wait_s)
         return True
 
@@ -235,6 +238,8 @@ class Stepper:
             self._find_difference(transaction.plan)
             check_samples(transaction.plan, found)
         self._stop_votes = found.stop
+        if self._progress.memory.due:
+            self._progress.memory.reduced(self._trained().replica.memory())
         self._adapter.step_reduced(found, transaction.plan, sync.statistics)
         if self._looks:
             self._watch.loss(sync.statistics.parts["loss"], step + 1)

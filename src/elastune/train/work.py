@@ -24,9 +24,11 @@ from elastune.elastic.worker.static_watch import Apart, StaticWatch
 from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.device import set_up_device, unordered_kernel
+from elastune.train.memory import memory_of_workers
 from elastune.train.program.causes import cause_of, text_of, trace_of
 from elastune.train.program.line import ProgramLine
 from elastune.train.program.load import LoadedProgram, load, merge
+from elastune.train.program.shortage import lacks_memory, told_of_memory, wanted_bytes
 from elastune.train.session import Session
 from elastune.train.stepper import StopTraining
 from elastune.train.timing import steps_of_workers
@@ -65,12 +67,13 @@ def work(
     def failed(reason: Reason, error: BaseException) -> int:
         told = reason in ("user_error", "diverged", "timeout") and text_of(error)
         detail = told or cause_of(error, str(spec.program.path.resolve()))
-        detail = " ".join(detail[:LONGEST_DETAIL].split())
+        wanted = wanted_bytes(error) if reason == "out_of_memory" else None
+        detail = told_of_memory(wanted, " ".join(detail[:LONGEST_DETAIL].split()))
         # To the log's own file: the program may have closed or replaced what Python calls stderr.
         with suppress(OSError):
             os.write(2, f"{detail if told else trace_of(error)}\n".encode(errors="backslashreplace"))
         if os.getpid() == own:  # else: in a forked child of the program's, whose end says nothing of this run
-            send(RunFailed(reason=reason, detail=detail, rank=place.rank))
+            send(RunFailed(reason=reason, detail=detail, rank=place.rank, wanted_bytes=wanted))
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
     try:
@@ -92,7 +95,7 @@ def work(
     except BaseException as error:
         if (refused := unordered_kernel(error)) is not None:
             return failed("user_error", refused)
-        code = failed("out_of_memory" if _lacks_memory(error) else "exception", error)
+        code = failed("out_of_memory" if lacks_memory(error) else "exception", error)
         if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself
             raise
         return code
@@ -199,9 +202,12 @@ class Worker:
         session.state.average_buffers()
         if trained is not None:
             digest = trained.fingerprint(workers)
-            worker_steps = steps_of_workers(workers.gather(session.progress.times.means(), "times of steps"))
+            steps, needed = session.progress.times.means(), session.progress.memory.row()
+            rows = workers.gather([*steps, *needed], "times of steps and memory")
+            worker_steps = steps_of_workers([row[: len(steps)] for row in rows])
+            memory = memory_of_workers([row[len(steps) :] for row in rows])
         else:
-            digest, worker_steps = fingerprint({}), []
+            digest, worker_steps, memory = fingerprint({}), [], []
             workers.gather([], END)
         if self._spec.measure_link and workers.size > 1:
             with suppress(GroupBroken):  # somebody was lost just now: the measurement is not worth a recovery
@@ -224,17 +230,13 @@ class Worker:
                 step_s=step_s,
                 wait_s=wait_s,
                 worker_steps=worker_steps,
+                memory=memory,
                 grad_bytes=trained.gradient_bytes if trained is not None else 0,
                 stopped=session.stopped,  # type: ignore[arg-type]
                 signals={name: (signal.value, signal.error) for name, signal in session.signals.items()},
                 context=session.context,
             )
         )
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or (isinstance(error, Exception) and "out of memory" in text_of(error).lower())
 
 
 def _factory(spec: RunSpec, place: Place) -> GroupFactory:

@@ -56,13 +56,15 @@ def run(
 
     --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, mechanism, mesh (where one was
     asked for), num_slots, seed, config, stopped, step_s, wait_s, changes (how often the workers changed),
-    median_pause_s, longest_pause_s, steps_discarded, out},
+    median_pause_s, longest_pause_s, steps_discarded, memory: [{rank, parameters, gradients, optimizer, copies,
+    activations, peak}] (bytes, measured in one step), out},
     with policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
     measured last)},
     with --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. sha256 is that
     of weights, buffers and optimizer state; seconds are those of training. A run that fails prints {kind: "run",
-    failed: {reason, detail, rank, exit_code}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
+    failed: {reason, detail, rank, exit_code, wanted_bytes (where memory ran out)}, out} and exits with 1. SIGUSR1, a
+    notice: a checkpoint, exit code 75.
     """
     from elastune.cluster.static import from_environment
 

@@ -17,6 +17,7 @@ from elastune.core.layout import Piece, Unrecoverable
 from elastune.core.ownership import BucketPlan, Segment, buckets, held, holders
 from elastune.mechanisms.base import Ready, Replica
 from elastune.mechanisms.division import Division
+from elastune.mechanisms.memory import storage_bytes
 from elastune.mechanisms.owned.guard import GradientGuard
 from elastune.mechanisms.owned.placement import VALUES, Placed
 from elastune.mechanisms.owned.store import LeafStore
@@ -293,7 +294,8 @@ class OwnedReplica(Replica):
         adds_up = sum(segment.size for segment in own)
         copies = total * (elements - adds_up) // elements if elements else 0
         tensors = [*store.parameters, *(s.parameter for s in store.shards), *self.module.buffers()]
-        return {"parameters": storage_bytes(tensors), "optimizer": total, "copies": copies}
+        gradients = storage_bytes(s.parameter.grad for s in store.shards)
+        return {"parameters": storage_bytes(tensors), "gradients": gradients, "optimizer": total, "copies": copies}
 
     def other_state(self) -> dict[str, Any]:
         """What the model's ``state_dict`` has beside parameters; these need not all be here."""
@@ -340,12 +342,6 @@ class OwnedReplica(Replica):
             return self._leaf_of[piece.name], ""
         name, _, key = piece.name.rpartition(":")
         return self._leaf_of.get(name), key
-
-
-def storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Of the memory that ``tensors`` lie in, each counted once."""
-    found = {t.untyped_storage().data_ptr(): t.untyped_storage().size() for t in tensors}
-    return sum(found.values())
 
 
 def _state_bytes(state: Any) -> int:

@@ -1,0 +1,49 @@
+"""What the memory of a run's workers held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastune.core.text import byte_count
+from elastune.journal.records import WorkerMemory
+from elastune.plan.state_bytes import ideal_share
+from elastune.report.gather import RunStory
+from elastune.report.tables.tables import Table
+
+KINDS = ("parameters", "gradients", "optimizer", "copies", "activations", "peak")
+
+
+def memory_table(run: RunStory) -> Table:
+    """Bytes of each worker, measured in one step."""
+    told = run.finished.memory if run.finished else []
+    rows = tuple((str(each.rank), *(byte_count(getattr(each, kind)) for kind in KINDS)) for each in told)
+    header = ("rank", "parameters", "gradients", "optimizer state", "of it copies", "step's activations", "whole peak")
+    note = "Activations: the most that a step needed beside the others. Peak: of the whole process, or of torch's "
+    note += f"allocator on a GPU. All measured. {_balance(told)}"
+    return Table("Memory by worker", header, rows, frozenset(range(7)), note=note.strip() if rows else "")
+
+
+def memory_line(told: Sequence[WorkerMemory]) -> str:
+    """The most that one worker had of each, in one line; "" where nobody knows."""
+    if not told:
+        return ""
+
+    def most(kind: str) -> str:
+        return byte_count(max((value for each in told if (value := getattr(each, kind)) is not None), default=None))
+
+    copies = f" ({most('copies')} of it copies)" if any(each.copies for each in told) else ""
+    return (
+        f"parameters {most('parameters')}, gradients {most('gradients')}, optimizer {most('optimizer')}{copies}, "
+        f"activations {most('activations')}, peak {most('peak')} on a worker at most"
+    )
+
+
+def _balance(told: Sequence[WorkerMemory]) -> str:
+    """How far the fullest worker is from an equal share of the optimizer's state."""
+    held, once = sum(each.optimizer for each in told), sum(each.optimizer - each.copies for each in told)
+    if len(told) < 2 or not once or not held - once:
+        return ""
+    copies = round(held / once)
+    share, most = ideal_share(once, copies, len(told)), max(each.optimizer for each in told)
+    modelled = f"{byte_count(round(share))} of optimizer state ({copies} copies / {len(told)} workers of the whole)"
+    return f"Modelled: {modelled}; the fullest worker has {most / share:.3g} x that."
