@@ -81,7 +81,7 @@ def tests() -> dict[str, Any]:
 
 def train(case: dict[str, Any], size: str, steps: int) -> str:
     """The SHA-256 that a run ends with."""
-    settings = {"model": case["model"], "size": size, "parts": 2, "pace_s": 0.3 if case["faults"] else 0.0}
+    settings = {"model": case["model"], "size": size, "parts": 4, "pace_s": 0.3 if case["faults"] else 0.0}
     options = ["--workers", case["workers"], "--slots", SLOTS, "--precision", case["precision"], "--max-steps", steps]
     options += ["--checkpoint-every", 0, "--mechanism", case["mechanism"]]
     options += ["--chaos", "kill@step:2"] if case["faults"] else []
@@ -119,13 +119,17 @@ def exactness(size: str, steps: int, cases: list[dict[str, Any]], at_once: int) 
     return [*rows.values()]
 
 
-def trainings(most: int, precisions: Sequence[str], *, faults: bool) -> list[dict[str, Any]]:
+def trainings(most: int, precisions: Sequence[str], faults: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """``faults``: in these precisions somebody is killed, too."""
     return [
         {"model": model, "precision": precision, "mechanism": mechanism, "workers": workers, "faults": killed}
         for model in MODELS
         for precision in precisions
         for mechanism, counts in MECHANISMS.items()
-        for workers, killed in [*((n, False) for n in counts if n <= most), *([(3, True)] if faults else [])]
+        for workers, killed in [
+            *((n, False) for n in counts if n <= most),
+            *([(3, True)] if precision in faults else []),
+        ]
     ]
 
 
@@ -195,11 +199,11 @@ def main() -> int:
     device, size = ("cuda:0" if gpu else "cpu"), ("full" if gpu and not args.smoke else "small")
     if args.smoke:
         budget_s, steps = 0.0, 3
-        cases, cells = trainings(2, ("fp32",), faults=False), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
+        cases, cells = trainings(2, ("fp32",)), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
         watched = monitored(("resnet",))
     else:
         budget_s, steps = args.budget_s, 6
-        cases = trainings(4, ("fp32", "bf16"), faults=True)
+        cases = trainings(4, ("fp32", "bf16"), ("bf16",))
         cells, watched = timed(MODELS, [(1, "bf16"), (1, "fp32"), (2, "bf16"), (4, "bf16")]), monitored(MODELS)
     if not gpu:
         print("no GPU here: small models on the CPU; nothing is said of a GPU's bits, times or memory", flush=True)
