@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ class Message:
 class _Outbox:
     waiting: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     known: dict[str, int] = field(default_factory=dict)
+    sent: threading.Event = field(default_factory=threading.Event)
 
 
 class Post:
@@ -73,20 +75,26 @@ class Post:
             if not wait:
                 return None
 
-    def close(self) -> None:
-        """Send what waits, then nothing more. Threads that receive end with the group."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Send what waits, then nothing more; return when it is sent, or after ``wait_s``. Threads that receive end
+        with the group.
+        """
+        deadline = time.monotonic() + wait_s
         for box in self._outboxes.values():
             box.waiting.put(None)
+        for box in self._outboxes.values():
+            box.sent.wait(max(0.0, deadline - time.monotonic()))
 
     def _send_all(self, to: int, box: _Outbox) -> None:
         while (message := box.waiting.get()) is not None:
-            new = message.text not in box.known
-            layout = box.known.setdefault(message.text, len(box.known))
+            new = message.text not in box.known and bool(message.text)
+            layout = box.known.setdefault(message.text, len(box.known)) if message.text else -1
             text = torch.frombuffer(bytearray(message.text.encode()), dtype=torch.uint8) if new else torch.empty(0)
             sizes = [layout, len(text), message.payload.numel()]
             for part in (torch.tensor([*message.number, *sizes]), text, message.payload):
                 if part.numel():
                     self._group.send_here(part, to)
+        box.sent.set()
 
     def _receive_all(self, source: int) -> None:
         texts: list[str] = []
@@ -97,7 +105,7 @@ class Post:
             if text_size:
                 texts.append(bytes(self._read(text_size, source).tolist()).decode())
             first, second, third = number
-            message = Message((first, second, third), texts[layout], self._read(size, source))
+            message = Message((first, second, third), texts[layout] if layout >= 0 else "", self._read(size, source))
             self._came.put((source, message))
 
     def _read(self, size: int, source: int) -> torch.Tensor:
@@ -112,5 +120,7 @@ class Post:
                 act()
             except GroupBroken:
                 self._came.put(None)  # wakes who waits for messages
+            except Exception as error:  # noqa: BLE001 - nobody waits for a thread that has ended
+                self._group.abandon(f"{name}: {type(error).__name__}: {error}")
 
         threading.Thread(target=until_broken, name=name, daemon=True).start()
