@@ -7,7 +7,7 @@ import time
 import torch
 
 from elastune.comm.group import GroupBroken
-from elastune.comm.post import Message, Post
+from elastune.comm.post import Letter, Post
 from elastune.testing.worker_processes import Worker
 
 COUNT = 50
@@ -20,7 +20,7 @@ def exchange(worker: Worker) -> None:
     began = time.monotonic()
     for i in range(COUNT):
         for to in others:
-            post.send(to, Message((worker.rank, to, i), f"kind {i % 2}", torch.full((i * 7,), i, dtype=torch.uint8)))
+            post.send(to, Letter((worker.rank, to, i), f"kind {i % 2}", torch.full((i * 7,), i, dtype=torch.uint8)))
     sent_s = time.monotonic() - began
     came: dict[int, list[int]] = {peer: [] for peer in others}
     for _ in range(COUNT * len(others)):
@@ -51,7 +51,7 @@ def wait_for_mail(worker: Worker) -> None:
     except GroupBroken:
         worker.say("broken", time.monotonic() - began)
         try:
-            post.send((worker.rank + 1) % worker.size, Message((0, 0, 0), "", torch.empty(0, dtype=torch.uint8)))
+            post.send((worker.rank + 1) % worker.size, Letter((0, 0, 0), "", torch.empty(0, dtype=torch.uint8)))
         except GroupBroken:
             worker.say("refused")
     worker.hear()

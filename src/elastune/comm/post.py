@@ -16,7 +16,7 @@ HEAD = 6
 
 
 @dataclass(frozen=True)
-class Message:
+class Letter:
     """What one worker tells another.
 
     Attributes:
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass
 class _Outbox:
-    waiting: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
+    waiting: queue.SimpleQueue[Letter | None] = field(default_factory=queue.SimpleQueue)
     known: dict[str, int] = field(default_factory=dict)
     sent: threading.Event = field(default_factory=threading.Event)
 
@@ -46,13 +46,13 @@ class Post:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._came: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[tuple[int, Letter] | None] = queue.SimpleQueue()
         self._outboxes: dict[int, _Outbox] = {}
         for peer in range(group.size):
             if peer != group.rank:
                 self._start(f"mail from {peer}", lambda peer=peer: self._receive_all(peer))  # type: ignore[misc]
 
-    def send(self, to: int, message: Message) -> None:
+    def send(self, to: int, message: Letter) -> None:
         """Send ``message`` to rank ``to`` as soon as the line is free; its payload must not change any more."""
         if self._group.broken:
             raise GroupBroken(f"no message can be sent: {self._group.why}")
@@ -61,7 +61,7 @@ class Post:
             self._start(f"mail to {to}", lambda: self._send_all(to, box))
         self._outboxes[to].waiting.put(message)
 
-    def next(self, *, wait: bool = True) -> tuple[int, Message] | None:
+    def next(self, *, wait: bool = True) -> tuple[int, Letter] | None:
         """The next message that came, with its sender; None where there is none and ``wait`` is False."""
         while True:
             try:
@@ -105,7 +105,7 @@ class Post:
             if text_size:
                 texts.append(bytes(self._read(text_size, source).tolist()).decode())
             first, second, third = number
-            message = Message((first, second, third), texts[layout] if layout >= 0 else "", self._read(size, source))
+            message = Letter((first, second, third), texts[layout] if layout >= 0 else "", self._read(size, source))
             self._came.put((source, message))
 
     def _read(self, size: int, source: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from elastune.comm.group import Group, GroupBroken
-from elastune.comm.post import Message, Post
+from elastune.comm.post import Letter, Post
 from elastune.core.errors import UserError
 from elastune.mechanisms.pipeline.parcel import pack, unpack
 
@@ -37,7 +37,7 @@ class Mail:
         self.rank, self.size = group.rank, group.size
         self._post = Post(group)
         self._device = device
-        self._came: dict[tuple[Kind, int, int, int], Message] = {}
+        self._came: dict[tuple[Kind, int, int, int], Letter] = {}
         self._steps = self._looks = self._dropped = 0
 
     def begin_step(self) -> None:
@@ -113,7 +113,7 @@ class Mail:
             self.tell_all("failure", 0, json.dumps(told))
             self._post.close(TELLING_S)
 
-    def _await(self, kind: Kind, chunk: int, batch: int, meanwhile: Callable[[], bool]) -> Message:
+    def _await(self, kind: Kind, chunk: int, batch: int, meanwhile: Callable[[], bool]) -> Letter:
         key = kind, self._round(kind), chunk, batch
         while not self.has(kind, chunk, batch):
             if not meanwhile():
@@ -122,9 +122,9 @@ class Mail:
 
     def _send(self, to: int, kind: Kind, chunk: int, batch: int, text: str, payload: torch.Tensor) -> None:
         number = self._round(kind), _KINDS.index(kind) * _CHUNKS + chunk, batch
-        self._post.send(to, Message(number, text, payload))
+        self._post.send(to, Letter(number, text, payload))
 
-    def _sort(self, message: Message) -> None:
+    def _sort(self, message: Letter) -> None:
         number, what, batch = message.number
         kind, chunk = _KINDS[what // _CHUNKS], what % _CHUNKS
         if kind == "failure":
