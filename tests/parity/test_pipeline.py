@@ -11,7 +11,7 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import JobFailed, run_job
+from elastune.job.run import run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "shares.py"
 

@@ -105,7 +105,7 @@ class OwnedAllReduce(Sync):
             if self.wants_statistics:
                 part.add_loss(loss, share.weight)
         for done in replica.run(loss, share, self._begin_slot, self._put):
-            if self.exact and done.ends_slot:
+            if self.exact:
                 replica.buffers.passed()  # the stages of a pipeline know only now how far it has moved them
             if done.weight and done.ends_slot:
                 self._end_slot(done)

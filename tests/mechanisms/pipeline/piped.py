@@ -186,9 +186,9 @@ class Run:
             weights[part.slot] = weights.get(part.slot, 0.0) + part.weight
             self.losses.append(float(loss.detach()))
             for done in division.backward(loss, part):
+                self.buffers.passed()
                 if not done.ends_slot:
                     continue
-                self.buffers.passed()
                 for _ in range(filled, done.slot):
                     for i in self.own:
                         folds[i].push(filled, torch.zeros_like(division.parameters[i]))

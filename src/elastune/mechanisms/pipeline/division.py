@@ -337,8 +337,8 @@ class PipelineDivision(Division):
         return k == 0 or self._parts[k - 1].ends_slot
 
     def _settled(self, k: int) -> BatchSlice:
-        """All gradients of micro-batch ``k`` are there: with a slot's last one they go to the parameters, and buffers
-        are as the slot has left them.
+        """All gradients of micro-batch ``k`` are there: with a slot's last one they go to the parameters. Buffers are
+        as it has left them.
         """
         part, found, moved = self._parts[k], self._gradients.pop(k), self._complete.pop(k)
         for leaf, gradient in found.items():
@@ -347,7 +347,7 @@ class PipelineDivision(Division):
             for leaf, gradient in self._slot.items():
                 self.parameters[leaf].grad = gradient
             self._slot = {}
-            self._put_buffers(moved)
+        self._put_buffers(moved)
         return part
 
     def _put_buffers(self, moved: Moved) -> None:
