@@ -10,7 +10,7 @@ from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.options import split
 from elastune.core.run import Mode, Schedule
-from elastune.mechanisms.registry import MECHANISMS
+from elastune.mechanisms.registry import DIVIDES, MECHANISMS, STATES
 from elastune.recipes.settings import choice
 from elastune.recipes.spaces import WholeBounds, choose_from, draw_int
 
@@ -103,7 +103,7 @@ def suggest_means(
 def _known(text: str) -> MechanismName:
     name = MechanismName.parse(text)
     for word in name.words:
-        choice("mechanism", word, MECHANISMS)
+        choice("mechanism", word, (*MECHANISMS, *STATES, *DIVIDES))
     return name
 
 
