@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.local import LocalCluster
-from elastune.core.run import Elastic, Program
-from elastune.journal.records import Restarted, StateLost
+from elastune.core.mesh import Mesh
+from elastune.core.mesh_choice import MeshChoice
+from elastune.core.run import Elastic, Means, Program
+from elastune.journal.records import Record, Restarted, RunFailed, StateLost
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
@@ -128,3 +134,48 @@ def test_reshaped_live(runs: Runs, undisturbed: Ran, workers: int, reshape: list
         kept_on(ran, undisturbed)
         assert not ran.lost
         assert len([r for r in ran.regrouped if r.planned]) >= len(reshape) - 1
+
+
+@pytest.mark.parametrize(
+    ("means", "seed"),
+    [
+        ({"mechanism": "zero", "mesh": Mesh(data=2, shard=2)}, 5),
+        ({"mechanism": "tensor+zero", "mesh": Mesh(shard=2, tensor=2), "virtual_tensor": 2}, 6),
+    ],
+)
+def test_random_kills_and_reshapes(runs: Runs, means: dict[str, Any], seed: int) -> None:
+    """One hash and an exact ledger, whatever happens; what two deaths in a moment have lost is told."""
+    longer = {"epochs": 2, "samples": 1280, "batchnorm": "tensor" not in means["mechanism"]}
+    alone = runs(1, means={**means, "mesh": Mesh()}, **longer)
+    dice, possible = random.Random(seed), MeshChoice.of(Means(**means)).meshes(1, 4)
+    at, done = time.monotonic() + 0.5, []
+
+    def act(handle: ElasticRun, records: list[Record]) -> None:
+        nonlocal at
+        if time.monotonic() < at or len(done) == 12:
+            return
+        at = time.monotonic() + dice.uniform(0.1, 0.6)
+        living = [worker for worker in handle.members if worker in handle.pids]
+        if dice.random() < 0.5 and len(living) > 1:
+            done.append(dice.choice(living))
+            handle.kill_worker(done[-1])
+        else:
+            done.append(dice.choice(possible))
+            handle.reshape(done[-1], "at random")
+
+    elastic = Elastic(low=1, high=4, most_losses=100)
+    often = {"checkpoint_every_steps": 5}
+    ran = runs(4, means=means, act=act, elastic=elastic, spec=often, pause_s=0.1, **longer)
+    assert ran.sha256 == alone.sha256, done
+    assert ran.ledger.exact, done
+    assert [r["loss"] for r in ran.reports if "loss" in r] == [r["loss"] for r in alone.reports if "loss" in r]
+    assert any(r.planned for r in ran.regrouped)
+    restarts, lost = (len([r for r in ran.records if isinstance(r, kind)]) for kind in (Restarted, StateLost))
+    assert restarts <= max(lost, 1)
+
+
+def test_what_others_wait_for_comes_before_numbers_are_exchanged(runs: Runs) -> None:
+    """Between its sums and the optimizer's step a worker must not ask others for anything."""
+    ran = runs(2, means=ZERO, early=True)
+    assert isinstance(ran.outcome, RunFailed)
+    assert "session.mean comes after optimizer.step()" in ran.outcome.detail

@@ -24,6 +24,7 @@ config = {
     "until": "",
     "width": 192,
     "batchnorm": True,
+    "early": False,
 }
 
 
@@ -73,6 +74,8 @@ def train(session) -> None:
                 scores.register_hook(lambda g: reach("backward"))
             session.backward(F.cross_entropy(scores, y))
             reach("after")
+            if config["early"] and session.ends_step:
+                session.mean(scores.detach())
             if session.ends_step:
                 if not (config["until"] and os.path.exists(config["until"])):
                     time.sleep(config["pause_s"])
