@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -65,3 +66,17 @@ def test_a_pass_has_the_samples_that_it_needs_where_the_batch_has_them(batch, nu
 def test_a_worker_without_samples_runs_a_copy_that_counts_nothing() -> None:
     (share,) = shares(batch=1, num_slots=4, workers=4, rank=0, mode="exact", micro_batch=None)
     assert (list(share.samples), share.weight, share.ends_step) == ([0], 0.0, True)
+
+
+def test_workers_that_need_each_other_make_as_many_passes() -> None:
+    """What is added comes first, and counts for nothing."""
+    for batch, slots, workers, micro_batch in itertools.product((1, 10, 29), (4, 5), (2, 3, 4), (None, 3)):
+        options = "exact", micro_batch
+        even = [shares(batch, slots, workers, rank, *options, even=True) for rank in range(workers)]
+        assert len({len(own) for own in even}) == 1
+        for rank, own in enumerate(even):
+            plain = shares(batch, slots, workers, rank, *options)
+            added = len(own) - len(plain)
+            assert own[added:] == plain
+            assert all(part.weight == 0.0 and part.ends_slot and not part.ends_step for part in own[:added])
+            assert len({id(part) for part in own}) == len(own), "a pass is known by its object"

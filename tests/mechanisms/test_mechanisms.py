@@ -33,6 +33,11 @@ class TestZero(MechanismKit):
     meshes = (Mesh(shard=3), Mesh(data=2, shard=2))
 
 
+class TestSharded(MechanismKit):
+    mechanism: ClassVar[Any] = Owned("sharded", ("shard",), frees=True)
+    meshes = (Mesh(shard=3), Mesh(data=2, shard=2))
+
+
 class TestHalves(MechanismKit):
     mechanism: ClassVar[Any] = Halves()
     meshes = (Mesh(tensor=2), Mesh(data=2, tensor=2))

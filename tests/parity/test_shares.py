@@ -35,6 +35,7 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> Non
     meshes = [
         {"workers": 2},
         *({**ZERO, "workers": workers} for workers in (1, 3, 4)),
+        *({"mechanism": "sharded", "workers": workers} for workers in (1, 3)),
         {**ZERO, "workers": 2, "copies": 1},
         {"mesh": Mesh(data=2, shard=2), "copies": 1},
     ]
@@ -53,13 +54,14 @@ def test_a_fused_optimizer(cluster: LocalCluster, tmp_path: Path) -> None:
 def test_slots_in_several_passes(cluster: LocalCluster, tmp_path: Path) -> None:
     """And fewer workers than slots, so that workers make different numbers of passes."""
     passes = {"micro_batch": 3, "num_slots": 5}
-    same(cluster, tmp_path, [{"workers": 1, **passes}, {**ZERO, "workers": 3, **passes}])
+    others = ({"mechanism": mechanism, "workers": 3, **passes} for mechanism in ("zero", "sharded"))
+    same(cluster, tmp_path, [{"workers": 1, **passes}, *others])
 
 
 def test_fast_mode_sums_once_a_worker(cluster: LocalCluster, tmp_path: Path) -> None:
     """Of two workers there is one order only."""
     fast = {"mode": "fast", "workers": 2}
-    same(cluster, tmp_path, [fast, {**ZERO, **fast}], max_norm=0.0)
+    same(cluster, tmp_path, [fast, {**ZERO, **fast}, {"mechanism": "sharded", **fast}], max_norm=0.0)
     three = run_job(spec(tmp_path / "three", {**ZERO, "mode": "fast", "workers": 3}), cluster=cluster)
     assert three.steps == 8
 

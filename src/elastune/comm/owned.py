@@ -64,7 +64,7 @@ class OwnedBucket:
                 self.places.append((segment, at))
                 at += segment.size
         self.places = _joined(self.places)
-        self._received = self._empty(len(self._nodes) * self._mine if group.size > 1 else 0)
+        self._received = self._empty(0)
         self.held = torch.zeros(at, dtype=self._dtype, device=self._device)
         self.begin()
 
@@ -107,6 +107,8 @@ class OwnedBucket:
             sent = torch.cat([piece[worker] for worker in range(group.size) for piece in pieces])
         sent = sent.to(group.wire)
         out_sizes = [count * self._mine for count in self._parts_of]
+        if self._received.numel() < sum(out_sizes):
+            self._received = self._empty(sum(out_sizes))
         self._sent = [sent]
         self._works = [group.all_to_all(self._received, sent, out_sizes, [len(parts) * n for n in self._cuts])]
 
@@ -143,6 +145,12 @@ class OwnedBucket:
         if self._works and self._sent[-1] is not self.held:
             self.held.copy_(self._sent[-1])
         self._works = []
+
+    def release(self) -> None:
+        """Let go of all but ``held``, until the next step."""
+        self.held = self.held.clone()
+        self._sums.forget()
+        self._sent, self._received = [], self._empty(0)
 
     @property
     def nbytes(self) -> int:
@@ -241,6 +249,11 @@ class OwnedReducer:
     def squares(self) -> torch.Tensor:
         """Of all buckets, one after another; see ``OwnedBucket.squares``."""
         return torch.cat([torch.zeros(0, dtype=torch.float64), *(bucket.squares() for bucket in self.buckets)])
+
+    def release(self) -> None:
+        """Between steps keep no more than the sums that this worker holds."""
+        for bucket in self.buckets:
+            bucket.release()
 
     def wait(self) -> None:
         """Until everything that this worker holds is here."""

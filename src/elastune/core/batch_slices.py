@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from elastune.core.run import Mode
@@ -34,6 +34,8 @@ def shares(
     mode: Mode,
     micro_batch: int | None,
     least: int = 1,
+    *,
+    even: bool = False,
 ) -> list[BatchSlice]:
     """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
 
@@ -41,7 +43,13 @@ def shares(
     or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
     ``least``: samples that a pass must have, where the batch has as many (``samples_of_slots``) and ``micro_batch``,
     which is a bound, lets it; so must a copy.
+    ``even``: all workers make as many passes as the one with most; further ones come first, copies without weight.
     """
+    if even:
+        plans = [shares(batch, num_slots, workers, each, mode, micro_batch, least) for each in range(workers)]
+        own = plans[rank]
+        missing = max(map(len, plans)) - len(own)
+        return [replace(own[0], weight=0.0, ends_slot=True, ends_step=False) for _ in range(missing)] + own
     everyone = _portions(samples_of_slots(batch, num_slots, workers, mode, least), workers, mode)
     run, scale = cut(num_slots, workers)[rank], 1.0
     portions = [(slot, samples) for slot, samples in everyone if slot in run and samples]

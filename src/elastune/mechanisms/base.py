@@ -12,7 +12,6 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.units import clip_factor, global_norm, gradient_squares
-from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import Box, Piece
 from elastune.core.mesh import Mesh
@@ -52,6 +51,7 @@ class Replica:
     ``model`` is what the user's forward pass calls, ``module`` what is saved. ``params``: the leaves that backward
     passes give gradients on this worker; ``boxes``: where those lie that are a part of the whole parameter.
     ``least_samples``: what a pass must have, where it can be had; BatchNorm has no variance of one sample.
+    ``equal_passes``: workers need each other in every pass, so all must make as many.
 
     A step's gradient is gathered over passes. ``accumulate`` adds a pass to what earlier ones left; the last one may be
     a ``stream``, which hands gradients over while the backward pass still runs. Between passes they are hidden
@@ -74,6 +74,7 @@ class Replica:
         self.buffers = Buffers(module)
         normalises = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
         self.least_samples = 2 if normalises else 1
+        self.equal_passes = False
         self._boxes = boxes
         self._hidden: list[torch.Tensor | None] | None = None
         self._seen: set[int] = set()
@@ -83,8 +84,11 @@ class Replica:
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
-        """A step begins here: ``abandon`` comes back to this place. ``parts``: all that this worker runs in it."""
+    def stand_in(self, passes: int) -> None:
+        """Take part in forward passes that others make and this worker does not; see ``equal_passes``."""
+
+    def begin_step(self) -> None:
+        """A step begins here: ``abandon`` comes back to this place."""
         self._hidden = None
         self.buffers.begin_step()
 

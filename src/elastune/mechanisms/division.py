@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ class Division:
         model: What the user's forward pass calls.
         streams: ``backward`` brings the gradients of nothing but the slice that it was called with, and each at once
             and whole: they may be taken while it runs.
+        waits: Others wait for this worker in a pass that counts for nothing, too.
     """
 
     split: Split
@@ -35,6 +36,7 @@ class Division:
     module: nn.Module
     model: nn.Module
     streams = True
+    waits = False
 
     def __init__(self, module: nn.Module) -> None:
         named = list(module.named_parameters())
@@ -47,8 +49,8 @@ class Division:
         workers or mesh. No collective may be started here: others may not have come as far.
         """
 
-    def begin_step(self, parts: Sequence[BatchSlice]) -> None:
-        """The forward pass of a step's first slice comes next; ``parts`` are all that this worker runs in it."""
+    def begin_step(self) -> None:
+        """The forward pass of a step's first slice comes next."""
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
         """Run what is due now that ``loss``, the mean over the samples of ``part``, is there, times ``part.weight``.
@@ -61,7 +63,7 @@ class Division:
         A slice without weight is a copy of another one, for a worker that has no samples: others may wait for what this
         worker does of it, but its gradients count for nothing.
         """
-        if part.weight:
+        if part.weight or self.waits:
             (loss * part.weight).backward()
         yield part
 

@@ -49,6 +49,7 @@ class OwnedAllReduce(Sync):
         self.exact = mode == "exact"  # type: ignore[misc]
         self.drifts = not self.exact  # type: ignore[misc]
         self._elastic = elastic
+        self._leaves_early = not replica.equal_passes  # else passes have collectives of their own, in one order
         self._gate = Gate(replica.split, control, len(STATISTICS), num_slots if self.exact else None)
         self._reducer = OwnedReducer()
         self._moves: ExactReducer | None = None
@@ -76,7 +77,7 @@ class OwnedAllReduce(Sync):
         self._weights_of: dict[int, float] = {}
         self._parts: dict[int, PartStatistics] = {}
         self._used: set[int] = set()
-        self._slot_begun = -1
+        self._slot_ended = False
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -84,18 +85,18 @@ class OwnedAllReduce(Sync):
         if starts_step:
             self._begin()
             self._part.clear()
-            self.replica.begin_step(self.parts)
+            self.replica.begin_step()
             self._reducer.begin()
             if self._moves is not None:
                 self._moves.begin()
-        elif self.exact and share.slot != self._slot_begun:
+        elif self.exact and self._slot_ended:  # a new slot, not a further piece of one
             self.replica.buffers.restore()
-        self._slot_begun = share.slot
+        self._slot_ended = share.ends_slot
 
     def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
         replica, slot = self.replica, self._slot_of(share)
         replica.refuse_leftovers()
-        if self.exact and replica.division.streams:
+        if self.exact:
             replica.buffers.passed()
         if share.weight:
             self._weights_of[slot] = self._weights_of.get(slot, 0.0) + share.weight
@@ -105,8 +106,6 @@ class OwnedAllReduce(Sync):
             if self.wants_statistics:
                 part.add_loss(loss, share.weight)
         for done in replica.run(loss, share, self._begin_slot, self._put):
-            if self.exact:
-                replica.buffers.passed()  # the stages of a pipeline know only now how far it has moved them
             if done.weight and done.ends_slot:
                 self._end_slot(done)
         if share.ends_step:
@@ -116,7 +115,7 @@ class OwnedAllReduce(Sync):
         return share.slot if self.exact else self._rank
 
     def _begin_slot(self, part: BatchSlice) -> None:
-        self._reducer.begin_slot(self._slot_of(part), last=part.ends_step)
+        self._reducer.begin_slot(self._slot_of(part), last=self._leaves_early and part.ends_step)
 
     def _put(self, place: int, gradient: torch.Tensor | None) -> None:
         leaf = self.replica.split.trained[place]
@@ -133,7 +132,7 @@ class OwnedAllReduce(Sync):
 
     def _end_slot(self, part: BatchSlice) -> None:
         if self._moves is not None:
-            self._moves.begin_slot(part.slot, last=part.ends_step)
+            self._moves.begin_slot(part.slot, last=self._leaves_early and part.ends_step)
             for place, moved in enumerate(self.replica.buffers.moves(self._weights_of[part.slot])):
                 self._moves.put(place, moved)
 
@@ -148,6 +147,8 @@ class OwnedAllReduce(Sync):
             self._moved = self._moves.finish()
         squares = reducer.squares()
         reducer.wait()
+        if not self._leaves_early:
+            reducer.release()
         statistics = {slot: part.tensor() for slot, part in self._parts.items()}
         self._gate.pass_through(self.control, statistics, self._used, squares)
         self.wait_s = time.perf_counter() - started

@@ -23,7 +23,6 @@ from elastune.core.signals import Signal
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
-from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.tensor.plan import Plan, plan_layers
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
@@ -31,7 +30,7 @@ from elastune.train.adapt.adapter import Adapter
 from elastune.train.adapt.agreement import wished
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.control import ControlVector
-from elastune.train.data.loading import Loading, check_dataset, evaluation_indices, fetch, to_device
+from elastune.train.data.loading import Loading, batches_less, check_dataset, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import MapStyleSource
 from elastune.train.divergence import DivergenceWatch
@@ -132,8 +131,7 @@ class Session(SessionFacts):
         self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())
         sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
-        if isinstance(sync.replica, OwnedReplica):
-            sync.replica.on_break = self.state.mend
+        self.state.watch(sync.replica)
         self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
             autocast_forward(model, self.device)
@@ -271,6 +269,8 @@ class Session(SessionFacts):
             if workers.broken:
                 workers.recover(GroupBroken("the view is over"))
             yield to_device(batch, self.device)
+        if self.trained is not None:
+            self.trained.replica.stand_in(batches_less(len(dataset), batch_size, *place))
 
     # -- numbers over workers -----------------------------------------------------------------------------------------
 

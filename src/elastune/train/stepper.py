@@ -108,7 +108,11 @@ class Stepper:
             place, everyone = (min(means.num_slots, means.parts_of_batch(means.workers)), 0), None
         view, start = workers.view, progress.position
         progress.memory.begin_view(view)
-        plans, ahead = tee(plan_steps(source, size, start, means, *place, trained.replica.least_samples, everyone))
+        replica = trained.replica
+        steps = plan_steps(
+            source, size, start, means, *place, replica.least_samples, everyone, even=replica.equal_passes
+        )
+        plans, ahead = tee(steps)
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
         probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
@@ -225,8 +229,7 @@ class Stepper:
         part, sync = transaction.due(), self._trained().sync
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        speaks = workers.comms.mesh.speaks(workers.comms.rank)  # others may have a stand-in for the loss
-        if self._looks and speaks and not math.isfinite(value := float(loss.detach())):
+        if self._looks and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
         self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step:

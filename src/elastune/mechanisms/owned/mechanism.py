@@ -13,6 +13,7 @@ from elastune.core.mesh import AXES, Axis, Mesh
 from elastune.core.run import Means
 from elastune.mechanisms.base import Mechanism, Replica
 from elastune.mechanisms.division import Divide, Division
+from elastune.mechanisms.owned.gathering import ShardedReplica
 from elastune.mechanisms.owned.probe import refuse_unless_elementwise
 from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
 from elastune.mechanisms.owned.store import LeafStore
@@ -25,14 +26,16 @@ class Owned(Mechanism):
     Parameter Models"), stage 2: gradients and optimizer state are divided, values lie with all that compute with them.
 
     ``axes``: the axes that it divides a replica along. ``divides``: what divides the arithmetic, in order.
+    ``frees``: parameters lie with their holders, too, and are gathered when they are used (stage 3).
     """
 
     exact = True
 
-    def __init__(self, name: str, axes: Sequence[Axis], divides: Sequence[Divide] = ()) -> None:
+    def __init__(self, name: str, axes: Sequence[Axis], divides: Sequence[Divide] = (), *, frees: bool = False) -> None:
         self.name = name  # type: ignore[misc]  # of this one: what it is made of decides
         self._axes = ("data", *axes)
         self._divides = divides
+        self._frees = frees
 
     def check(self, means: Means, mesh: Mesh) -> None:
         for axis in AXES:
@@ -49,5 +52,6 @@ class Owned(Mechanism):
         division = Division(model)
         for divide in self._divides:
             division = divide(division, means)
-        store = LeafStore(division.split, division.parameters, optimizer, program.tensor_of)
-        return OwnedReplica(division, store, program, comms, means.copies or 1)
+        store = LeafStore(division.split, division.parameters, optimizer, program.tensor_of, frees=self._frees)
+        replica = ShardedReplica if self._frees else OwnedReplica
+        return replica(division, store, program, comms, means.copies or 1)

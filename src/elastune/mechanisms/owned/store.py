@@ -191,7 +191,7 @@ class LeafStore:
 
     def write_values(self, segment: Segment, values: torch.Tensor) -> None:
         """Overwrite the values of a part of a leaf that this worker computes with."""
-        p = self.parameters[segment.leaf].detach()
+        p = self.parameters[segment.leaf].data  # a graph that is under way does not see it
         if p.is_contiguous():
             p.view(-1)[segment.start : segment.stop].copy_(values)
         else:
@@ -254,7 +254,7 @@ class LeafStore:
         shards = [self._shard(segment, values) for segment, values, _ in prepared]
         for i, p in enumerate(self.parameters):
             p.grad = None
-            if i not in there:
+            if i not in there or self.frees:
                 free(p)
         self.optimizer.state.clear()
         for shard, (_, _, state) in zip(shards, prepared, strict=True):

@@ -27,6 +27,7 @@ from elastune.core.run import Means
 from elastune.mechanisms.base import Mechanism, Replica
 from elastune.mechanisms.owned.mechanism import Owned
 from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.mechanisms.owned.store import has_storage
 from elastune.mechanisms.replicated import Replicated
 from elastune.sync.base import Sync
 from elastune.sync.registry import sync_of
@@ -89,7 +90,7 @@ class Run:
         """One step, or its first ``passes`` and an end that drops them."""
         x, y = data(step)
         rank = self._mesh.batch_rank(self.replica.comms.rank)
-        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None)
+        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None, even=self.replica.equal_passes)
         for i, share in enumerate(plan[:passes]):
             self.sync.begin(share, starts_step=i == 0)
             part = slice(share.samples.start, share.samples.stop)
@@ -110,7 +111,11 @@ class Run:
         torch.manual_seed(1)
         self.sync = self._attached(self.replica.comms)
         for tensor in self.replica.module.state_dict().values():
-            tensor.zero_()
+            if has_storage(tensor):
+                tensor.zero_()
+        for group in self.replica.optimizer.param_groups:
+            for p in group["params"]:
+                p.detach().zero_()
 
     def state(self) -> State:
         """Every piece that lies here."""

@@ -20,6 +20,7 @@ from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Checkpointed, Record, Restarted, StateLost
+from elastune.mechanisms.base import Replica
 from elastune.mechanisms.buffers import flatten, unflatten
 from elastune.mechanisms.owned.moving import Kept, hand_over, kept, restore
 from elastune.mechanisms.owned.placement import VALUES, Placed, Shard, meet
@@ -115,6 +116,17 @@ class RunState:
     def hand_over(self, group: Group, view: View) -> None:
         if self._owned is not None:
             hand_over(self._owned, group, view.grid, view.hosts)
+
+    def watch(self, replica: Replica) -> None:
+        """Be told where a group breaks in what ``replica`` does by itself."""
+        if isinstance(replica, OwnedReplica):
+            replica.on_break, replica.on_lost = self.mend, self._lose
+
+    def _lose(self, error: GroupBroken) -> None:
+        """The group broke in a forward pass: meet the survivors. The step is lost, or there is no way on from here."""
+        self._transaction.recover(error)
+        if self._transaction.phase is not Phase.LOST:
+            raise error
 
     def mend(self, error: GroupBroken | Unrecoverable) -> None:
         """After a step was applied here a group broke, or state was found to be lost."""

@@ -43,6 +43,12 @@ def evaluation_indices(length: int, batch_size: int, workers: int, rank: int) ->
         yield list(range(start, min(start + batch_size, length)))
 
 
+def batches_less(length: int, batch_size: int, workers: int, rank: int) -> int:
+    """How many batches of ``evaluation_indices`` worker ``rank`` has less than the one that has most."""
+    most, own = (len(range(each * batch_size, length, workers * batch_size)) for each in (0, rank))
+    return most - own
+
+
 def fetch(dataset: Any, indices: Iterator[list[int]], loading: Loading, seed: int, epoch: int) -> Iterator[Any]:
     """The collated samples of each list of indices."""
     if type(dataset) is TensorDataset and loading.collate_fn is None:

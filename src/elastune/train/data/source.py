@@ -126,11 +126,14 @@ def plan_steps(
     rank: int,
     least: int = 1,
     everyone: int | None = None,
+    *,
+    even: bool = False,
 ) -> Iterator[StepPlan]:
     """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them, each a part of the batch.
 
     Args:
         least: Samples that a forward pass must have, where the batch has as many.
+        even: All workers make as many passes.
         everyone: How many workers there are where all of them contribute to every step, with samples or without.
     """
     known: dict[int, tuple[list[BatchSlice], int]] = {}
@@ -138,7 +141,7 @@ def plan_steps(
     for places in source.batches(at.offset, batch_size):
         size = len(places)
         if size not in known:
-            own = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch, least)
+            own = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch, least, even=even)
             voters = everyone or contributors(size, means.num_slots, workers, means.mode, least)
             known[size] = own, voters
         slices, voters = known[size]

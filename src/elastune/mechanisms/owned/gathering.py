@@ -1,0 +1,253 @@
+"""Values that are here only while they are used: a block is gathered just before it runs, and freed after.
+
+While a block runs the next one travels. All workers of the batch group must go through the same blocks in the same
+order, as often as each other: each start of a gather is a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastune.comm.comms import Comms
+from elastune.comm.group import GroupBroken, Work
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.ownership import Segment
+from elastune.mechanisms.base import Ready
+from elastune.mechanisms.division import Division
+from elastune.mechanisms.owned.blocks import blocks_of
+from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
+from elastune.mechanisms.owned.store import LeafStore
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A block's values on their way. ``sent`` is kept as long as it may be read."""
+
+    work: Work
+    out: torch.Tensor
+    sent: torch.Tensor
+
+
+class ShardedReplica(OwnedReplica):
+    """Of no values but those that it holds, outside of passes (ZeRO stage 3)."""
+
+    def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
+        super().__init__(division, store, program, comms, copies)
+        self.equal_passes = division.waits = True
+        self.gathering = Gathering(self)
+
+    def begin_step(self, *parts: Any) -> None:
+        self.gathering.begin_step()
+        super().begin_step(*parts)
+
+    def run(
+        self, loss: torch.Tensor, part: BatchSlice, begin: Callable[[BatchSlice], None], ready: Ready
+    ) -> Iterator[BatchSlice]:
+        yield from super().run(loss, part, begin, ready)
+        self.gathering.end_pass()
+
+    def stand_in(self, passes: int) -> None:
+        self.gathering.stand_in(passes)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.gathering.end_pass()
+
+
+class Gathering:
+    """Gathers the blocks of ``replica``'s model in its passes.
+
+    The first block, the model's own, stays from the beginning of a pass to its end, and so does the last one that runs
+    until its gradients are there. Where the group breaks in a forward pass the step is lost, which the replica's
+    ``on_lost`` sees to, and the rest of the pass runs on zeros.
+    """
+
+    def __init__(self, replica: OwnedReplica) -> None:
+        self._replica, self._store = replica, replica.store
+        self._blocks = blocks_of(replica.model, replica.store.parameters)
+        self._expected = list(range(1, len(self._blocks)))  # the order of blocks in a pass, as the last one had it
+        self._seen: list[int] = []
+        self._here: set[int] = set()
+        self._under_way: dict[int, _UnderWay] = {}
+        self._owed: dict[int, set[int]] = {}  # gradients that are to come before a block may go
+        self._lost = False
+        self._comms = replica.comms
+        for i, block in enumerate(self._blocks):
+            block.module.register_forward_pre_hook(lambda *_, i=i: self._enter(i))
+            block.module.register_forward_hook(lambda _, args, out, i=i: self._leave(i, out), always_call=True)
+            for leaf in block.leaves:
+                if replica.split.leaves[leaf].trained:
+                    p = replica.store.parameters[leaf]
+                    p.register_post_accumulate_grad_hook(lambda _, i=i, leaf=leaf: self._accumulated(i, leaf))
+
+    # -- a pass -------------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """What was lost is over."""
+        self.end_pass()
+        self._lost = False
+
+    def end_pass(self) -> None:
+        """The pass is over, or given up: no values stay here but those that this worker holds."""
+        for under_way in self._under_way.values():
+            if not self._replica.comms.batch.broken:  # else whoever meets the others drains it
+                under_way.work.wait()
+        self._under_way = {}
+        for i in list(self._here):
+            self._free(i)
+        self._seen, self._owed = [], {}
+
+    def stand_in(self, passes: int) -> None:
+        """Take part in ``passes`` forward passes that other workers make and this one does not."""
+        for _ in range(passes):
+            for i in (0, *self._expected):
+                self._enter(i)
+            self.end_pass()
+
+    def _enter(self, i: int) -> None:
+        """Block ``i`` is about to run forward."""
+        try:
+            self._go_to(i)
+        except GroupBroken as error:
+            self._lost = True
+            self._replica.on_lost(error)
+            for each in {0, i}:  # the workers that are left have met, and nothing is here any more
+                self._fill(each, None)
+
+    def _go_to(self, i: int) -> None:
+        if i == 0:
+            self._seen = []
+            if self._comms is not self._replica.comms:  # some workers have not made a pass yet
+                self._comms, self._expected = self._replica.comms, list(range(1, len(self._blocks)))
+        self._need(i)
+        if i != 0:
+            before = self._seen[-1] if self._seen else i
+            if before != i:
+                self._free(before)
+            self._seen.append(i)
+        at = len(self._seen)
+        if self._seen == self._expected[:at] and at < len(self._expected):
+            self._start(self._expected[at])
+
+    def _leave(self, i: int, out: Any) -> None:
+        """Block ``i`` has run forward."""
+        differentiable = [t for t in _tensors(out) if t.requires_grad] if torch.is_grad_enabled() else []
+        if i == 0:
+            self._expected = list(self._seen)
+            for tensor in differentiable:
+                tensor.register_hook(lambda _: self._need(0))
+            if not differentiable:
+                self.end_pass()
+            return
+        before = self._seen[-2] if len(self._seen) > 1 else None
+        if differentiable:
+            trained = set(self._replica.split.trained)
+            self._owed[i] = {leaf for leaf in self._blocks[i].leaves if leaf in trained}
+        for tensor in differentiable:
+            tensor.register_hook(lambda _: self._return_to(i, before))
+
+    def _return_to(self, i: int, before: int | None) -> None:
+        """Block ``i`` is about to run backward, and after it the one that ran before it."""
+        self._need(i)
+        if before is not None:
+            self._start(before)
+
+    def _accumulated(self, i: int, leaf: int) -> None:
+        """The gradient of a leaf of block ``i`` is there."""
+        owed = self._owed.get(i)
+        if owed is not None:
+            owed.discard(leaf)
+            if not owed and i != 0:
+                del self._owed[i]
+                self._free(i)
+
+    # -- one block ----------------------------------------------------------------------------------------------------
+
+    def _need(self, i: int) -> None:
+        if i not in self._here:
+            self._start(i)
+            under_way = self._under_way.get(i)
+            if under_way is not None:
+                under_way.work.wait()
+                del self._under_way[i]
+            self._fill(i, None if under_way is None else under_way.out)
+
+    def _start(self, i: int) -> None:
+        """Block ``i`` begins to travel, unless it is here, on its way, or does not need to."""
+        group, store, replica = self._replica.comms.batch, self._store, self._replica
+        if i in self._here or i in self._under_way or self._lost or all(len(h) == group.size for h in replica.held_by):
+            return
+        leaves = [leaf for leaf in self._blocks[i].leaves if leaf in store.computed]
+        if not leaves:
+            return
+        to = [worker for worker in range(group.size) if worker not in replica.held_by[group.rank]]
+        own = [_bytes(store.read(segment)) for segment in self._segments(i, group.rank)] if to else []
+        mine = torch.cat([torch.empty(0, dtype=torch.uint8, device=store.parameters[leaves[0]].device), *own])
+        sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
+        out_sizes = [
+            0 if group.rank in replica.held_by[adder] else sum(map(self._size, self._segments(i, adder)))
+            for adder in range(group.size)
+        ]
+        out = torch.empty(sum(out_sizes), dtype=torch.uint8, device=group.wire)
+        sent = mine.to(group.wire).repeat(len(to))
+        self._under_way[i] = _UnderWay(group.all_to_all(out, sent, out_sizes, sizes), out, sent)
+
+    def _size(self, segment: Segment) -> int:
+        """In bytes."""
+        return segment.size * self._store.parameters[segment.leaf].element_size()
+
+    def _segments(self, i: int, adder: int) -> list[Segment]:
+        """What of block ``i`` batch rank ``adder`` adds up."""
+        leaves = set(self._blocks[i].leaves)
+        return [segment for plan in self._replica.plans for segment in plan.parts[adder] if segment.leaf in leaves]
+
+    def _fill(self, i: int, received: torch.Tensor | None) -> None:
+        """Block ``i`` is here: what this worker holds, and what it has ``received``."""
+        store, replica = self._store, self._replica
+        self._here.add(i)
+        leaves = [leaf for leaf in self._blocks[i].leaves if leaf in store.computed]
+        for leaf in leaves:
+            p = store.parameters[leaf]
+            p.untyped_storage().resize_(p.numel() * p.element_size())
+            if self._lost:
+                p.data.zero_()
+        inside = set(leaves)
+        for shard in store.shards:
+            if shard.segment.leaf in inside:
+                store.write_values(shard.segment, shard.parameter.detach())
+        if received is None:
+            return
+        at, rank = 0, replica.comms.batch.rank
+        for adder in range(replica.comms.batch.size):
+            if rank not in replica.held_by[adder]:
+                for segment in self._segments(i, adder):
+                    part = received[at : at + self._size(segment)]
+                    if part.storage_offset() % 8:  # a block of several types
+                        part = part.clone()
+                    store.write_values(segment, part.view(store.parameters[segment.leaf].dtype))
+                    at += self._size(segment)
+
+    def _free(self, i: int) -> None:
+        if i in self._here:
+            self._here.discard(i)
+            for leaf in self._blocks[i].leaves:
+                self._store.parameters[leaf].untyped_storage().resize_(0)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    """Those in what a module gives back."""
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, (list, tuple)):
+        for each in found:
+            yield from _tensors(each)
+    elif isinstance(found, dict):
+        yield from _tensors(list(found.values()))
