@@ -61,6 +61,7 @@ def train(session) -> None:
     net = model
     model, optimizer, each_step = session.prepare(model, optimizer, each_step)
     reach = inject(session)
+    net.drop.register_forward_hook(lambda *_: reach("forward"))
     images, labels = digits().train[: config["samples"]]
     samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
     unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])

@@ -129,6 +129,11 @@ def mlp(dropout: float = 0.2) -> nn.Module:
     )
 
 
+def normalised() -> nn.Module:
+    """BatchNorm inside of what is divided."""
+    return nn.Sequential(nn.Linear(6, 18), nn.BatchNorm1d(18), nn.ReLU(), nn.Linear(18, 4))
+
+
 GPT_PLAN = {
     "words": ROWS,
     "places": COLUMNS,
@@ -163,6 +168,7 @@ EXAMPLES = {
     "attention": Example(attention, None, (5, 16)),
     "mlp without dropout": Example(lambda: mlp(0.0), None, (6,)),
     "encoder without dropout": Example(lambda: encoder(0.0), None, (5, 16)),
+    "normalised": Example(normalised, None, (6,)),
     "odd": Example(Odd, {"up": COLUMNS, "down": COLUMNS, "words": COLUMNS}, (6,)),
 }
 

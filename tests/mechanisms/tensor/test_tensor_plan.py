@@ -44,6 +44,9 @@ def divided(model: nn.Module, plan: dict[str, Any] | None = None, blocks: int = 
 def test_pairs_of_linear_layers_are_found_and_what_is_left_stays_whole() -> None:
     assert chosen(mlp(), 4, None) == {"0": "columns", "3": "rows"}
     assert chosen(Cnn(), 4, None) == {"fc1": "columns", "fc2": "rows"}
+    normed = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    assert chosen(normed, 4, None) == {"0": "columns", "3": "rows"}
+    assert not chosen(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)), 4, None)
     # Square projections that are declared one after the other are not taken for pairs.
     found = chosen(Gpt(), 4, None)
     assert found == {f"layers.{i}.{name}": way for i in range(2) for name, way in (("up", "columns"), ("down", "rows"))}

@@ -34,9 +34,9 @@ PASSED = (
         nn.Hardtanh,
         nn.ReLU6,
     ),
-    *(nn.Dropout, nn.Identity),
+    *(nn.Dropout, nn.Identity, nn.BatchNorm1d),
 )
-"""What acts on each number by itself, so that two Linear layers with nothing else between them are a pair."""
+"""What acts on each feature by itself, so that two Linear layers with nothing else between them are a pair."""
 
 
 def chosen(model: nn.Module, blocks: int, plan: Plan | None) -> dict[str, Way]:
