@@ -3,7 +3,7 @@
 1. ``--tests``: all tests marked ``gpu``.
 2. Exactness, by the product (``elastune run``): ResNet-50 and a GPT of 124 million parameters on made data, fp32 and
    bf16, by 1, 2 and 4 workers on the one GPU, and by 3 of which one is killed: one SHA-256 of weights, buffers and
-   optimizer state. It fails (exit code 1) where they differ.
+   optimizer state; by mechanism ``zero``, too. It fails (exit code 1) where they differ.
 3. Step time, paired in the same processes (``gpu_cells.py``): plain PyTorch (one worker; also with torch's
    deterministic kernels) or DistributedDataParallel over gloo (2 and 4), ``fast``, ``exact`` with one slot a worker,
    and with four by one worker; peak memory of each.
@@ -40,8 +40,8 @@ PROGRAM = HERE / "programs" / "gpu_train.py"
 TESTS = HERE.parent / "tests"
 SLOTS = 4
 LIMIT_S = 300.0
-MECHANISMS: dict[str, Callable[[int], list[str]]] = {"replicated": lambda workers: []}
-"""How each is asked for on so many workers, as ``elastune run`` takes it."""
+MECHANISMS: dict[str, tuple[int, ...]] = {"replicated": (1, 2, 4), "zero": (2, 4)}
+"""By how many workers each trains, where equal bits are looked for."""
 MODELS = ("resnet", "gpt")
 _DEVICE = """
 import json, torch
@@ -81,9 +81,9 @@ def tests() -> dict[str, Any]:
 
 def train(case: dict[str, Any], size: str, steps: int) -> str:
     """The SHA-256 that a run ends with."""
-    settings = {"model": case["model"], "size": size, "parts": 2, "pace_s": 0.3 if case["faults"] else 0.0}
+    settings = {"model": case["model"], "size": size, "parts": 4, "pace_s": 0.3 if case["faults"] else 0.0}
     options = ["--workers", case["workers"], "--slots", SLOTS, "--precision", case["precision"], "--max-steps", steps]
-    options += ["--checkpoint-every", 0, *MECHANISMS[case["mechanism"]](case["workers"])]
+    options += ["--checkpoint-every", 0, "--mechanism", case["mechanism"]]
     options += ["--chaos", "kill@step:2"] if case["faults"] else []
     for name, value in settings.items():
         options += ["--set", f"{name}={value}"]
@@ -119,13 +119,17 @@ def exactness(size: str, steps: int, cases: list[dict[str, Any]], at_once: int) 
     return [*rows.values()]
 
 
-def trainings(counts: Sequence[int], precisions: Sequence[str], *, faults: bool) -> list[dict[str, Any]]:
+def trainings(most: int, precisions: Sequence[str], faults: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """``faults``: in these precisions somebody is killed, too."""
     return [
         {"model": model, "precision": precision, "mechanism": mechanism, "workers": workers, "faults": killed}
         for model in MODELS
         for precision in precisions
-        for mechanism in MECHANISMS
-        for workers, killed in [*((count, False) for count in counts), *([(3, True)] if faults else [])]
+        for mechanism, counts in MECHANISMS.items()
+        for workers, killed in [
+            *((n, False) for n in counts if n <= most),
+            *([(3, True)] if precision in faults else []),
+        ]
     ]
 
 
@@ -135,8 +139,7 @@ def timed(models: Sequence[str], crews: Sequence[tuple[int, str]]) -> list[dict[
     cells = []
     for model in models:
         for workers, precision in crews:
-            crew = {"ddp": PLAIN, "fast": FAST}
-            crew |= {f"exact_{name}": exact(workers, mechanism=name) for name in MECHANISMS}
+            crew = {"ddp": PLAIN, "fast": FAST, "exact": exact(workers)}
             variants = {**alone, "exact_4_slots": exact(SLOTS)} if workers == 1 else crew
             cells.append({"model": model, "workers": workers, "precision": precision, "variants": variants})
     return cells
@@ -157,50 +160,72 @@ def measured(cells: list[dict[str, Any]], device: str, size: str, budget_s: floa
     return told
 
 
+def bits(with_tests: bool, size: str, steps: int, cases: list[dict[str, Any]], at_once: int) -> dict[str, Any]:
+    """What asks for equal bits, not for time, runs side by side."""
+    with ThreadPoolExecutor(1) as beside:
+        tested = beside.submit(tests) if with_tests else None
+        found: dict[str, Any] = {"exactness": exactness(size, steps, cases, at_once)}
+        if tested is not None:
+            found["tests"] = tested.result()
+    return found
+
+
+def wrong(result: dict[str, Any]) -> list[str]:
+    """What is not as it must be, in words."""
+    rows = result.get("bits", {})
+    told = [
+        f"{row['model']} in {row['precision']} shows its workers"
+        for row in rows.get("exactness", ())
+        if not row["equal"]
+    ]
+    return [*told, *(["tests failed"] if rows.get("tests", {}).get("exit_code") else [])]
+
+
+PARTS = ("bits", "step_time", "monitoring")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="small models and few rounds, within a minute")
     parser.add_argument("--tests", action="store_true", help="run the tests marked gpu, too")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="these; --out keeps its others")
     parser.add_argument("--budget-s", type=float, default=8.0, help="seconds of turns of a timed cell")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # of all variants: as elastune's workers have it
-    began, gpu = time.monotonic(), devices() != ("cpu",)
+    gpu = devices() != ("cpu",)
     device, size = ("cuda:0" if gpu else "cpu"), ("full" if gpu and not args.smoke else "small")
     if args.smoke:
         budget_s, steps = 0.0, 3
-        cases, cells = trainings((1, 2), ("fp32",), faults=False), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
+        cases, cells = trainings(2, ("fp32",)), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
         watched = monitored(("resnet",))
     else:
         budget_s, steps = args.budget_s, 6
-        cases = trainings((1, 2, 4), ("fp32", "bf16"), faults=True)
+        cases = trainings(4, ("fp32", "bf16"), ("bf16",))
         cells, watched = timed(MODELS, [(1, "bf16"), (1, "fp32"), (2, "bf16"), (4, "bf16")]), monitored(MODELS)
     if not gpu:
         print("no GPU here: small models on the CPU; nothing is said of a GPU's bits, times or memory", flush=True)
-    command = "python " + " ".join(sys.argv)
-    result: dict[str, Any] = {"command": command, "machine": machine(gpu), "device": device, "size": size}
+    command, result = "python " + " ".join(sys.argv), {}
+    if args.out and args.out.exists() and [*args.parts] != [*PARTS]:
+        result = json.loads(args.out.read_text())
+    result |= {"machine": machine(gpu), "device": device, "size": size}
     parts: dict[str, Callable[[], Any]] = {
-        "exactness": lambda: exactness(size, steps, cases, 6 if gpu else 2),
-        "step_time": lambda: measured(cells, device, size, budget_s),
-        "monitoring": lambda: measured(watched, device, size, budget_s),
+        "bits": lambda: bits(args.tests, size, steps, cases, 6 if gpu else 2),
+        "step_time": lambda: {"cells": measured(cells, device, size, budget_s)},
+        "monitoring": lambda: {"cells": measured(watched, device, size, budget_s)},
     }
-    if args.tests:
-        parts = {"tests": tests, **parts}
-    for name, part in parts.items():
+    for name in args.parts:
         started = time.monotonic()
-        result[name] = part()
-        result[f"{name}_s"] = round(time.monotonic() - started, 1)
+        found = parts[name]()
+        result[name] = {"command": command, "seconds": round(time.monotonic() - started, 1), **found}
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(result, indent=1) + "\n")
-    different = [row for row in result["exactness"] if not row["equal"]]
-    wrong = [f"{row['model']} in {row['precision']} shows its workers" for row in different]
-    if args.tests and result["tests"]["exit_code"]:
-        wrong.append("tests failed")
-    print("; ".join(wrong) or "ok", f"({time.monotonic() - began:.0f} s, {result['machine']['gpu'] or 'CPU'})")
-    return 1 if wrong else 0
+    seconds = sum(result[name]["seconds"] for name in args.parts)
+    print("; ".join(wrong(result)) or "ok", f"({seconds:.0f} s, {result['machine']['gpu'] or 'CPU'})")
+    return 1 if wrong(result) else 0
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from elastune.train.precision import autocast_forward
 from elastune.train.session import Session
 
 LEAST_ROUNDS = 3
-BLOCK_S = 0.4  # a block of a variant takes about as long, where nothing else is asked for
+BLOCK_S = 0.3  # a block of a variant takes about as long, where nothing else is asked for
 Stepper = Callable[[int], None]
 Cell = dict[str, Any]
 Variant = dict[str, Any]
@@ -42,8 +42,8 @@ DETERMINISTIC: Variant = {"plain": True, "deterministic": True}
 FAST: Variant = {"mode": "fast"}
 
 
-def exact(slots: int, *monitors: str, mechanism: str = "replicated") -> Variant:
-    return {"mode": "exact", "slots": slots, "monitors": monitors, "mechanism": mechanism}
+def exact(slots: int, *monitors: str) -> Variant:
+    return {"mode": "exact", "slots": slots, "monitors": monitors}
 
 
 def plain(cell: Cell, group: Group, samples: TensorDataset, device: torch.device) -> Stepper:
@@ -78,7 +78,6 @@ def ours(cell: Cell, variant: Variant, group: Group, samples: TensorDataset, dev
     means = Means(
         workers=group.size,
         mode=variant["mode"],
-        mechanism=variant.get("mechanism", "replicated"),
         num_slots=variant.get("slots", group.size),
         device=str(device),
         precision=cell["precision"],

@@ -29,8 +29,10 @@ pytestmark = [
 ]
 
 
-def spec(out: Path, program: Path, workers: int = 1, precision: str = "fp32", **config) -> RunSpec:
-    means = Means(workers=workers, device="cuda", precision=precision)  # type: ignore[arg-type]
+def spec(
+    out: Path, program: Path, workers: int = 1, precision: str = "fp32", mechanism: str = "replicated", **config
+) -> RunSpec:
+    means = Means(workers=workers, device="cuda", precision=precision, mechanism=mechanism)  # type: ignore[arg-type]
     return RunSpec(Program(program), out, config=config, seed=SEED, means=means, max_steps=STEPS)
 
 
@@ -58,6 +60,17 @@ def test_the_streams_of_a_gru_are_its_slots(cluster: LocalCluster, tmp_path: Pat
     """Its dropout is drawn inside of cuDNN."""
     runs = [run_job(spec(tmp_path / str(n), TRANSFORMER, n, layer="gru"), cluster=cluster) for n in (1, 2)]
     assert runs[0].sha256 == runs[1].sha256
+
+
+@pytest.mark.parametrize("program", [CNN, TRANSFORMER], ids=["cnn", "transformer"])
+def test_nor_do_they_show_how_state_lies(cluster: LocalCluster, tmp_path: Path, program: Path) -> None:
+    """The norm of the whole gradient is added up of pieces, on workers that hold other ones."""
+    runs = [(1, "replicated"), (2, "zero"), (4, "zero")]
+    found = {
+        run: run_job(spec(tmp_path / str(run), program, *run[:1], "fp32", run[1], own_clip=False), cluster=cluster)
+        for run in runs
+    }
+    assert len({result.sha256 for result in found.values()}) == 1, found
 
 
 def test_an_operation_without_an_order_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:

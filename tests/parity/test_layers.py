@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ def test_a_cnn_and_a_plan_for_some_of_its_layers(cluster: LocalCluster, tmp_path
     told = same(cluster, tmp_path / "all", [Mesh(tensor=4), Mesh(data=2, tensor=2)], model="cnn", plan="cnn")
     some = same(cluster, tmp_path / "some", [Mesh(data=2, tensor=2)], model="cnn", plan="fc")
     assert told.metrics == pytest.approx(some.metrics, rel=1e-3)
+
+
+def test_a_checkpoint_goes_on_under_another_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Written in pieces by those that hold them: blocks that two workers had, then one, then three."""
+    chosen = {"model": "cnn", "plan": "cnn"}
+    wanted = trained(cluster, tmp_path / "whole", {"mechanism": "tensor"}, **chosen)
+    means = [Means(mesh=Mesh(data=2, tensor=2)), Means(mechanism="tensor"), Means(mesh=Mesh(tensor=3))]
+    for stop, mesh in zip((2, 4, None), means, strict=True):
+        spec = RunSpec(
+            Program(PROGRAM), tmp_path / "parts", config=chosen, means=mesh, max_steps=stop, resume=stop != 2
+        )
+        found = run_job(replace(spec, checkpoint_every_steps=1), cluster=cluster)
+    assert found.sha256 == wanted.sha256
 
 
 def test_fast_mode_is_the_same_but_for_rounding(cluster: LocalCluster, tmp_path: Path) -> None:

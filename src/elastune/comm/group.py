@@ -15,6 +15,7 @@ DRAIN_S = 10.0
 STUCK_S = 0.02  # after its connections are closed, what does not end within this never will
 LOOK = timedelta(milliseconds=20)
 POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
+POST_TAG = 2
 
 
 class Lifeline(Protocol):
@@ -199,12 +200,37 @@ class Group:
         if data is not tensor:
             tensor.copy_(data)
 
+    def send_here(self, tensor: torch.Tensor, to: int) -> None:
+        """As ``send`` of a tensor on the CPU, for a thread of its own that may wait for ever: it costs no other one.
+
+        Pairs with ``receive_here``.
+        """
+        self._run_here(lambda pg: pg.send([tensor], to, POST_TAG))
+
+    def receive_here(self, tensor: torch.Tensor, source: int) -> None:
+        """As ``receive``, for a thread of its own; see ``send_here``."""
+        self._run_here(lambda pg: pg.recv([tensor], source, POST_TAG))
+
+    def _run_here(self, start: Callable[[Any], Any]) -> None:
+        pg = self._pg
+        if self._why or pg is None:
+            raise GroupBroken(self._why or "the group was let go")
+        try:
+            start(pg).wait()
+        except RuntimeError as error:
+            raise self._broke(error) from None
+
     # -- the end of a group -------------------------------------------------------------------------------------------
 
     @property
     def broken(self) -> bool:
         """Whether every further collective will raise ``GroupBroken``."""
         return bool(self._why)
+
+    @property
+    def why(self) -> str:
+        """Why it is broken; "" while it is not."""
+        return self._why
 
     def abandon(self, why: str = "the group was abandoned") -> None:
         """Give the group up, from any thread: whatever blocks on it raises ``GroupBroken``, as does all that follows.

@@ -133,6 +133,11 @@ def _total(pairs: list[Pair]) -> Pair:
     return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
 
 
+def _square_together(blocks: list[torch.Tensor]) -> torch.Tensor:
+    """The squared norm of all ``blocks``, in a few kernels, however many there are."""
+    return torch.stack(torch._foreach_norm(blocks)).square_().sum()
+
+
 class HasSlot(Protocol):
     """A bucket of any kind."""
 
@@ -179,7 +184,7 @@ class BucketNorms:
         if self._weights is None:
             return self._square(plain), 0.0
         weights = self._looked_at(self._weights)
-        return self._square(plain), self._square([x * w for x, w in zip(plain, weights, strict=True)])
+        return self._square(plain), self._square(list(torch._foreach_mul(plain, weights)))
 
     def _looked_at(self, values: torch.Tensor) -> list[torch.Tensor]:
         if self._numel < TURNS * BLOCK:
@@ -188,8 +193,11 @@ class BucketNorms:
 
     def _square(self, blocks: list[torch.Tensor]) -> Scalar:
         total: Scalar = 0.0
-        for block in blocks:
-            total += scalar(torch.dot(block, block))
+        if blocks[0].device.type == "cpu":
+            for block in blocks:
+                total += scalar(torch.dot(block, block))
+        else:  # a call to a GPU takes longer than a block
+            total = _square_together(blocks)
         return total if self._numel < TURNS * BLOCK else TURNS * total
 
 

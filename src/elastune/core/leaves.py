@@ -70,11 +70,13 @@ class Split:
         blocks: Virtual blocks of the tensor axis, as slots are virtual workers; 1 where that axis divides nothing.
         costs: What each layer costs (seconds, or any unit): a pipeline is cut where the dearest stage is cheapest.
             Empty where a pipeline divides nothing.
+        chunks: Runs of layers on each worker of an interleaved pipeline, where there are layers enough.
     """
 
     leaves: tuple[Leaf, ...]
     blocks: int = 1
     costs: tuple[float, ...] = ()
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         if len({leaf.name for leaf in self.leaves}) < len(self.leaves):
@@ -86,16 +88,19 @@ class Split:
         return tuple(i for i, leaf in enumerate(self.leaves) if leaf.trained)
 
     def stages(self, pipeline: int) -> tuple[range, ...]:
-        """The layers of each of ``pipeline`` stages."""
+        """The runs of layers of ``pipeline`` workers, in order of layers; run i lies on worker ``i % pipeline``.
+
+        Raises:
+            ValueError: Where there are fewer layers than workers.
+        """
         layers = max(1, len(self.costs))
-        if pipeline > layers:
-            raise ValueError(f"{layers} layers in {pipeline} stages")
-        return cut_by_cost(self.costs or (1.0,), pipeline)
+        chunks = max(1, min(self.chunks, layers // pipeline)) if pipeline > 1 else 1
+        return cut_by_cost(self.costs or (1.0,), pipeline * chunks)
 
     def computed(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
         """Indices of the leaves that worker ``rank`` of ``mesh`` computes with, in order."""
         at = mesh.coordinates(rank)
-        layers = self.stages(mesh.pipeline)[at["pipeline"]]
+        layers = {layer for run in self.stages(mesh.pipeline)[at["pipeline"] :: mesh.pipeline] for layer in run}
         blocks = cut(self.blocks, mesh.tensor)[at["tensor"]]
         return tuple(
             i

@@ -12,6 +12,7 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.units import clip_factor, global_norm, gradient_squares
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import Box, Piece
 from elastune.core.mesh import Mesh
@@ -87,8 +88,8 @@ class Replica:
     def stand_in(self, passes: int) -> None:
         """Take part in forward passes that others make and this worker does not; see ``equal_passes``."""
 
-    def begin_step(self) -> None:
-        """A step begins here: ``abandon`` comes back to this place."""
+    def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
+        """A step begins here: ``abandon`` comes back to this place. ``parts``: all that this worker runs in it."""
         self._hidden = None
         self.buffers.begin_step()
 

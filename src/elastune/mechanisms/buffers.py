@@ -34,9 +34,12 @@ class Buffers:
             torch._foreach_copy_(self._start, self._all)
 
     def restore(self) -> None:
-        """As they were at the step's start: for the next slot, or for good."""
+        """As they were at the step's start: for the next slot, or for good.
+
+        Not noted by autograd: in a pipeline other slots' passes are under way, and their graphs stay good.
+        """
         if self._all:
-            torch._foreach_copy_(self._all, self._start)
+            torch._foreach_copy_([b.data for b in self._all], self._start)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -49,8 +49,8 @@ class Division:
         workers or mesh. No collective may be started here: others may not have come as far.
         """
 
-    def begin_step(self) -> None:
-        """The forward pass of a step's first slice comes next."""
+    def begin_step(self, parts: Sequence[BatchSlice]) -> None:
+        """The forward pass of a step's first slice comes next; ``parts`` are all that this worker runs in it."""
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
         """Run what is due now that ``loss``, the mean over the samples of ``part``, is there, times ``part.weight``.

@@ -9,11 +9,12 @@ from elastune.core.run import Means
 from elastune.mechanisms.base import Mechanism
 from elastune.mechanisms.division import Divide
 from elastune.mechanisms.owned.mechanism import Owned
+from elastune.mechanisms.pipeline.divide import divide as divide_stages
 from elastune.mechanisms.replicated import Replicated
 from elastune.mechanisms.tensor.division import divide as divide_layers
 
 MECHANISMS: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism in (Replicated(),)}
-DIVIDES: Mapping[str, Divide] = {"tensor": divide_layers}
+DIVIDES: Mapping[str, Divide] = {"tensor": divide_layers, "pipeline": divide_stages}
 """What divides the arithmetic of a replica, by name; applied in the order of ``MechanismName.words``."""
 STATES = ("zero", "sharded")
 """How state lies where it is held in shares."""

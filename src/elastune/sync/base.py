@@ -31,6 +31,7 @@ class Sync(ABC):
     (``control``), or have to go by the coordinator, because no exchange reaches everyone. ``drifts``: buffers move at
     each worker by itself.
 
+    ``parts``, set before a step, are the slices that this worker runs in it.
     ``control``, set before a step, of the length that was told at the beginning, is summed over the workers that have
     samples (where ``all_contribute``, over all); ``totals``, those sums, are known to all after the round, and so are
     its ``statistics``. ``wait_s``: how long the last step waited for others. ``wants_statistics``: whether anybody
@@ -47,6 +48,7 @@ class Sync(ABC):
     def __init__(self, replica: Replica, comms: Comms, control: int) -> None:
         self.replica = replica
         self.group = comms.group("data")
+        self.parts: Sequence[BatchSlice] = ()
         self.control = [0.0] * control
         self.totals = [0.0] * control
         self.statistics = StepStatistics({}, None)

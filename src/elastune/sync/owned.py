@@ -85,7 +85,7 @@ class OwnedAllReduce(Sync):
         if starts_step:
             self._begin()
             self._part.clear()
-            self.replica.begin_step()
+            self.replica.begin_step(self.parts)
             self._reducer.begin()
             if self._moves is not None:
                 self._moves.begin()
@@ -96,7 +96,7 @@ class OwnedAllReduce(Sync):
     def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
         replica, slot = self.replica, self._slot_of(share)
         replica.refuse_leftovers()
-        if self.exact:
+        if self.exact and replica.division.streams:
             replica.buffers.passed()
         if share.weight:
             self._weights_of[slot] = self._weights_of.get(slot, 0.0) + share.weight
@@ -106,6 +106,8 @@ class OwnedAllReduce(Sync):
             if self.wants_statistics:
                 part.add_loss(loss, share.weight)
         for done in replica.run(loss, share, self._begin_slot, self._put):
+            if self.exact:
+                replica.buffers.passed()  # the stages of a pipeline know only now how far it has moved them
             if done.weight and done.ends_slot:
                 self._end_slot(done)
         if share.ends_step:

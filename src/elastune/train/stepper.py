@@ -229,7 +229,8 @@ class Stepper:
         part, sync = transaction.due(), self._trained().sync
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        if self._looks and not math.isfinite(value := float(loss.detach())):
+        speaks = workers.comms.mesh.speaks(workers.comms.rank)  # others may have a stand-in for the loss
+        if self._looks and speaks and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
         self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step:

@@ -187,11 +187,11 @@ class TrainingState:
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
         """Of all tensors of the whole model's state, by name; () of what is no tensor."""
         replica = self.replica
-        found = shapes_of(replica.module.state_dict())
-        if isinstance(replica, OwnedReplica):
-            names = replica.state_names.items()
-            return {name: found.get(name, ()) if tensor is None else replica.shapes[tensor] for name, tensor in names}
-        return found
+        if not isinstance(replica, OwnedReplica):
+            return shapes_of(replica.module.state_dict())
+        others = shapes_of(replica.other_state())
+        names = replica.state_names.items()
+        return {name: others[name] if tensor is None else replica.shapes[tensor] for name, tensor in names}
 
     def state(self) -> States:
         """All of it, as this worker has it."""

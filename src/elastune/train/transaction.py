@@ -113,7 +113,7 @@ class StepTransaction:
         """Begin the global batch ``plan``; ``control`` is this worker's part of the control vector."""
         self._require(Phase.BETWEEN, Phase.LOST)
         self.phase, self.plan, self._sync = Phase.OPEN, plan, sync
-        sync.control = control.to_list()
+        sync.control, sync.parts = control.to_list(), plan.slices
 
     def begin_slice(self, part: BatchSlice) -> None:
         """The user's lines are about to get the samples of ``part``."""

@@ -18,6 +18,7 @@ config = {
     "schedule": "none",
     "epochs": 100,
     "double": False,
+    "own_clip": True,  # torch's; or the session's
     "samples": "",  # a file with what data() gives: to read all of MNIST takes every worker longer than to train
 }
 
@@ -69,7 +70,10 @@ def train(session) -> None:
         for x, y in session.batches(samples, batch_size=config["batch_size"]):
             x = x.double() if config["double"] else x
             session.backward(F.cross_entropy(model(x), y))
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if config["own_clip"]:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            else:
+                session.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()

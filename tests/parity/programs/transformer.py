@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-config = {"batch_size": 32, "layer": "", "pace_s": 0.0}
+config = {"batch_size": 32, "layer": "", "own_clip": True, "pace_s": 0.0}
 TOKENS, LENGTH, WIDTH, HEADS, SLOTS = 61, 48, 64, 4, 4
 
 
@@ -88,7 +88,10 @@ def train(session) -> None:
     for _ in session.epochs(1000):
         for x, y in session.batches(data(), batch_size=session.config["batch_size"]):
             session.backward(loss_of(model, x, y))
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if session.config["own_clip"]:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            else:
+                session.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(session.config["pace_s"])

@@ -113,10 +113,10 @@ class OwnedReplica(Replica):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        super().begin_step()
+    def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
+        super().begin_step(parts)
         self._drop()
-        self.division.begin_step()
+        self.division.begin_step(parts)
 
     def _drop(self) -> None:
         """No step's gradients are here."""

@@ -26,7 +26,7 @@ def written_state(replica: OwnedReplica) -> dict[str, Any]:
     for segment in written(replica.split, comms.mesh, comms.rank):
         own.setdefault(replica.split.leaves[segment.leaf].tensor, []).append(segment)
     model: dict[str, Any] = {}
-    kept = replica.module.state_dict() if comms.rank == 0 else {}
+    kept = replica.other_state() if comms.rank == 0 else {}
     for name, tensor in replica.state_names.items():
         if tensor is not None:
             model[name] = _scattered(replica, tensor, VALUES, own.get(tensor, []))

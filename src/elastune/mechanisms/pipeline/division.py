@@ -1,0 +1,357 @@
+"""A model in stages: the user's calls drive this worker's part of a schedule; their loop does not show it.
+
+``model(x)`` runs the schedule as far as this call makes it possible, ``backward`` what then is due: on the last stage
+the forward pass whose output the call returns, on others what brings the step on; they return a stand-in for the
+output, since the loss is the last stage's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from elastune.comm.comms import Comms
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.core.run import Schedule
+from elastune.mechanisms.division import Division
+from elastune.mechanisms.pipeline.layers import Layers
+from elastune.mechanisms.pipeline.loans import Loans
+from elastune.mechanisms.pipeline.mail import Mail
+from elastune.mechanisms.pipeline.parcel import blank, map_tensors, pack, shapes_of
+from elastune.mechanisms.pipeline.schedules import CHUNKS, SCHEDULES, Action
+from elastune.mechanisms.pipeline.stage import Chunk, Flight, Gradients
+from elastune.mechanisms.pipeline.streams import draw_from, drawn_state
+
+Moved = dict[int, torch.Tensor]
+"""Buffers that passes of one slot have moved, by their place among the model's."""
+
+
+class PipelineDivision(Division):
+    """``inner`` in stages; see ``Division``. Where the mesh has one stage it is ``inner`` itself.
+
+    The model is the user's own, with another ``forward``: references to it stay good.
+    """
+
+    streams = False
+
+    def __init__(
+        self, inner: Division, layers: Layers, schedule: Schedule, costs: Sequence[float], chunks: int = CHUNKS
+    ) -> None:
+        self.inner = inner
+        self.parameters, self.module, self.model = inner.parameters, inner.module, inner.model
+        first_user: dict[int, int] = {}
+        for layer in range(layers.count):
+            for p in layers.parameters_of(range(layer, layer + 1)):
+                first_user.setdefault(id(p), layer)
+        leaves = zip(inner.split.leaves, self.parameters, strict=True)
+        placed = tuple(replace(leaf, layer=first_user.get(id(p), 0)) for leaf, p in leaves)
+        chunks = chunks if schedule == "interleaved" else 1
+        self.split = replace(inner.split, leaves=placed, costs=tuple(costs), chunks=chunks)
+        self._layers = layers
+        self._schedule = schedule
+        self._device = self.parameters[0].device
+        self._buffers = list(self.module.buffers())
+        self._start = [b.detach().clone() for b in self._buffers]
+        self._shapes: dict[str, str] = {}  # of the model's output, by those of its inputs
+        self._mail: Mail | None = None
+        self._chunks: dict[int, Chunk] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """No step is under way."""
+        self._parts: list[BatchSlice] = []
+        self._todo: list[Action] = []
+        self._called = 0  # micro-batches whose forward pass the user has called for
+        self._owes = False  # the newest one's backward pass
+        self._inputs: dict[int, tuple[list[Any], list[torch.Tensor]]] = {}
+        self._outputs: dict[int, tuple[Any, list[torch.Tensor]]] = {}
+        self._flights: dict[tuple[int, int], Flight] = {}
+        self._moved: dict[int, Moved] = {}  # by chunk: by its newest micro-batch's slot
+        self._complete: dict[int, Moved] = {}  # by micro-batch: by its slot in all chunks
+        self._dirty: set[int] = set()
+        self._gradients: dict[int, Gradients] = {}  # by micro-batch
+        self._due: list[int] = []  # micro-batches that are complete and were not told yet
+        self._slot: Gradients = {}  # of the slot's earlier micro-batches
+        self._autocast = (False, torch.bfloat16)
+
+    # -- where it lies ------------------------------------------------------------------------------------------------
+
+    def enter(self, comms: Comms) -> None:
+        self.inner.enter(comms)
+        if self._mail is not None:
+            self._mail.close()
+        group = comms.group("pipeline")
+        self._forget()
+        self._mail, self._chunks = None, {}
+        self.module.__dict__.pop("forward", None)
+        if group.size == 1:
+            return
+        self._mail = Mail(group, self._device)
+        runs = self.split.stages(group.size)
+        self._last, self._turns = len(runs) - 1, len(runs) // group.size
+        self._loans = Loans(self.parameters, [self._layers.parameters_of(run) for run in runs], group.size, group.rank)
+        place_of = {id(p): i for i, p in enumerate(self.parameters)}
+        for c in range(group.rank, len(runs), group.size):
+            splits = not self._loans.shares(c)
+            trained = {place_of[id(p)]: p for p in self._layers.parameters_of(runs[c]) if p.requires_grad}
+            self._chunks[c] = Chunk(self._layers, runs[c], trained, splits=splits)
+        self._first_own = min(self._chunks)
+        self.module.forward = self._forward
+
+    # -- the user's calls ---------------------------------------------------------------------------------------------
+
+    def begin_step(self, parts: Sequence[BatchSlice]) -> None:
+        self.inner.begin_step(parts)
+        if self._mail is None:
+            return
+        self._drop_loans()
+        self._forget()
+        self._parts = list(parts)
+        self._mail.begin_step()
+        self._todo = SCHEDULES[self._schedule](self._mail.size, self._mail.rank, len(parts), self._turns)
+        if self._buffers:
+            torch._foreach_copy_(self._start, [b.detach() for b in self._buffers])
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's ``forward``."""
+        values = self._bound(args, kwargs)
+        if not torch.is_grad_enabled() or self._called == len(self._parts):
+            return self._look(values)
+        if self._owes:
+            fix = "call the model once, on all that the loss needs"
+            raise UserError("a pipeline runs the model once for each training batch", "a second call", fix)
+        k = self._called
+        self._called, self._owes = k + 1, True
+        self._autocast = torch.is_autocast_enabled(self._device.type), torch.get_autocast_dtype(self._device.type)
+        if 0 in self._chunks:
+            self._inputs[k] = values, drawn_state()
+        mail, shapes = self._post, shapes_of(values)
+        with mail.failures_told():
+            self._due.extend(self._run(until=self._called_for(k), out_of_turn=shapes not in self._shapes))
+            if self._last in self._chunks:
+                output, state = self._outputs.pop(k)
+                if shapes not in self._shapes:
+                    self._shapes[shapes] = pack(output)[0]
+                    mail.tell_all("shape", k, self._shapes[shapes])
+                draw_from(state)
+                return output
+            if shapes not in self._shapes:
+                self._shapes[shapes] = mail.take_text("shape", k, self._run_ahead)
+        return map_tensors(lambda t: t.to(self._device), blank(self._shapes[shapes]))
+
+    def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
+        if self._mail is None:
+            yield from self.inner.backward(loss, part)
+            return
+        if not self._owes:
+            rule, fix = "a pipeline learns from what its model returned", "call model(...) before session.backward"
+            raise UserError(rule, "no call of the model for this batch", fix)
+        k, self._owes = self._called - 1, False
+        if self._last in self._chunks:
+            weighted = loss * part.weight
+            self._flights[self._last, k].outputs = [weighted] if weighted.requires_grad else []
+        upcoming = self._called_for(k + 1) if k + 1 < len(self._parts) else None
+        with self._mail.failures_told():
+            for done in chain(self._due, self._run(before=upcoming)):
+                yield self._settled(done)
+        self._due = []
+        if not self._todo:
+            self._drop_loans()
+
+    def abandon(self) -> None:
+        self.inner.abandon()
+        if self._mail is not None and self._todo:
+            self._mail.drop_step()
+        self._drop_loans()
+        self._forget()
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The model's inputs, in the order of its layers'. Raises ``UserError`` for others than those."""
+        names = self._layers.inputs
+        values = dict(zip(names, args, strict=False)) | kwargs
+        if set(values) != set(names) or len(args) > len(names):
+            rule = f"a model in a pipeline is called with its inputs that have no default: {', '.join(names)}"
+            raise UserError(rule, ", ".join([*names[: len(args)], *kwargs]) or "nothing", "give those alone")
+        return [values[name] for name in names]
+
+    @property
+    def _post(self) -> Mail:
+        if self._mail is None:
+            raise RuntimeError("this worker is in no pipeline")
+        return self._mail
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _look(self, values: list[Any]) -> Any:
+        """A forward pass that no backward pass follows; every stage returns the output."""
+        if self._owes or (self._turns > 1 and 0 < self._called < len(self._parts)):
+            fix = "evaluate between steps, or use --schedule 1f1b"
+            raise UserError("a model in a pipeline is evaluated between steps", "an evaluation inside of one", fix)
+        mail, state, moved = self._post, drawn_state(), {}
+        mail.begin_look()
+        with mail.failures_told(), torch.no_grad():
+            for c, chunk in self._chunks.items():
+                if c:
+                    values, state, moved, lent = mail.take("look", c, 0)
+                    self._loans.receive(lent)
+                for place, value in moved.items():
+                    self._buffers[int(place)].copy_(value)
+                draw_from(state)
+                with chunk.moving() as now:
+                    given = chunk.look(values)
+                state = drawn_state()
+                moved |= {str(place): value for place, value in now.items()}
+                for place, value in now.items():
+                    self._buffers[place].copy_(value)
+                if c < self._last:
+                    mail.give("look", c + 1, 0, [given, state, moved, self._loans.lend(c + 1)])
+                else:
+                    mail.tell_all("seen", 0, *pack([given, state, moved]))
+            self._drop_loans()
+            if self._last not in self._chunks:
+                given, state, moved = mail.take("seen", 0, 0)
+                for place, value in moved.items():
+                    self._buffers[int(place)].copy_(value)
+                draw_from(state)
+        return map_tensors(torch.Tensor.detach, given)
+
+    def _drop_loans(self) -> None:
+        if self._mail is not None:
+            self._loans.drop()
+
+    # -- the schedule -------------------------------------------------------------------------------------------------
+
+    def _called_for(self, k: int) -> Action:
+        """What this worker has to do for the user's call for micro-batch ``k``: on the last stage what yields the
+        output, on the first what needs the input, on the others what is nearest to those.
+        """
+        return Action("forward", self._last if self._last in self._chunks else self._first_own, k)
+
+    def _run(
+        self, *, until: Action | None = None, before: Action | None = None, out_of_turn: bool = False
+    ) -> Iterator[int]:
+        """Do what stands next: up to and with ``until``; up to ``before``; or all that is left. What needs a
+        micro-batch that the user has not called for yet, and that is not here yet, may wait until he has.
+
+        Yields each micro-batch whose gradients are complete.
+        """
+        while self._todo and self._todo[0] != before and (until is None or until in self._todo):
+            action = self._todo[0]
+            if self._can_do(action):
+                if self._do(action):
+                    yield action.batch
+            elif until is None and action.kind == "forward" and action.batch >= self._called:
+                return
+            elif not (out_of_turn and self._run_ahead()):
+                self._post.wait()
+
+    def _run_ahead(self) -> bool:
+        """Do a forward pass that can be done at once, out of turn, of a micro-batch that the user has called for:
+        others need it to come as far as this worker. False where there is none.
+        """
+        seen = set()
+        for action in self._todo:
+            if action.kind == "forward" and action.chunk not in seen and action.batch < self._called:
+                seen.add(action.chunk)
+                if self._can_do(action):
+                    self._do(action)
+                    return True
+        return False
+
+    def _can_do(self, action: Action) -> bool:
+        """Whether all that it needs is here."""
+        c, k = action.chunk, action.batch
+        if action.kind == "weight":
+            return True
+        if action.kind == "forward":
+            return k in self._inputs if c == 0 else self._post.has("forward", c, k)
+        return c == self._last or self._post.has("backward", c, k)
+
+    def _do(self, action: Action) -> bool:
+        """One action; whether its micro-batch's gradients are complete with it."""
+        self._todo.remove(action)
+        c, k = action.chunk, action.batch
+        if action.kind == "forward":
+            self._do_forward(c, k)
+            return False
+        if action.kind == "weight":
+            self._gradients.setdefault(k, {}).update(self._chunks[c].backward_to_weights(self._flights.pop((c, k))))
+        else:
+            self._do_backward(c, k, halves=action.kind == "input")
+        return action.kind != "input" and c == self._first_own
+
+    def _do_forward(self, c: int, k: int) -> None:
+        chunk, moved = self._chunks[c], {} if self._begins_slot(k) else dict(self._moved[c])
+        if c == 0:
+            values, state = self._inputs.pop(k)
+        else:
+            values, state, came, lent = self._post.take("forward", c, k)
+            moved |= {int(place): value for place, value in came.items()}
+            self._loans.receive(lent)
+        self._put_buffers(moved)
+        draw_from(state)
+        on, dtype = self._autocast
+        with torch.enable_grad(), torch.autocast(self._device.type, dtype=dtype, enabled=on), chunk.moving() as now:
+            given, flight = chunk.forward(values, came=c > 0)
+        state = drawn_state()
+        moved |= now
+        self._dirty |= set(now)
+        self._flights[c, k], self._moved[c] = flight, moved
+        if c == self._last:
+            self._outputs[k], self._complete[k] = (given, state), moved
+        else:
+            lent = self._loans.lend(c + 1) if k == 0 else {}
+            told = {str(place): value for place, value in moved.items()}
+            self._post.give("forward", c + 1, k, [given, state, told, lent])
+
+    def _do_backward(self, c: int, k: int, *, halves: bool) -> None:
+        chunk, flight = self._chunks[c], self._flights[c, k]
+        shared: Gradients = {}
+        if c == self._last:
+            gradients: list[torch.Tensor | None] = [torch.ones_like(loss) for loss in flight.outputs]
+        else:
+            gradients, told, came = self._post.take("backward", c, k)
+            self._complete[k] = {int(place): value for place, value in told.items()}
+            shared = {int(leaf): gradient for leaf, gradient in came.items()}
+        earlier = {leaf: shared.pop(leaf) for leaf in list(shared) if leaf in chunk.parameters}
+        if halves:
+            found = chunk.backward_to_inputs(flight, gradients, earlier)
+        else:
+            found = chunk.backward(flight, gradients, earlier)
+            del self._flights[c, k]
+        for leaf in [leaf for leaf in found if self._loans.is_used_before(leaf, c)]:
+            shared[leaf] = found.pop(leaf)
+        if c > 0:
+            back = list(flight.arrival.gradients) or [None] * len(flight.arrival.tensors)
+            told = {str(place): value for place, value in self._complete[k].items()}
+            credit = {str(leaf): gradient for leaf, gradient in shared.items()}
+            self._post.give("backward", c - 1, k, [back, told, credit])
+        self._gradients.setdefault(k, {}).update(found)
+
+    def _begins_slot(self, k: int) -> bool:
+        return k == 0 or self._parts[k - 1].ends_slot
+
+    def _settled(self, k: int) -> BatchSlice:
+        """All gradients of micro-batch ``k`` are there: with a slot's last one they go to the parameters. Buffers are
+        as it has left them.
+        """
+        part, found, moved = self._parts[k], self._gradients.pop(k), self._complete.pop(k)
+        for leaf, gradient in found.items():
+            self._slot[leaf] = self._slot[leaf].add_(gradient) if leaf in self._slot else gradient
+        if part.ends_slot:
+            for leaf, gradient in self._slot.items():
+                self.parameters[leaf].grad = gradient
+            self._slot = {}
+        self._put_buffers(moved)
+        return part
+
+    def _put_buffers(self, moved: Moved) -> None:
+        """Buffers are as at the step's start, but for ``moved``. Not noted by autograd: passes in flight stay good."""
+        for place in self._dirty | set(moved):
+            self._buffers[place].data.copy_(moved.get(place, self._start[place]))
+        self._dirty = set(moved)

@@ -1,0 +1,186 @@
+"""One run of layers on one worker: forward passes, backward passes, and what is kept between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from elastune.mechanisms.pipeline.halves import WeightHalf, input_half
+from elastune.mechanisms.pipeline.layers import Layers
+from elastune.mechanisms.pipeline.parcel import map_tensors, tensors_in
+
+Gradients = dict[int, torch.Tensor]
+"""By leaf."""
+
+
+@dataclass
+class Flight:
+    """A micro-batch that has gone forward through a chunk and not yet back.
+
+    Attributes:
+        outputs: The tensors of what it handed on that need gradients, in order; of the last chunk the loss.
+        arrival: What came, and later its gradients.
+        half: What is left of a backward pass that was run by halves.
+    """
+
+    outputs: list[torch.Tensor]
+    arrival: _Arrival
+    half: WeightHalf | None = None
+
+
+@dataclass
+class _Arrival:
+    """The tensors that came and need gradients, unknown to autograd; and the gradients, once they are there."""
+
+    tensors: list[torch.Tensor]
+    edges: list[GradientEdge] = field(default_factory=list)
+    gradients: Sequence[torch.Tensor | None] = ()
+
+
+class _Arrive(torch.autograd.Function):
+    """Makes of what came tensors that the next layer may even overwrite, and keeps their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, arrival: _Arrival) -> tuple[torch.Tensor, ...]:
+        ctx.arrival = arrival
+        ctx.set_materialize_grads(False)
+        return tuple(arrival.tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None]:
+        ctx.arrival.gradients = gradients
+        return None, None
+
+
+class Chunk:
+    """The layers ``layers`` of ``model``.
+
+    Attributes:
+        takes: Names of the values that it is handed, or the model's inputs.
+        gives: Names of the values that it hands on; none where it is the last.
+        parameters: By leaf: the trained parameters that it uses.
+        splits: Its backward pass may be run by halves.
+    """
+
+    def __init__(
+        self, model: Layers, layers: range, parameters: dict[int, nn.Parameter], *, splits: bool = True
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self.takes = model.handed_on(layers.start) or model.inputs
+        self.gives = model.handed_on(layers.stop)
+        self.parameters = parameters
+        self.splits = splits
+        self._buffers = _buffers_of(model, layers)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def look(self, values: Sequence[Any]) -> Any:
+        """A forward pass without anything kept: what is handed on, or what the model returns."""
+        return self._model.run(self._layers, dict(zip(self.takes, values, strict=True)), self.gives)
+
+    def forward(self, values: Sequence[Any], *, came: bool) -> tuple[Any, Flight]:
+        """A forward pass: what is handed on (or what the model returns), and what is kept.
+
+        ``came``: from another stage, whose gradients it waits for.
+        """
+        arrival = _Arrival([t for t in tensors_in(list(values)) if came and t.requires_grad])
+        if arrival.tensors:
+            for tensor in arrival.tensors:
+                tensor.requires_grad_(False)
+            arrived = list(_Arrive.apply(torch.empty(0, requires_grad=True), arrival))  # type: ignore[no-untyped-call]
+            arrival.edges = [get_gradient_edge(tensor) for tensor in arrived]
+            by_place = {id(old): new for old, new in zip(arrival.tensors, arrived, strict=True)}
+            values = map_tensors(lambda t: by_place.get(id(t), t), list(values))
+        given = self.look(values)
+        return given, Flight([t for t in tensors_in(given) if t.requires_grad], arrival)
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(
+        self, flight: Flight, gradients: Sequence[torch.Tensor | None], earlier: Mapping[int, torch.Tensor]
+    ) -> Gradients:
+        """A whole backward pass: the gradients of ``parameters``, added to ``earlier`` ones of the same micro-batch.
+
+        They are added where autograd adds up a parameter's uses, after ``earlier``: as in one process, where later
+        layers' come first.
+        """
+        roots = [(t, g) for t, g in zip(flight.outputs, gradients, strict=True) if g is not None]
+        roots += [(self.parameters[i], g) for i, g in earlier.items()]
+        if roots:
+            outputs, seeds = zip(*roots, strict=True)
+            torch.autograd.backward(outputs, seeds)
+        flight.outputs = []
+        return self._taken()
+
+    def backward_to_inputs(
+        self, flight: Flight, gradients: Sequence[torch.Tensor | None], earlier: Mapping[int, torch.Tensor]
+    ) -> Gradients:
+        """The half of ``backward`` that others wait for; ``backward_to_weights`` does the rest.
+
+        A whole pass where it cannot be halved with the same bits: then the gradients of ``parameters`` are there.
+        """
+        roots = [(t, g) for t, g in zip(flight.outputs, gradients, strict=True) if g is not None]
+        if self.splits and roots and flight.arrival.edges:
+            outputs, seeds = zip(*roots, strict=True)
+            found = input_half(outputs, seeds, flight.arrival.edges)
+            if found is not None:
+                flight.arrival.gradients, flight.half = found
+                flight.outputs = []
+                return {}
+        return self.backward(flight, gradients, earlier)
+
+    def backward_to_weights(self, flight: Flight) -> Gradients:
+        """What ``backward_to_inputs`` left."""
+        if flight.half is not None:
+            flight.half.run()
+            flight.half = None
+        return self._taken()
+
+    def _taken(self) -> Gradients:
+        found = {}
+        for i, p in self.parameters.items():
+            if p.grad is not None:
+                found[i], p.grad = p.grad, None
+        return found
+
+    # -- buffers ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def moving(self) -> Iterator[dict[int, torch.Tensor]]:
+        """Around a forward pass; what it yields has afterwards the buffers that were moved, by their place in the
+        model.
+
+        Normalising layers move tensors of this pass alone: autograd keeps them for the backward pass, and other
+        micro-batches go forward before that.
+        """
+        found: dict[int, torch.Tensor] = {}
+        before = [buffer._version for _, buffer, _, _ in self._buffers]
+        lent = [
+            (place, buffer, owner, name)
+            for place, buffer, owner, name in self._buffers
+            if owner.training and isinstance(owner, nn.modules.batchnorm._NormBase)
+        ]
+        for place, buffer, owner, name in lent:
+            found[place] = owner._buffers[name] = buffer.detach().clone()
+        try:
+            yield found
+        finally:
+            for _, buffer, owner, name in lent:
+                owner._buffers[name] = buffer
+        for (place, buffer, _, _), version in zip(self._buffers, before, strict=True):
+            if buffer._version != version:
+                found[place] = buffer.detach().clone()
+
+
+def _buffers_of(model: Layers, layers: range) -> list[tuple[int, torch.Tensor, nn.Module, str]]:
+    """The buffers that ``layers`` may move: place among the model's, buffer, owner, name there."""
+    places = {id(buffer): place for place, buffer in enumerate(model.module.buffers())}
+    called = {id(part): part for module in model.modules_of(layers) for part in module.modules()}
+    return [(places[id(b)], b, part, name) for part in called.values() for name, b in part.named_buffers(recurse=False)]

@@ -1,0 +1,56 @@
+"""A model in stages trains as it does whole, to the bit, whatever the schedule, the stages and the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastune.core.run import Schedule
+from elastune.testing.worker_processes import processes
+
+SCHEDULES: list[Schedule] = ["1f1b", "gpipe", "interleaved", "zero-bubble"]
+
+
+@pytest.fixture(autouse=True)
+def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def trained(cases: list[Any], stages: int) -> list[list[tuple[Any, ...]]]:
+    """By case and worker: state, evaluation, losses."""
+    import piped
+
+    with processes(stages, piped.train, cases, stages) as them:
+        found = [[them.hear(rank)[1:] for rank in range(stages)] for _ in cases]
+        for rank in range(stages):
+            them.tell(rank, "end")
+        return found
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_bits_of_one_process(stages: int) -> None:
+    """Every parameter is on one stage, buffers, evaluations and what BatchNorm counts on all of them."""
+    import piped
+
+    models = ["cnn", "transformer", "tied"]
+    cases = [piped.Case(model, schedule) for model in models for schedule in SCHEDULES]
+    cases += [piped.Case("mlp"), piped.Case("cnn", "interleaved", abandons=True)]
+    cases += [piped.Case("tied", "interleaved", micro_batch=1), piped.Case("transformer", "zero-bubble", micro_batch=2)]
+    wanted = {model: piped.alone(piped.Case(model)) for model in [*models, "mlp"]}
+    for case, workers in zip(cases, trained(cases, stages), strict=True):
+        state, evaluation, losses = (
+            wanted[case.model] if case.micro_batch is None and not case.abandons else piped.alone(case)
+        )
+        told = [losses for _, _, losses in workers if losses is not None]
+        assert told == [losses], case
+        owners: dict[str, int] = {}
+        for own, seen, _ in workers:
+            assert torch.equal(seen, evaluation), case
+            for name, tensor in own.items():
+                owners[name] = owners.get(name, 0) + 1
+                assert torch.equal(tensor, state[name]), (case, name)
+        buffers = {name for name in state if "running" in name or "tracked" in name}
+        assert owners == {name: stages if name in buffers else 1 for name in state}, case

@@ -1,0 +1,64 @@
+"""Stages through the whole program: the bits, metrics and norms of one worker, on meshes of both axes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import run_job
+
+PROGRAM = Path(__file__).parent / "programs" / "shares.py"
+
+
+def spec(out: Path, max_steps: int | None = None, config: dict[str, Any] | None = None, **means: Any) -> RunSpec:
+    return RunSpec(Program(PROGRAM), out, config=config or {}, means=Means(**means), max_steps=max_steps)
+
+
+def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
+    """AdamW with two groups and a schedule, clipped; BatchNorm, dropout; tied, frozen and unused parameters.
+
+    Slots in several passes are in another comparison, since BatchNorm sees them apart.
+    """
+    whole = {}
+    for micro_batch in (None, 4):
+        run = run_job(spec(tmp_path / f"one{micro_batch}", workers=1, micro_batch=micro_batch), cluster=cluster)
+        whole[micro_batch] = run.sha256, run.metrics, run.signals
+    assert whole[None] != whole[4]
+    for i, means in enumerate(
+        (
+            {"mesh": Mesh(pipeline=2), "schedule": "zero-bubble"},
+            {"mesh": Mesh(pipeline=3), "schedule": "gpipe", "micro_batch": 4},
+            {"mesh": Mesh(pipeline=4)},
+            {"mesh": Mesh(data=2, pipeline=2), "schedule": "interleaved", "copies": 2},
+            {"mesh": Mesh(shard=2, pipeline=2), "micro_batch": 4},
+        )
+    ):
+        run = run_job(spec(tmp_path / str(i), **means), cluster=cluster)
+        assert (run.sha256, run.metrics, run.signals) == whole[means.get("micro_batch")], means
+
+
+def test_a_checkpoint_goes_to_other_stages(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Written by two stages, it is continued by three, and by one worker with all of it."""
+    whole = run_job(spec(tmp_path / "whole", workers=1), cluster=cluster)
+    for name, first, then in (
+        ("more", {"mesh": Mesh(pipeline=2)}, {"mesh": Mesh(pipeline=3)}),
+        ("one", {"mesh": Mesh(data=2, pipeline=2)}, {"workers": 1}),
+    ):
+        begun = run_job(spec(tmp_path / name, max_steps=5, **first), cluster=cluster)
+        assert begun.sha256 != whole.sha256
+        rest = run_job(replace(spec(tmp_path / name, **then), resume=True), cluster=cluster)
+        assert (rest.steps, rest.sha256) == (whole.steps, whole.sha256)
+
+
+def test_fast_mode(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A replica's workers run the same pass: up to nothing at all what one worker runs."""
+    one = run_job(spec(tmp_path / "one", mode="fast", workers=1, micro_batch=7), cluster=cluster)
+    two = run_job(spec(tmp_path / "two", mode="fast", mesh=Mesh(pipeline=2), micro_batch=7), cluster=cluster)
+    assert two.metrics["accuracy"] == one.metrics["accuracy"]
+    assert two.metrics["norms"] == pytest.approx(one.metrics["norms"], rel=1e-5)
