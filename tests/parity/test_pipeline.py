@@ -11,9 +11,10 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.job.run import JobFailed, run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "shares.py"
+TROUBLES = PROGRAM.parent / "unpiped.py"
 
 
 def spec(out: Path, max_steps: int | None = None, config: dict[str, Any] | None = None, **means: Any) -> RunSpec:
@@ -62,3 +63,30 @@ def test_fast_mode(cluster: LocalCluster, tmp_path: Path) -> None:
     two = run_job(spec(tmp_path / "two", mode="fast", mesh=Mesh(pipeline=2), micro_batch=7), cluster=cluster)
     assert two.metrics["accuracy"] == one.metrics["accuracy"]
     assert two.metrics["norms"] == pytest.approx(one.metrics["norms"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "stages", "told"),
+    [
+        ("few", 3, "at least one layer a stage"),
+        ("branches", 2, "torch.fx must be able to follow"),
+        ("twice", 2, "once for each training batch"),
+        ("not called", 2, "learns from what its model returned"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_refused(
+    cluster: LocalCluster, tmp_path: Path, trouble: str, stages: int, told: str
+) -> None:
+    """In one line, on every stage."""
+    run = spec(tmp_path, config={"trouble": trouble}, mesh=Mesh(pipeline=stages))
+    with pytest.raises(JobFailed, match=told) as failed:
+        run_job(replace(run, program=Program(TROUBLES)), cluster=cluster)
+    assert failed.value.failure.reason == "user_error"
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_what_fails_on_one_stage_ends_all(cluster: LocalCluster, tmp_path: Path, at: int) -> None:
+    """The others wait for it: they are told, and the run says what has failed."""
+    run = spec(tmp_path, config={"trouble": "fails", "at": at}, mesh=Mesh(pipeline=3))
+    with pytest.raises(JobFailed, match="no third batch here"):
+        run_job(replace(run, program=Program(TROUBLES)), cluster=cluster)
