@@ -1,0 +1,366 @@
+"""Every mechanism beside torch's own: step time, bytes sent, memory of a worker; one run, variants in turns.
+
+Rounds of a few steps of each variant take turns in the same processes on the same data, so that drift of the machine
+hits all alike; figures are medians over rounds of (variant / its rival), with quartiles. Bytes are those of the
+loopback device in a network namespace of this run's own, divided by workers and steps: headers are in them. Memory is
+what the process has of its own (private pages) beyond what it had before the variant was built, each in processes of
+its own, after the last step.
+
+    python benchmarks/mechanisms.py [--smoke] [--large] [--only zero,sharded] [--out benchmarks/results/mechanisms.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from elastune.comm.group import Group
+from elastune.comm.join import join
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.elastic.worker.group import WorkerGroup
+from elastune.job.machine import machine_context
+from elastune.train.session import Session
+
+SAMPLES, WIDTH, CLASSES, WORDS, CONTEXT = 512, 784, 10, 2048, 32
+ISOLATED = "ELASTUNE_BENCHMARK_ISOLATED"
+Stepper = Callable[[int], None]
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def mlp(hidden: int) -> nn.Module:
+    """Four hidden layers."""
+    sizes = [WIDTH, hidden, hidden, hidden, hidden]
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(hidden, CLASSES))
+
+
+class Block(nn.Module):
+    """Attention and MLP, normalised before each."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.before(x)
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        x = x + self.attention(h, h, h, attn_mask=mask, need_weights=False)[0]
+        return x + self.down(F.gelu(self.up(self.between(x))))
+
+
+def gpt(width: int, layers: int) -> nn.Module:
+    """A decoder that says what text is about: its last word's state, in ten classes."""
+    return nn.Sequential(
+        nn.Embedding(WORDS, width),
+        *(Block(width, 8) for _ in range(layers)),
+        nn.LayerNorm(width),
+        nn.Flatten(),
+        nn.Linear(CONTEXT * width, CLASSES),
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp_small": lambda: mlp(256),
+    "mlp_10m": lambda: mlp(1690),
+    "mlp_100m": lambda: mlp(5640),
+    "gpt_10m": lambda: gpt(336, 7),
+    "gpt_100m": lambda: gpt(896, 10),
+}
+
+
+def data_for(model: str) -> TensorDataset:
+    """Made: what it costs to train does not depend on what it means."""
+    torch.manual_seed(0)
+    x = torch.randint(0, WORDS, (SAMPLES, CONTEXT)) if model.startswith("gpt") else torch.randn(SAMPLES, WIDTH)
+    return TensorDataset(x, torch.randint(0, CLASSES, (SAMPLES,)))
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-4)
+
+
+# -- variants ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train. ``rival``: which other one its step time is told as a multiple of; ``goal``: at most that."""
+
+    means: dict[str, Any] = field(default_factory=dict)
+    rival: str = "ddp"
+    goal: float | None = None
+
+
+TORCH = ("ddp", "zero_redundancy", "fsdp2")
+VARIANTS: dict[str, Variant] = {
+    "ddp": Variant(),
+    "zero_redundancy": Variant(),
+    "fsdp2": Variant(),
+    "replicated": Variant({"mechanism": "replicated"}),
+    "zero": Variant({"mechanism": "zero", "copies": 1}, "replicated", 1.05),
+    "zero_two_copies": Variant({"mechanism": "zero", "copies": 2}, "zero", 1.10),
+    "zero_fast": Variant({"mechanism": "zero", "copies": 1, "mode": "fast"}),
+    "sharded": Variant({"mechanism": "sharded", "copies": 1}, "fsdp2", 1.15),
+    "sharded_two_copies": Variant({"mechanism": "sharded", "copies": 2}, "sharded", 1.10),
+    "tensor": Variant({"mechanism": "tensor", "virtual_tensor": 4}, "replicated"),
+    "pipeline": Variant({"mechanism": "pipeline"}, "replicated"),
+}
+
+
+def torchs(name: str, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Stepper:
+    """The loop that a user would write with torch alone."""
+    wrapped: nn.Module = model
+    if name == "fsdp2":
+        for child in model.children():
+            if any(True for _ in child.parameters()):
+                fully_shard(child)
+        fully_shard(model)
+        optimizer = adamw(model.parameters())
+    else:
+        wrapped = DistributedDataParallel(model)
+        if name == "zero_redundancy":
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4)
+        else:
+            optimizer = adamw(model.parameters())
+    own = batch // group.size
+
+    def indices() -> Iterator[torch.Tensor]:
+        while True:
+            order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+            for at in range(0, len(data) - batch + 1, batch):
+                yield order[at + group.rank * own : at + (group.rank + 1) * own]
+
+    source = indices()
+
+    def step(count: int) -> None:
+        for index in itertools.islice(source, count):
+            x, y = (t[index] for t in data.tensors)
+            F.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+AXES_OF = {"zero": "shard", "sharded": "shard", "tensor": "tensor", "pipeline": "pipeline", "replicated": "data"}
+
+
+def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Stepper:
+    mesh = Mesh(**{AXES_OF[variant.means["mechanism"]]: group.size})
+    means = Means(workers=group.size, num_slots=max(4, group.size), mesh=mesh, **variant.means)
+    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
+    workers = WorkerGroup(group)
+    session = Session(
+        spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
+    )
+    model, optimizer = session.prepare(model, adamw(model.parameters()))
+    source = (xy for _ in session.epochs(10**9) for xy in session.batches(data, batch_size=batch, drop_last=True))
+
+    def step(count: int) -> None:
+        done = 0
+        for x, y in source:
+            session.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            done += session.ends_step
+            if done == count:
+                return
+
+    return step
+
+
+def stepper(name: str, model: str, group: Group, batch: int) -> Stepper:
+    torch.manual_seed(0)
+    built, data = MODELS[model](), data_for(model)
+    if name in TORCH:
+        return torchs(name, built, group, data, batch)
+    return ours(VARIANTS[name], built, group, data, batch)
+
+
+# -- what a worker does --------------------------------------------------------------------------------------------
+
+
+def sent_bytes() -> int:
+    """Of the loopback device, in this run's own namespace."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        device, _, numbers = line.partition(":")
+        if device.strip() == "lo":
+            return int(numbers.split()[8])
+    return 0
+
+
+def own_bytes() -> int:
+    """Private memory of this process."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
+
+
+def timed(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: str) -> None:
+    torch.set_num_threads(1)
+    group = join(Place(rank=rank, world=world, rendezvous=rendezvous))
+    steppers = {name: stepper(name, cell["model"], group, cell["batch"]) for name in cell["variants"]}
+    found: dict[str, list[list[float]]] = {name: [] for name in steppers}
+    for step in steppers.values():
+        step(3)
+    names = list(steppers)
+    for round_ in range(cell["rounds"]):
+        turn = round_ % len(names)
+        for name in names[turn:] + names[:turn]:
+            group.gather_floats([0.0])  # start together
+            started, cpu, before = time.perf_counter(), time.process_time(), sent_bytes()
+            steppers[name](cell["steps"])
+            group.gather_floats([0.0])
+            seconds, cpus = time.perf_counter() - started, time.process_time() - cpu
+            all_cpu = sum(row[0] for row in group.gather_floats([cpus]))
+            sent = (sent_bytes() - before) / world
+            found[name].append([value / cell["steps"] for value in (seconds, all_cpu, sent)])
+    if rank == 0:
+        Path(out).write_text(json.dumps(found))
+    os._exit(0)  # as elastune's workers end: see comm.group.join
+
+
+def weighed(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: str) -> None:
+    torch.set_num_threads(1)
+    group = join(Place(rank=rank, world=world, rendezvous=rendezvous))
+    adamw([nn.Parameter(torch.zeros(1))])  # imports what the first optimizer imports
+    gc.collect()
+    before = own_bytes()
+    step = stepper(cell["variants"][0], cell["model"], group, cell["batch"])
+    step(3)
+    gc.collect()
+    rows = group.gather_floats([float(own_bytes() - before)])
+    if rank == 0:
+        Path(out).write_text(json.dumps([row[0] for row in rows]))
+    os._exit(0)
+
+
+def spawned(act: Callable[..., None], world: int, cell: dict[str, Any]) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        mp.spawn(act, (world, f"file://{folder}/rendezvous", cell, str(out)), nprocs=world)
+        return json.loads(out.read_text())
+
+
+# -- the cells -----------------------------------------------------------------------------------------------------
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def measure(model: str, world: int, batch: int, rounds: int, steps: int, sets: list[list[str]]) -> dict[str, Any]:
+    """One model on ``world`` workers; each of ``sets`` of variants takes turns in the same processes."""
+    parameters = sum(p.numel() for p in MODELS[model]().parameters())
+    told: dict[str, Any] = {}
+    for names in sets:
+        cell = {"model": model, "batch": batch, "rounds": rounds, "steps": steps, "variants": names}
+        found = spawned(timed, world, cell)
+        for name in names:
+            if name in told:
+                continue
+            seconds, cpus, sent = zip(*found[name], strict=True)
+            told[name] = {
+                "ms": round(1e3 * statistics.median(seconds), 2),
+                "cpu_ms_of_all": round(1e3 * statistics.median(cpus), 2),
+                "sent_over_parameters": round(statistics.median(sent) / (4 * parameters), 3)
+                if ISOLATED in os.environ
+                else None,
+            }
+            rival = VARIANTS[name].rival
+            if rival in names and rival != name:
+                pairs = zip(found[name], found[rival], strict=True)
+                ratios = [(a[0] / b[0], a[1] / b[1]) for a, b in pairs]
+                told[name][f"over_{rival}"] = quartiles([wall for wall, _ in ratios])
+                told[name][f"cpu_over_{rival}"] = quartiles([cpu for _, cpu in ratios])
+                told[name]["goal"] = VARIANTS[name].goal
+    for name in told:
+        own = spawned(weighed, world, {"model": model, "batch": batch, "variants": [name]})
+        told[name]["worker_bytes_over_parameters"] = round(max(own) / (4 * parameters), 2)
+    return {
+        "model": model, "parameters": parameters, "workers": world, "batch": batch, "rounds": rounds, "steps": steps,
+        "variants": told,
+    }  # fmt: skip
+
+
+def show(cell: dict[str, Any]) -> None:
+    print(f"{cell['model']}, {cell['parameters']:,} parameters, {cell['workers']} workers", flush=True)
+    for name, row in cell["variants"].items():
+        ratios = " ".join(
+            f"{key} {value['median']:.2f} [{value['low']:.2f}-{value['high']:.2f}]"
+            for key, value in row.items()
+            if "over_" in key and isinstance(value, dict)
+        )
+        sent, own = row["sent_over_parameters"], row["worker_bytes_over_parameters"]
+        bytes_sent = "   ?" if sent is None else f"{sent:4.2f}"
+        sizes = f"sent {bytes_sent} x P  memory {own:5.2f} x P"
+        print(f"  {name:20} {row['ms']:8.1f} ms  cpu {row['cpu_ms_of_all']:8.1f}  {sizes}  {ratios}", flush=True)
+
+
+def isolated() -> None:
+    """Begin again in a network namespace of this process's own, where that is allowed: bytes are then this run's."""
+    if ISOLATED in os.environ or shutil.which("unshare") is None:
+        return
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0:
+        os.environ[ISOLATED] = "1"
+        command = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, *sys.argv]
+        os.execvp(command[0], command)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="one small cell, a few seconds")
+    parser.add_argument("--large", action="store_true", help="models of 100 million parameters, too")
+    parser.add_argument("--only", help="these variants, by comma")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    isolated()
+    chosen = [name for name in VARIANTS if args.only is None or name in args.only.split(",")]
+    if args.smoke:
+        sizes = [("mlp_small", 2, 32, 3, 2, [chosen])]
+    else:
+        sizes = [(model, world, 64, 12, 3, [chosen]) for model in ("mlp_10m", "gpt_10m") for world in (2, 4)]
+    if args.large:  # two at a time: memory holds no more
+        pairs = [[v.rival, name] for name, v in VARIANTS.items() if name in chosen and v.rival != name]
+        sizes += [(model, world, 16, 4, 1, pairs) for model in ("mlp_100m", "gpt_100m") for world in (2, 4)]
+    cells = []
+    for size in sizes:
+        cells.append(measure(*size))
+        show(cells[-1])
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
