@@ -73,10 +73,13 @@ class Host:
         self._switch.do(f"ip link set {self._port} up")
         self.is_cut = False
 
-    def slow(self, rate: str) -> None:
-        """Let no more than ``rate`` (``50mbit``) through its link, in each direction."""
-        self._switch.do(f"tc qdisc replace dev {self._port} root tbf rate {rate} burst {BURST} latency {QUEUE}")
-        self.space.do(f"tc qdisc replace dev {INTERFACE} root tbf rate {rate} burst {BURST} latency {QUEUE}")
+    def slow(self, rate: str, burst: str = BURST) -> None:
+        """Let no more than ``rate`` (``50mbit``) through its link, in each direction.
+
+        ``burst`` may pass at once; a fast link needs more of it than the default, or a busy machine makes it slower.
+        """
+        self._switch.do(f"tc qdisc replace dev {self._port} root tbf rate {rate} burst {burst} latency {QUEUE}")
+        self.space.do(f"tc qdisc replace dev {INTERFACE} root tbf rate {rate} burst {burst} latency {QUEUE}")
 
     def unslow(self) -> None:
         """As fast as before. Raises ``OSError`` where it was not slow."""
