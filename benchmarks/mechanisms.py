@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from elastune.comm.group import Group
-from elastune.comm.join import join
+from elastune.comm.join import join, stand
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
@@ -176,7 +176,7 @@ def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, 
     mesh = Mesh(**{AXES_OF[variant.means["mechanism"]]: group.size})
     means = Means(workers=group.size, num_slots=max(4, group.size), mesh=mesh, **variant.means)
     spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
-    workers = WorkerGroup(group)
+    workers = WorkerGroup(group, stand(group, Place(rank=group.rank, world=group.size), mesh))
     session = Session(
         spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import flop_registry
 
-from elastune.comm.join import join
+from elastune.comm.join import join, stand
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
@@ -87,8 +87,10 @@ def worker(rank: int, world: int, spaces: list[str], rendezvous: str, case: str,
     enter(spaces[rank])
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     torch.set_num_threads(1)
-    workers = WorkerGroup(join(Place(rank=rank, world=world, rendezvous=rendezvous if world > 1 else "")))
+    place = Place(rank=rank, world=world, rendezvous=rendezvous if world > 1 else "")
     means = Means(workers=world, num_slots=4, **CASES[case][1])
+    group = join(place)
+    workers = WorkerGroup(group, stand(group, place, means.first_mesh))
     spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
     session = Session(
         spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False

@@ -20,9 +20,9 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 SAMPLES, STEPS, LIMIT_S = 1000, 48, 200.0
 
 
-def torchrun(out: Path, *more: str) -> RunFinished:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = ["-m", "elastune", "run", str(PROGRAM.path), "--out", str(out), "--seed", "3", *more]
+def torchrun(out: Path, *more: str, workers: int = 2, program: Program = PROGRAM) -> RunFinished:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    run = ["-m", "elastune", "run", str(program.path), "--out", str(out), "--seed", "3", *more]
     subprocess.run([*launcher, *run], check=True, timeout=LIMIT_S, env={**os.environ, "OMP_NUM_THREADS": "1"})
     *_, end = (entry.record for entry in read(out / "journal.jsonl"))
     assert isinstance(end, RunFinished)
@@ -59,3 +59,13 @@ def test_torchrun_and_back(cluster: LocalCluster, tmp_path: Path) -> None:
     end = torchrun(last, "--resume")
     assert (end.sha256, end.steps, end.workers) == (whole.sha256, STEPS, 2)
     assert exact(last)
+
+
+def test_workers_of_torchrun_stand_as_the_mesh_says(cluster: LocalCluster, tmp_path: Path) -> None:
+    """State in shares on two replicas of two workers: the weights of one worker, and half of the state on each."""
+    program = Program(PROGRAM.path.parent / "shares.py")
+    whole = run_job(RunSpec(program, tmp_path / "whole", seed=3, means=Means(workers=1), max_steps=12), cluster=cluster)
+    out = tmp_path / "launched"
+    end = torchrun(out, "--mesh", "data=2,shard=2", "--max-steps", "12", workers=4, program=program)
+    assert end.sha256 == whole.sha256
+    assert max(row.optimizer for row in end.memory) < 0.7 * whole.memory[0].optimizer

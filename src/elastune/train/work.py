@@ -12,7 +12,7 @@ import torch
 from elastune.comm.backend import factory_for
 from elastune.comm.comms import GroupFactory
 from elastune.comm.group import GroupBroken
-from elastune.comm.join import join, meeting_place
+from elastune.comm.join import join, meeting_place, stand
 from elastune.comm.link import measure_link
 from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Config, Place, RunSpec
@@ -85,7 +85,9 @@ def work(
             one.come_and_go(client, _factory(spec, place))
         else:
             longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch is to be heard first
-            one.stay(WorkerGroup(join(place, longest_s)), lambda why: os._exit(failed(why.found.reason, why)))
+            group = join(place, longest_s)
+            workers = WorkerGroup(group, stand(group, place, spec.means.first_mesh))
+            one.stay(workers, lambda why: os._exit(failed(why.found.reason, why)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:

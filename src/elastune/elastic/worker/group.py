@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 
 import torch
 
-from elastune.comm.comms import replicated
+from elastune.comm.comms import Comms, replicated
 from elastune.comm.group import GathersDiffer, Group, GroupBroken
 from elastune.core.errors import UserError
 from elastune.core.layout import Unrecoverable
@@ -66,8 +66,9 @@ class WorkerGroup:
     elastic = False
     restart_from_checkpoint = False
 
-    def __init__(self, group: Group) -> None:
-        self.comms = replicated(group)
+    def __init__(self, group: Group, comms: Comms | None = None) -> None:
+        """All of ``group``; ``comms``: how they stand, where not each carries a replica of its own."""
+        self.comms = comms or replicated(group)
         self.synchronised = True
         self.interruption = Interruption()
         self.where: Callable[[], str] = lambda: ""
