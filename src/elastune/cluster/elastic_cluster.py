@@ -18,6 +18,7 @@ from elastune.cluster.worker import WORK
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.mechanisms.registry import settled
 
 LOOK_S = 0.05  # between looks at a launcher that has no descriptor
 LAUNCHER_LOOK_S = 1.0  # between looks at one that has: it may have more to do than to tell
@@ -68,7 +69,7 @@ class ElasticCluster(Cluster):
         if not 1 <= count <= self.free:
             rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} on this machine"
             raise UserError(rule, count, "ask for fewer, or give the cluster a larger capacity")
-        spec = replace(spec, out=spec.out.resolve())
+        spec = settled(replace(spec, out=spec.out.resolve()))
         run = ElasticRun(self._task(spec), self.launcher, host=self._host, silence_s=self._silence_s, pump=self.pump)
         self._runs[run.coordinator.token] = run
         try:

@@ -59,7 +59,7 @@ def run_job(
     check_means(spec)
     program = load_as_guest(spec.program)
     merge(program.config, spec.config)
-    check_adapt(spec.adapt, program)
+    check_adapt(spec.adapt, program, spec.means)
     with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
 
         def keep(record: Record) -> None:
@@ -100,7 +100,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     check_means(spec)
-    check_adapt(spec.adapt, load_as_guest(spec.program))
+    check_adapt(spec.adapt, load_as_guest(spec.program), spec.means)
     if place.rank != 0:
         return work(spec, place, print_failure, stop.is_set)
     with journal_in(spec.out, spec.resume) as journal:

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt
+from elastune.core.run import Adapt, Means
+from elastune.mechanisms.registry import mechanism_for
 from elastune.monitors.registry import choose
 from elastune.policies.library.registry import build, monitors_for
 from elastune.train.program.load import LoadedProgram
@@ -14,13 +15,19 @@ from elastune.train.program.load import LoadedProgram
 NO_POLICY = "none"
 
 
-def check_adapt(adapt: Adapt, program: LoadedProgram) -> None:
+def check_adapt(adapt: Adapt, program: LoadedProgram, means: Means | None = None) -> None:
     """Raise ``UserError`` for policies and monitors that cannot be made from their texts, or not together.
 
-    ``program``: its own policies can be named too.
+    ``program``: its own policies can be named too. ``means``: under which they are to run, where that is known.
     """
     policies = [build(text, program.policies) for text in adapt.policies]
-    choose([*adapt.monitors, *monitors_for(policies)])
+    monitors = choose([*adapt.monitors, *monitors_for(policies)])
+    if means is None or mechanism_for(means).abilities.measures:
+        return
+    measuring = [monitor.name for monitor in monitors if monitor.needs - {"times"}]
+    if measuring:
+        rule = f"{means.mechanism} does not tell gradients' norms or the loss's curvature"
+        raise UserError(rule, f"the monitor {measuring[0]}", "use another mechanism, or leave it out")
 
 
 def policies_of(value: object) -> tuple[str, ...]:

@@ -8,14 +8,14 @@ from elastune.core.errors import UserError
 from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.run import Means, RunSpec, Schedule
-from elastune.mechanisms.registry import mechanism_for
+from elastune.mechanisms.registry import check_workers
 
 SHORTEST_HEARTBEAT_S = 0.1
 MOST_SLOTS = 65_536
 MOST_THREADS = 4_096
 MOST_BLOCKS = 1_024
 LARGEST_SEED = 2**63 - 1
-ZERO_STAGES = (1, 2, 3)
+ZERO_STAGES = (0, 1, 2, 3)
 
 
 def check_means(spec: RunSpec) -> None:
@@ -35,7 +35,7 @@ def why_impossible(spec: RunSpec) -> UserError | None:
         if means.num_slots < parts:
             rule = "there must be a slot for every worker" + (" that has samples of its own" if parts < most else "")
             raise UserError(rule, f"{means.num_slots} slots, {parts} workers", "use more --slots or fewer --workers")
-        mechanism_for(means)
+        check_workers(spec)
     except UserError as error:
         return error
     return None
@@ -107,7 +107,7 @@ def _check_mesh(means: Means, most: int) -> None:
         fix = "use --mechanism zero (2) or sharded (3), or leave the stage out"
         raise UserError(f"a ZeRO stage is chosen for {' and '.join(STAGED)}", f"{means.zero_stage}, {parts}", fix)
     if means.zero_stage is not None and means.zero_stage not in ZERO_STAGES:
-        raise UserError("a ZeRO stage is 1, 2 or 3", means.zero_stage, "for example --zero-stage 2")
+        raise UserError("a ZeRO stage is 0, 1, 2 or 3", means.zero_stage, "for example --zero-stage 2")
 
 
 def _check_axes(means: Means, mesh: Mesh) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -24,6 +25,31 @@ Ready = Callable[[int, torch.Tensor | None], None]
 """Takes the gradient of parameter ``i`` the moment it is there; None: no pass has used the parameter. It must copy."""
 
 
+@dataclass(frozen=True)
+class Abilities:
+    """What a mechanism can do beside training; what it cannot is refused before a worker starts (``registry``).
+
+    Args:
+        elastic: Workers may come and go, and the loss of one costs a step at most. If not, the first loss ends the
+            run, and ``--resume`` goes on from its newest checkpoint.
+        reshapes: The mesh may become another one while the run goes on.
+        bf16: Forward passes may run under autocast.
+        offloads: Optimizer state may lie in the memory of the CPU.
+        measures: Gradients' norms and the loss's curvature can be told, for monitors and policies.
+        stages: The stages of ZeRO that ``Means.zero_stage`` may choose from; the first is the default.
+        package: The module that must be installed, and ``install``, the command that does it.
+    """
+
+    elastic: bool = True
+    reshapes: bool = True
+    bf16: bool = True
+    offloads: bool = True
+    measures: bool = True
+    stages: tuple[int, ...] = ()
+    package: str = ""
+    install: str = ""
+
+
 class Mechanism(ABC):
     """A way to lay one replica on the workers of a mesh; one file each.
 
@@ -32,6 +58,7 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
     exact: ClassVar[bool]
+    abilities: ClassVar[Abilities] = Abilities()
 
     @abstractmethod
     def check(self, means: Means, mesh: Mesh) -> None:
@@ -57,7 +84,11 @@ class Replica:
     A step's gradient is gathered over passes. ``accumulate`` adds a pass to what earlier ones left; the last one may be
     a ``stream``, which hands gradients over while the backward pass still runs. Between passes they are hidden
     (``hide``), so that whatever the user does with gradients there (clip, step, zero) does nothing.
+
+    ``gathers``: all workers must ask for the whole state together.
     """
+
+    gathers: bool = False
 
     def __init__(
         self,
@@ -181,6 +212,16 @@ class Replica:
             "optimizer": optimizer_bytes(self.optimizer.state.values()),
             "copies": 0,
         }
+
+    # -- whole --------------------------------------------------------------------------------------------------------
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of the whole model are trained."""
+        return sum(p.numel() for p in self.params)
+
+    def gather(self) -> None:
+        """Until the next step workers make forward passes by themselves, for an evaluation: all call this together."""
 
     # -- where it lies ------------------------------------------------------------------------------------------------
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import Means, RunSpec
 from elastune.mechanisms.base import Mechanism
+from elastune.mechanisms.deepspeed import DeepSpeed
 from elastune.mechanisms.division import Divide
+from elastune.mechanisms.fairscale import FairScale
 from elastune.mechanisms.owned.mechanism import Owned
 from elastune.mechanisms.pipeline.divide import divide as divide_stages
 from elastune.mechanisms.replicated import Replicated
 from elastune.mechanisms.tensor.division import divide as divide_layers
 
-MECHANISMS: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism in (Replicated(),)}
+_WHOLE: tuple[Mechanism, ...] = (Replicated(), DeepSpeed(), FairScale())
+MECHANISMS: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism in _WHOLE}
 DIVIDES: Mapping[str, Divide] = {"tensor": divide_layers, "pipeline": divide_stages}
 """What divides the arithmetic of a replica, by name; applied in the order of ``MechanismName.words``."""
 STATES = ("zero", "sharded")
@@ -32,5 +37,36 @@ def mechanism_for(means: Means) -> Mechanism:
     if means.mode == "exact" and not mechanism.exact:
         rule = "exact mode needs a mechanism that promises equal bits"
         raise UserError(rule, means.mechanism, "use --mode fast, or another mechanism")
+    _check_abilities(mechanism, means)
     mechanism.check(means, means.first_mesh)
     return mechanism
+
+
+def _check_abilities(mechanism: Mechanism, means: Means) -> None:
+    """Refuse what ``mechanism`` declares that it cannot do, and what is not installed."""
+    name, can = mechanism.name, mechanism.abilities
+    if means.precision == "bf16" and not can.bf16:
+        raise UserError(f"{name} trains in fp32 here", "bf16", "use --precision fp32, or another mechanism")
+    if means.offload and not can.offloads:
+        raise UserError(f"{name} keeps optimizer state on the device here", "--offload", "leave it out")
+    if means.zero_stage is not None and can.stages and means.zero_stage not in can.stages:
+        known = ", ".join(map(str, sorted(can.stages)))
+        raise UserError(f"{name} has no such stage", means.zero_stage, f"use --zero-stage {known}")
+    if can.package and find_spec(can.package) is None:
+        raise UserError(f"{name} must be installed", f"no module {can.package}", can.install)
+
+
+def check_workers(spec: RunSpec) -> None:
+    """Refuse workers that are to come and go under a mechanism that cannot change them. Raises ``UserError``."""
+    mechanism, low, high = mechanism_for(spec.means), spec.elastic.low, spec.elastic.high
+    if not mechanism.abilities.elastic and high is not None and low != high:
+        rule = f"the workers of {mechanism.name} stay as they are"
+        raise UserError(rule, f"from {low} to {high}", f"use --workers {spec.means.workers}")
+
+
+def settled(spec: RunSpec) -> RunSpec:
+    """``spec`` as its mechanism can be run: where it cannot lose a worker, the first loss ends the run."""
+    if mechanism_for(spec.means).abilities.elastic:
+        return spec
+    workers = spec.means.workers
+    return replace(spec, elastic=replace(spec.elastic, low=workers, high=workers, most_losses=1))

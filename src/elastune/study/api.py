@@ -77,7 +77,7 @@ def run(
         adapt=Adapt(tuple(policies), tuple(monitors)),
         divergence=Divergence(check_factor(divergence)),
     )
-    check_adapt(spec.adapt, load_as_guest(program))
+    check_adapt(spec.adapt, load_as_guest(program), spec.means)
     if place is not None:
         if out is None:
             raise UserError("workers of a launcher need one folder", "no out", "give out=..., the same for all")

@@ -91,7 +91,7 @@ class Tuning:
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
         config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
-        check_adapt(adapt, self._plan.program)
+        check_adapt(adapt, self._plan.program, means)
         elastic = Elastic()
         if bounds is not None:
             means = replace(means.on(bounds[0]), num_slots=max(means.num_slots, bounds[1]))

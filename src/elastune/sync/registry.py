@@ -11,10 +11,12 @@ from elastune.comm.comms import Comms
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.mechanisms.base import Replica
+from elastune.mechanisms.engine import EngineReplica
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.registry import mechanism_for
 from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
+from elastune.sync.engine import EngineReduce
 from elastune.sync.owned import OwnedAllReduce
 
 
@@ -42,6 +44,8 @@ def prepare(
 
 def sync_of(replica: Replica, comms: Comms, means: Means, *, control: int = 0, elastic: bool = False) -> Sync:
     """The strategy that ``means`` ask for, over ``replica``; see ``prepare``."""
+    if isinstance(replica, EngineReplica):
+        return EngineReduce(replica, comms, control)
     if isinstance(replica, OwnedReplica):
         return OwnedAllReduce(replica, comms, means.num_slots, control, mode=means.mode, elastic=elastic)
     if means.mode == "exact":

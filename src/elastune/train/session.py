@@ -258,7 +258,7 @@ class Session(SessionFacts):
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
         workers = self._workers
-        self.state.average_buffers()
+        self.state.evaluate()
         self._transaction.unrepeatable |= workers.synchronised
         if workers.synchronised:
             self._evaluated += f" after the evaluation of {len(dataset)} samples in batches of {batch_size}"

@@ -13,6 +13,7 @@ from torch import nn
 from elastune.comm.group import GroupBroken
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.mechanisms.base import Replica
+from elastune.mechanisms.engine import EngineReplica
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.owned.whole import WholeState, load_whole_model, load_whole_optimizer, whole_groups
 from elastune.mechanisms.owned.written import written_state
@@ -86,7 +87,7 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Weights or optimizer state as a checkpoint has it: ``give`` what this worker writes, ``take`` what it needs."""
+    """Weights or optimizer state: ``give`` what this worker writes of it, ``take`` what it needs."""
 
     name: str
     give: Callable[[], dict[str, Any]]
@@ -161,6 +162,9 @@ class TrainingState:
         kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
         model: Part = Named("model", self.replica.module)
         optimizer: Part = Named("optimizer", self.optimizer)
+        if isinstance(self.replica, EngineReplica):
+            model = _Saved("model", self.replica.model_state, self.replica.load_model)
+            optimizer = _Saved("optimizer", self.replica.optimizer_state, self.replica.load_optimizer)
         if isinstance(self.replica, OwnedReplica):  # what lies in shards has a way of its own: ``owned.moving``
             model, optimizer = _Buffers(self.replica), _Options(self.replica)
         return model, optimizer, Named("sync", self.sync), _Schedulers(self.schedulers), _Built(kinds, self.built_rates)
@@ -171,6 +175,8 @@ class TrainingState:
         replica = self.replica
         if isinstance(replica, OwnedReplica):
             groups = whole_groups(replica)
+        elif isinstance(replica, EngineReplica):
+            groups = replica.groups()
         else:
             groups = self.optimizer.state_dict()["param_groups"]
         return list(by_name({"state": {}, "param_groups": groups}, self._names)["param_groups"])
@@ -181,12 +187,16 @@ class TrainingState:
         replica = self.replica
         if isinstance(replica, OwnedReplica):
             return list(replica.store.places)
+        if isinstance(replica, EngineReplica):
+            return replica.names
         return names_of(self.optimizer, replica.module)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
         """Of all tensors of the whole model's state, by name; () of what is no tensor."""
         replica = self.replica
+        if isinstance(replica, EngineReplica):
+            return dict(replica.shapes)
         if not isinstance(replica, OwnedReplica):
             return shapes_of(replica.module.state_dict())
         others = shapes_of(replica.other_state())
@@ -275,7 +285,7 @@ class TrainingState:
     @property
     def parameters(self) -> int:
         """How many numbers of the model are trained."""
-        return sum(p.numel() for p in self.replica.params)
+        return self.replica.numbers
 
     @property
     def gradient_bytes(self) -> int:

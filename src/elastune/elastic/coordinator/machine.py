@@ -227,6 +227,8 @@ def _ending(state: Membership, why: str) -> Instruction | None:
     members = state.members
     if state.stage == "finishing" and all(worker.done for worker in members):
         return Dismiss()
+    if state.consecutive_failures >= state.most_losses == 1:
+        return GiveUp(f"the run bears no loss of a worker, and can be resumed from its newest checkpoint: {why}")
     if state.consecutive_failures >= state.most_losses:
         return GiveUp(
             f"{state.consecutive_failures} times a view broke, and the run came no further in between; the last: {why}"

@@ -215,7 +215,9 @@ class RunState:
 
     def remember(self) -> None:
         """Take a snapshot, if there is anybody whose loss could send this worker back to it."""
-        if self.workers.elastic and self._spec.most_workers > 1 and self.trained is not None:
+        if self.trained is None or self.trained.replica.gathers:
+            return
+        if self.workers.elastic and self._spec.most_workers > 1:
             header, tensors = self.pack()
             self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
             if self._owned is not None:
@@ -231,6 +233,12 @@ class RunState:
         if not buffers:
             return
         unflatten(average(buffers, self.workers.gather_tensors(flatten(buffers), "the mean of buffers")), buffers)
+
+    def evaluate(self) -> None:
+        """An evaluation begins: the model is the same everywhere, and each worker can use it by itself."""
+        self.average_buffers()
+        if self.trained is not None:
+            self.trained.replica.gather()
 
     def save(self) -> None:
         """Write a checkpoint, whoever is lost meanwhile. Every member must call this, between steps."""
@@ -264,6 +272,8 @@ class RunState:
         view = workers.view
         at = checkpoints.draft(out / "checkpoints", f"{self._progress.position.step}-{view}")
         if workers.rank != rank:  # another one writes all of it
+            if trained.replica.gathers:
+                trained.written(0)  # which all tell together
             return at, []
         states = trained.written(rank) | (states_of(self._before_model) if rank == 0 else {})
         own = checkpoints.contribute(at, states, rank, size)

@@ -1,0 +1,74 @@
+"""Engines of other packages reduce gradients by themselves; what else a step has to exchange goes in one small sum."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+
+from elastune.comm.comms import Comms
+from elastune.core.batch_slices import BatchSlice
+from elastune.mechanisms.engine import EngineReplica
+from elastune.sync.base import Sync
+from elastune.sync.statistics import STATISTICS, step_statistics
+
+
+class EngineReduce(Sync):
+    """After the engine's last backward pass of a step one all-reduce brings the control vector and statistics.
+
+    Workers stay as they are: a reduction that breaks ends the run. Buffers move at each worker by itself.
+    """
+
+    name: ClassVar[str] = "engine"
+    exact: ClassVar[bool] = False
+    drifts: ClassVar[bool] = True
+    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
+    replica: EngineReplica
+
+    def __init__(self, replica: EngineReplica, comms: Comms, control: int = 0) -> None:
+        super().__init__(replica, comms, control)
+        self.group = comms.everyone
+        self._weight = 0.0
+
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
+        if starts_step:
+            self._weight = 0.0
+            self._part.clear()
+            self.replica.begin_step()
+
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        self.replica.refuse_leftovers()
+        self._weight += share.weight
+        if self.wants_statistics and share.weight:
+            self._part.add_loss(loss, share.weight)
+        self.replica.run(loss, share.weight, last=share.ends_step)
+        if not share.ends_step:
+            self.replica.hide()
+            return
+        control = self.control if self._weight else [0.0] * len(self.control)
+        tail = torch.tensor([*control, *map(float, self._part.values)], device=self.group.wire)
+        begun = time.monotonic()
+        self.group.all_reduce(tail).wait()
+        self.wait_s = time.monotonic() - begun
+        self._take(tail)
+
+    def _take(self, tail: torch.Tensor) -> None:
+        """``tail`` is the sum over all workers."""
+        sums = tail.tolist()
+        self.totals = sums[: -len(STATISTICS)]
+        self.statistics = step_statistics(sums[-len(STATISTICS) :], None)
+        self.replica.reduced()
+
+    def abandon(self) -> None:
+        self.replica.abandon()
+
+    def last_result(self) -> list[torch.Tensor]:
+        raise RuntimeError("an engine's workers stay as they are")
+
+    def result_room(self) -> list[torch.Tensor]:
+        raise RuntimeError("an engine's workers stay as they are")
+
+    def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
+        raise RuntimeError("an engine's workers stay as they are")

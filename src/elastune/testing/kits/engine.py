@@ -1,0 +1,276 @@
+"""What every mechanism that wraps another package's engine has to do, as tests to inherit.
+
+class TestMine(EngineKit):
+    mechanism = Mine()  # of a module that worker processes can import
+    cases = (Means(mechanism="mine", mode="fast"),)
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from elastune.comm.comms import form_comms
+from elastune.comm.gloo import GlooFactory
+from elastune.core.batch_slices import shares
+from elastune.core.errors import UserError
+from elastune.core.run import Means
+from elastune.mechanisms.base import Mechanism
+from elastune.mechanisms.engine import EngineReplica
+from elastune.sync.registry import prepare
+from elastune.testing.worker_processes import LIMIT_S, Worker, processes
+
+SLOTS, BATCH, MICRO_BATCH, STEPS, EVENT_STEP, CLIP = 5, 25, 7, 6, 3, 0.5
+CONTROL = 3
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """A mechanism, what it is asked for, and the numbers that models are made of."""
+
+    mechanism: Mechanism
+    means: Means
+    dtype: torch.dtype
+
+
+def network(dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    """Blocks in a list, odd sizes, a buffer, a parameter that is not trained."""
+    torch.manual_seed(seed)
+    blocks = [nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.LayerNorm(7)) for _ in range(2)]
+    model = nn.Sequential(nn.Linear(6, 7), *blocks, nn.Linear(7, 4)).to(dtype)
+    model.register_buffer("constant", torch.ones(1))
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def data(step: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A global batch."""
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
+    return x.to(dtype), torch.randint(0, 4, (BATCH,), generator=generator)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """With moments, and two groups of parameters."""
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.05, weight_decay=0.1)
+
+
+class Trained:
+    """A model in training under a mechanism."""
+
+    def __init__(self, case: EngineCase, worker: Worker, comms: Any, seed: int = 0) -> None:
+        self._case = case
+        self._worker = worker
+        model = network(case.dtype, seed)
+        optimizer = optimizer_of(model)
+        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        self.sync = prepare(model, optimizer, case.means, comms, control=CONTROL)
+        assert self.sync.replica.optimizer is optimizer, "schedulers and the user's lines hold it"
+        assert isinstance(self.sync.replica, EngineReplica)
+        self.replica: EngineReplica = self.sync.replica
+        self.norms: list[float] = []
+        self.losses: list[float] = []
+
+    def step(self, step: int) -> None:
+        """As a user's loop: after every slice clip, step and clear, which do nothing inside of a step."""
+        x, y = data(step, self._case.dtype)
+        sync, replica, worker = self.sync, self.replica, self._worker
+        run = worker.size, worker.rank, self._case.means.mode, MICRO_BATCH
+        sync.control = [1.0, float(step), float(worker.rank)]
+        plan = shares(BATCH, SLOTS, *run, even=replica.equal_passes)
+        for i, share in enumerate(plan):
+            sync.begin(share, starts_step=i == 0)
+            part = slice(share.samples.start, share.samples.stop)
+            sync.backward(F.cross_entropy(replica.model(x[part]), y[part]), share)
+            if share.ends_step:
+                self.memory = replica.memory()
+                self.norms.append(replica.clip(CLIP))
+            replica.optimizer.step()
+            replica.optimizer.zero_grad()
+        self.schedule.step()
+        self.losses.append(sync.statistics.parts["loss"])
+        assert sync.totals == [worker.size, step * worker.size, worker.size * (worker.size - 1) / 2]
+
+    def evaluated(self) -> torch.Tensor:
+        """What the model says; workers ask it different numbers of times."""
+        self.replica.gather()
+        self.replica.model.eval()
+        with torch.no_grad():
+            for _ in range(1 + 2 * self._worker.rank):
+                found: torch.Tensor = self.replica.model(data(99, self._case.dtype)[0])
+        self.replica.model.train()
+        return found.clone()
+
+    def states(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Of model, optimizer and schedule, whole on rank 0."""
+        replica = self.replica
+        return copy.deepcopy((replica.model_state(), replica.optimizer_state(), self.schedule.state_dict()))
+
+    def load(self, states: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
+        """Go on from them."""
+        self.replica.load_model(states[0])
+        self.replica.load_optimizer(states[1])
+        self.schedule.load_state_dict(states[2])
+
+
+def work(worker: Worker, case: EngineCase) -> None:
+    """What each process does: train, evaluate and save halfway; go on with what was just begun and has loaded it."""
+    mesh = case.means.first_mesh
+    comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "first", worker.rank, mesh)
+    first = Trained(case, worker, comms)
+    for step in range(EVENT_STEP):
+        first.step(step)
+    worker.say("evaluated", first.evaluated())
+    states = first.states()
+    for step in range(EVENT_STEP, STEPS):
+        first.step(step)
+    worker.say("trained", first.states()[0], first.norms, first.losses, first.replica.numbers, first.memory)
+    worker.say("states", states)
+    again = Trained(case, worker, comms, seed=1)
+    again.load(copy.deepcopy(worker.hear()))  # tensors in a pipe are shared
+    worker.say("loaded", again.states())
+    for step in range(EVENT_STEP, STEPS):
+        again.step(step)
+    worker.say("again", again.states()[0])
+    worker.say("own clip", own_clip(case, again))
+    worker.hear()
+
+
+def own_clip(case: EngineCase, trained: Trained) -> float | str:
+    """What torch's clipping, in the user's lines, says: the norm of the whole gradient, or that it cannot."""
+    x, y = data(0, case.dtype)
+    plan = shares(BATCH, SLOTS, trained.sync.group.size, trained.sync.group.rank, case.means.mode, None)
+    for i, share in enumerate(plan):
+        trained.sync.begin(share, starts_step=i == 0)
+        part = slice(share.samples.start, share.samples.stop)
+        trained.sync.backward(F.cross_entropy(trained.replica.model(x[part]), y[part]), share)
+    try:
+        norm: Any = nn.utils.clip_grad_norm_(trained.replica.module.parameters(), 1e9)
+    except UserError as refused:
+        return str(refused)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What plain PyTorch comes to, in one process without any engine."""
+
+    evaluated: torch.Tensor
+    states: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+    model: Tensors
+    norms: list[float]
+    losses: list[float]
+    last_norm: float
+
+
+def in_plain_torch(dtype: torch.dtype) -> Plain:
+    """The whole batch at once."""
+    model = network(dtype)
+    optimizer = optimizer_of(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    norms, losses = [], []
+    for step in range(STEPS):
+        if step == EVENT_STEP:
+            evaluated = model(data(99, dtype)[0]).detach()
+            states = copy.deepcopy((model.state_dict(), optimizer.state_dict(), schedule.state_dict()))
+        x, y = data(step, dtype)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    trained = copy.deepcopy(dict(model.state_dict()))
+    x, y = data(0, dtype)
+    F.cross_entropy(model(x), y).backward()
+    last = float(nn.utils.clip_grad_norm_(model.parameters(), 1e9))
+    return Plain(evaluated, states, trained, norms, losses, last)
+
+
+class EngineKit:
+    """An engine trains as plain PyTorch does, evaluates, and gives and takes whole states."""
+
+    mechanism: ClassVar[Mechanism]
+    cases: ClassVar[Sequence[Means]]
+    dtype: ClassVar[torch.dtype] = torch.float64
+    rtol: ClassVar[float] = 1e-9
+
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        package = self.mechanism.abilities.package
+        if package and importlib.util.find_spec(package) is None:
+            told = f"{package} is not installed: {self.mechanism.abilities.install}"
+            (pytest.fail if package in os.environ.get("ELASTUNE_ENGINES", "").split(",") else pytest.skip)(told)
+
+    def near(self, found: Any, wanted: Any) -> None:
+        """Equal but for the order of additions, in trees of tensors and plain values."""
+        if isinstance(wanted, dict):
+            assert set(found) == set(wanted)
+            for key in wanted:
+                self.near(found[key], wanted[key])
+        elif isinstance(wanted, (list, tuple)):
+            assert len(found) == len(wanted)
+            for a, b in zip(found, wanted, strict=True):
+                self.near(a, b)
+        elif isinstance(wanted, torch.Tensor):
+            torch.testing.assert_close(found, wanted, rtol=self.rtol, atol=self.rtol / 10)
+        elif isinstance(wanted, float):
+            assert found == pytest.approx(wanted, rel=max(self.rtol, 1e-6))  # the tail is in fp32
+        else:
+            assert found == wanted
+
+    def test_trains_evaluates_and_is_saved_as_plain_torch(self, subtests: Any) -> None:
+        """Everything in one spawn for each case: engines take seconds to begin."""
+        wanted = in_plain_torch(self.dtype)
+        for means in self.cases:
+            with subtests.test(str(means)):
+                self._compare(means, wanted)
+
+    def _divided(self, means: Means, told: list[dict[str, int]]) -> None:
+        """What all workers have of the optimizer's state: all of it each, or all of it together, padded."""
+        trained = sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
+        both_moments = 2 * trained * self.dtype.itemsize
+        copies = 1 if told[0]["optimizer"] < both_moments else means.workers
+        found = sum(memory["optimizer"] for memory in told)
+        assert copies * both_moments <= found <= copies * both_moments + means.workers * 1024, told
+        assert all(memory["parameters"] and memory["gradients"] for memory in told), told
+
+    def _compare(self, means: Means, wanted: Plain) -> None:
+        ranks = range(means.workers)
+        with processes(means.workers, work, EngineCase(self.mechanism, means, self.dtype)) as them:
+            for rank in ranks:
+                self.near(them.hear(rank)[1], wanted.evaluated)
+            told = [them.hear(rank)[1:] for rank in ranks]
+            for _, norms, losses, numbers, _ in told:
+                self.near((norms, losses), (wanted.norms, wanted.losses))
+                assert numbers == sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
+            self.near(told[0][0], wanted.model)
+            self._divided(means, [row[-1] for row in told])
+            states = [them.hear(rank)[1] for rank in ranks]
+            self.near(states[0], wanted.states)
+            for rank in ranks:
+                them.tell(rank, wanted.states)  # another mechanism's
+            loaded = [them.hear(rank)[1] for rank in ranks]
+            self.near(loaded[0], wanted.states)
+            again = [them.hear(rank)[1] for rank in ranks]
+            self.near(again[0], wanted.model)
+            for rank in ranks:
+                (clipped,) = them.hear(rank)[1:]
+                if isinstance(clipped, str):
+                    assert "session.clip_grad_norm_" in clipped
+                else:
+                    self.near(clipped, wanted.last_norm)
