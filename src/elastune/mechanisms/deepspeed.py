@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.default_group import open_default_group
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
@@ -85,8 +86,8 @@ class DeepSpeedReplica(EngineReplica):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        super().begin_step()
+    def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
+        super().begin_step(parts)
         self._hold_whole(False)
 
     def run(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.units import clip_factor
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.mechanisms.base import Replica
@@ -97,8 +98,8 @@ class EngineReplica(Replica, ABC):
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         steer()
 
-    def begin_step(self) -> None:
-        super().begin_step()
+    def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
+        super().begin_step(parts)
         self._reduced = False
 
     def reduced(self) -> None:
