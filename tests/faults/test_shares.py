@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Elastic, Means, Program
 from elastune.journal.records import Record, Restarted, RunFailed, StateLost
 from elastune.testing.elastic_runs import Ran, Runs
+from elastune.train.checkpoints.checkpoint import complete, of_step
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
 SAMPLES = 640
@@ -96,6 +98,31 @@ def test_killed_while_others_are_elsewhere(runs: Runs, undisturbed: Ran, faults:
     else:
         kept_on(ran, undisturbed)
     assert sorted(ran.lost) == sorted(int(fault.split()[1]) for fault in faults if fault.startswith("kill"))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["kill 2 10 saving"],
+        ["kill 0 10 written", "kill 2 10 written"],
+        ["kill 0 10 publishing"],
+        ["kill 1 10 written", "nap 0 10 publishing"],
+    ],
+)
+def test_killed_while_a_checkpoint_is_written_in_pieces(
+    runs: Runs, undisturbed: Ran, tmp_path: Path, faults: list[str]
+) -> None:
+    """It is written by the survivors, and is as whole as any other: another crew goes on from it."""
+    out, every = tmp_path / "out", {"checkpoint_every_steps": 10}
+    ran = runs(4, means=ZERO, faults=faults, out=out, spec={**every, "max_steps": 11})
+    assert sorted(ran.lost) == sorted(int(fault.split()[1]) for fault in faults if fault.startswith("kill"))
+    assert not [r for r in ran.records if isinstance(r, Restarted | StateLost)]
+    folder = out / "checkpoints"
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")], "drafts"
+    shutil.rmtree(of_step(folder, 11))
+    assert complete(folder) == [of_step(folder, 10)]
+    rest = runs(3, means=ZERO, faults=faults, out=out, spec={**every, "resume": True})
+    assert rest.sha256 == undisturbed.sha256
 
 
 def test_several_at_once_that_hold_not_the_same(runs: Runs, undisturbed: Ran) -> None:

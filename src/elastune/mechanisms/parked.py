@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
+
+from elastune.core.run import Means
 
 SMALLEST_BYTES = 1 << 16
 """A parameter of fewer bytes stays in memory."""
@@ -56,6 +58,16 @@ def parked_parameters(folder: Path) -> Iterator[None]:
             yield
     finally:
         hook.remove()
+
+
+def built_in_parts(means: Means, folder: Path) -> AbstractContextManager[None]:
+    """Where to build a model of which no worker will have all parameters: in ``folder``, or where there is none, among
+    the machine's temporary files. Nothing special, where each worker will have all of them.
+    """
+    name = means.parts
+    if name.state != "sharded" and not name.tensor and not name.pipeline:
+        return nullcontext()
+    return parked_parameters(folder if folder.is_dir() else Path(tempfile.gettempdir()))
 
 
 class _LettingGo(TorchFunctionMode):

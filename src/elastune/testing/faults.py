@@ -6,8 +6,9 @@ complete, but this worker believes that it failed).
 Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
 gathered (right after a gather of numbers), sharing (the second half of an exact reduction, in which every member has
 given its part; STEP is the view's number),
-forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving (a
-checkpoint), agreeing (on what was decided between epochs).
+forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving
+(this worker's part of a checkpoint is about to be written), written (it is, and nobody else knows), publishing (all
+parts are there, and no checkpoint yet), agreeing (on what was decided between epochs).
 Of state that lies in shares: launched (all that this worker has is sent to who adds it up), added (what it adds up is
 added), gate (before it says so), gated (all have), applied (the optimizer has updated its shares), spreading (their
 values, some have arrived), placing (state is about to move; STEP is the view's number, as in the next one), placed (all
@@ -128,9 +129,17 @@ def _wrap_library(injector: Injector) -> None:
     before(elastic_group, "form_comms", "forming", lambda factory, store, name, *_: int(name))
     before(state_transfer, "send_packed", "giving")
     before(state_transfer, "receive_packed", "taking")
-    before(checkpoint, "save", "saving")
+    before(checkpoint, "contribute", "saving")
+    before(checkpoint, "publish", "publishing")
     _wrap_shares(before)
-    gather = Group.gather_tensors
+    contribute, gather = checkpoint.contribute, Group.gather_tensors
+
+    def written(*args: Any) -> checkpoint.Contribution:
+        found = contribute(*args)
+        _INJECTORS[0].reach("written")
+        return found
+
+    checkpoint.contribute = written  # type: ignore[assignment]
 
     def gathered(group: Group, mine: Any, kind: int = 0) -> Any:
         rows = gather(group, mine, kind)

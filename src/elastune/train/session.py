@@ -44,7 +44,7 @@ from elastune.train.session_facts import SessionFacts
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
 from elastune.train.training_state import TrainingState
-from elastune.train.transaction import Phase, StepTransaction
+from elastune.train.transaction import Phase, StepTransaction, evaluates_again
 
 
 class Session(SessionFacts):
@@ -121,16 +121,14 @@ class Session(SessionFacts):
         if self.trained is not None:
             raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
         means, workers = self._spec.means, self._workers
-        self._transaction.evaluates_again = isinstance(optimizer, torch.optim.LBFGS)
         most = max(self._spec.most_workers, workers.group.size)
-        if self._transaction.evaluates_again and (means.mode, means.micro_batch, most) != ("fast", None, 1):
-            rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
-            raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
+        self._transaction.evaluates_again = evaluates_again(optimizer, means, most)
         plan_layers(model, plan)
         model.to(self.device)
         self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())
-        sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
+        with self.model_context():  # a division makes parameters of its own
+            sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
         self.state.watch(sync.replica)
         self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":

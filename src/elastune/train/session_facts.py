@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from elastune.core.run import RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import DataContext, RunContext
+from elastune.mechanisms.parked import built_in_parts
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.fingerprint import data_context
 from elastune.train.machine import run_context
@@ -17,9 +20,10 @@ from elastune.train.transaction import StepTransaction
 
 
 class SessionFacts:
-    """The part of ``Session`` that only tells."""
+    """The part of ``Session`` that does nothing to the run."""
 
     state: RunState
+    _spec: RunSpec
     device: torch.device
     _workers: WorkerGroup
     _progress: Progress
@@ -91,3 +95,15 @@ class SessionFacts:
     def trained(self) -> TrainingState | None:
         """What was prepared."""
         return self.state.trained
+
+    def model_context(self) -> AbstractContextManager[None]:
+        """Under it the program may build a model that fits into no worker's memory; its optimizer comes after it.
+
+        Initial values are those of a plain construction. Parameters lie in nameless files in the run's folder until
+        ``session.prepare`` has given each worker its part. Where all compute with all of them, this does nothing.
+
+        Example:
+            >>> with session.model_context():
+            ...     model = Transformer(layers=96)
+        """
+        return built_in_parts(self._spec.means, self._spec.out)

@@ -15,6 +15,7 @@ import torch
 from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
+from elastune.core.run import Means
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.sync.base import Sync
 from elastune.train.control import PRIME, ControlVector
@@ -206,3 +207,12 @@ def check_samples(plan: StepPlan, found: ControlVector) -> None:
             f"a step of {plan.size} samples (checksum {plan.checksum}) summed up {found.samples:g} "
             f"(checksum {used[1]}): workers disagree about the data; does it depend on the rank?"
         )
+
+
+def evaluates_again(optimizer: torch.optim.Optimizer, means: Means, most: int) -> bool:
+    """Whether ``optimizer`` evaluates a step several times. Raises ``UserError`` where ``most`` workers cannot."""
+    again = isinstance(optimizer, torch.optim.LBFGS)
+    if again and (means.mode, means.micro_batch, most) != ("fast", None, 1):
+        rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
+        raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
+    return again
