@@ -2,8 +2,8 @@
 
 1. ``--tests``: all tests marked ``gpu``.
 2. Exactness, by the product (``elastune run``): ResNet-50 and a GPT of 124 million parameters on made data, fp32 and
-   bf16, by 1, 2 and 4 workers on the one GPU, and by 3 of which one is killed: one SHA-256 of weights, buffers and
-   optimizer state; by mechanism ``zero``, too. It fails (exit code 1) where they differ.
+   bf16, by 1, 2 and 4 workers on the one GPU, in bf16 also by 3 of which one is killed, and by mechanism ``zero``: one
+   SHA-256 of weights, buffers and optimizer state. It fails (exit code 1) where they differ.
 3. Step time, paired in the same processes (``gpu_cells.py``): plain PyTorch (one worker; also with torch's
    deterministic kernels) or DistributedDataParallel over gloo (2 and 4), ``fast``, ``exact`` with one slot a worker,
    and with four by one worker; peak memory of each.
@@ -40,8 +40,6 @@ PROGRAM = HERE / "programs" / "gpu_train.py"
 TESTS = HERE.parent / "tests"
 SLOTS = 4
 LIMIT_S = 300.0
-MECHANISMS: dict[str, tuple[int, ...]] = {"replicated": (1, 2, 4), "zero": (2, 4)}
-"""By how many workers each trains, where equal bits are looked for."""
 MODELS = ("resnet", "gpt")
 _DEVICE = """
 import json, torch
@@ -119,17 +117,19 @@ def exactness(size: str, steps: int, cases: list[dict[str, Any]], at_once: int) 
     return [*rows.values()]
 
 
-def trainings(most: int, precisions: Sequence[str], faults: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """``faults``: in these precisions somebody is killed, too."""
+PLAINLY = [("replicated", 1, False), ("replicated", 2, False), ("replicated", 4, False)]
+OTHERWISE = [("replicated", 3, True), ("zero", 4, False)]
+SMALL = [("replicated", 1, False), ("zero", 2, False)]
+"""Mechanism, workers, whether one of them is killed: ways to train that must end with the same bits."""
+
+
+def trainings(ways: dict[str, Sequence[tuple[str, int, bool]]]) -> list[dict[str, Any]]:
+    """``ways``: by precision."""
     return [
         {"model": model, "precision": precision, "mechanism": mechanism, "workers": workers, "faults": killed}
         for model in MODELS
-        for precision in precisions
-        for mechanism, counts in MECHANISMS.items()
-        for workers, killed in [
-            *((n, False) for n in counts if n <= most),
-            *([(3, True)] if precision in faults else []),
-        ]
+        for precision, those in ways.items()
+        for mechanism, workers, killed in those
     ]
 
 
@@ -199,11 +199,11 @@ def main() -> int:
     device, size = ("cuda:0" if gpu else "cpu"), ("full" if gpu and not args.smoke else "small")
     if args.smoke:
         budget_s, steps = 0.0, 3
-        cases, cells = trainings(2, ("fp32",)), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
+        cases, cells = trainings({"fp32": SMALL}), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
         watched = monitored(("resnet",))
     else:
         budget_s, steps = args.budget_s, 6
-        cases = trainings(4, ("fp32", "bf16"), ("bf16",))
+        cases = trainings({"fp32": PLAINLY, "bf16": [*PLAINLY, *OTHERWISE]})
         cells, watched = timed(MODELS, [(1, "bf16"), (1, "fp32"), (2, "bf16"), (4, "bf16")]), monitored(MODELS)
     if not gpu:
         print("no GPU here: small models on the CPU; nothing is said of a GPU's bits, times or memory", flush=True)
