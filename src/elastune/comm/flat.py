@@ -8,7 +8,6 @@ import torch
 
 from elastune.comm.group import Group, Work
 from elastune.comm.reducer import Bucket, Reducer, plan
-from elastune.comm.staging import Crossing
 
 
 class _Bucket(Bucket):
@@ -45,18 +44,10 @@ class _Bucket(Bucket):
 
     def launch(self) -> None:
         self.launched = True
-        if self._gathered is None:
-            self._reduce()
-        else:
-            self._crossing = Crossing(self._gathered[: self._numel], self._sets[self._turn][: self._numel])
-
-    def depart(self) -> None:
+        data = self._sets[self._turn][: self._numel]
         if self._gathered is not None:
-            self._crossing.wait()
-            self._reduce()
-
-    def _reduce(self) -> None:
-        self._work = self._group.all_reduce(self._sets[self._turn][: self._numel])
+            data.copy_(self._gathered[: self._numel])
+        self._work = self._group.all_reduce(data)
 
     def combine(self) -> None:
         """An all-reduce goes all the way by itself."""

@@ -78,9 +78,8 @@ class Bucket(ABC):
     def launch(self) -> None:
         """All of this worker is in: start to reduce, or to copy what is elsewhere to the wire's device."""
 
-    @abstractmethod
-    def depart(self) -> None:
-        """Start to reduce what had to be copied first."""
+    def depart(self) -> None:  # noqa: B027 - most have nothing left to do
+        """Start to reduce what ``launch`` has only begun to copy."""
 
     @abstractmethod
     def combine(self) -> None:
