@@ -40,6 +40,7 @@ class BlockAxis:
         self.computes = False
         self.failed: GroupBroken | None = None
         self._since: float | None = None
+        self._back_since = 0.0
         self.enter(Group())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BlockAxis:
@@ -159,7 +160,7 @@ class BlockAxis:
     @contextmanager
     def back_into(self) -> Iterator[None]:
         """In a backward pass: a gradient goes into blocks. What lies between this and ``back_out`` is divided."""
-        self._since = time.perf_counter()
+        self._back_since = time.perf_counter()
         yield
 
     @contextmanager
@@ -167,9 +168,8 @@ class BlockAxis:
         """In a backward pass: the blocks' gradients come together; of several times in a row each adds what it took."""
         yield
         now = time.perf_counter()
-        if self._since is not None:
-            self.divided_s += now - self._since
-            self._since = now
+        self.divided_s += now - self._back_since
+        self._back_since = now
 
 
 def _bytes(tensor: torch.Tensor) -> int:
