@@ -111,6 +111,14 @@ def test_what_says_nothing_is_not_journaled_and_need_not_be() -> None:
     assert Means(mesh=Mesh(data=2, tensor=2)).to_json()["mesh"] == "data=2,tensor=2"
 
 
+def test_a_journal_that_tells_nonsense_is_refused() -> None:
+    for told in ({"mesh": 5}, {"mesh": "wide=2"}, {"mechanism": "ddp"}, {"mechanism": 3}, {"copies": "2"}):
+        with pytest.raises(UserError):
+            Means.from_json(told)
+    with pytest.raises(TypeError):
+        Means.from_json({"colour": "blue"})
+
+
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"workers": 3, "mesh": Mesh(data=4)}, {}, "workers and mesh must agree"),
     ({"mesh": Mesh(shard=2), "mechanism": "replicated"}, {}, "workers along shard need"),

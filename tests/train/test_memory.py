@@ -85,7 +85,14 @@ def test_state_and_activations_of_each_worker_are_measured(program: Any, tmp_pat
     assert story is not None
     table = memory_table(story)
     assert [row[0] for row in table.rows] == ["0", "1"]
-    assert "of optimizer state (2 copies / 2 workers of the whole); the fullest worker has 1 x that" in table.note
+    assert "of optimizer state (2 holders / 2 workers of the whole); the fullest worker has 1 x that" in table.note
+    notes = []
+    for name in ("plain", "divided"):
+        story = gather_run(read(tmp_path / name / "journal.jsonl"))
+        assert story is not None
+        notes.append(memory_table(story).note)
+    assert "Modelled" not in notes[0]
+    assert "(1 holder / 2 workers of the whole); the fullest worker has 1" in notes[1]
     assert "of it copies)" in memory_line(copied)
     assert "copies" not in memory_line(plain)
 

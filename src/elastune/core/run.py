@@ -152,6 +152,8 @@ class Means:
             UserError: For a mesh or mechanism that is none.
         """
         mesh = told.get("mesh")
+        if not isinstance(mesh, str | None):
+            raise UserError("a mesh must be a text", repr(mesh)[:100], 'such as "data=2,shard=2"')
         return cls(**{**told, "mesh": mesh if mesh is None else Mesh.parse(mesh)})
 
 

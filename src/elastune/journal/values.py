@@ -33,7 +33,7 @@ def _having(kinds: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     return check
 
 
-MeansUsed = Annotated[dict[str, Any], AfterValidator(_having({"workers": Count}))]
+MeansUsed = Annotated[dict[str, Any], AfterValidator(_having({"workers": Count, "mechanism": str, "mesh": str | None}))]
 """The fields of ``core.run.Means``, and what else decided how a training was run."""
 
 Settings = Annotated[

@@ -221,7 +221,7 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
     old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
     if old != new:
         raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")
-    for name in ("mode", "num_slots", "precision"):
+    for name in ("mode", "num_slots", "precision", "virtual_tensor"):
         old, new = started.settings.get("means", {}).get(name), settings.get("means", {}).get(name)
         if old is not None and new is not None and old != new:
             raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastune.core.text import byte_count
+from elastune.core.text import byte_count, count
 from elastune.journal.records import WorkerMemory
 from elastune.plan.state_bytes import ideal_share
 from elastune.report.gather import RunStory
@@ -19,7 +19,8 @@ def memory_table(run: RunStory) -> Table:
     rows = tuple((str(each.rank), *(byte_count(getattr(each, kind)) for kind in KINDS)) for each in told)
     header = ("rank", "parameters", "gradients", "optimizer state", "of it copies", "step's activations", "whole peak")
     note = "Activations: the most that a step needed beside the others. Peak: of the whole process, or of torch's "
-    note += f"allocator on a GPU. All measured. {_balance(told)}"
+    divided = run.started.means.get("mechanism", "replicated") != "replicated"
+    note += f"allocator on a GPU. All measured. {_balance(told) if divided else ''}"
     return Table("Memory by worker", header, rows, frozenset(range(7)), note=note.strip() if rows else "")
 
 
@@ -39,11 +40,13 @@ def memory_line(told: Sequence[WorkerMemory]) -> str:
 
 
 def _balance(told: Sequence[WorkerMemory]) -> str:
-    """How far the fullest worker is from an equal share of the optimizer's state."""
+    """How far the fullest worker is from an equal share of the optimizer's state, which is divided."""
     held, once = sum(each.optimizer for each in told), sum(each.optimizer - each.copies for each in told)
-    if len(told) < 2 or not once or not held - once:
+    if len(told) < 2 or not once:
         return ""
     copies = round(held / once)
     share, most = ideal_share(once, copies, len(told)), max(each.optimizer for each in told)
-    modelled = f"{byte_count(round(share))} of optimizer state ({copies} copies / {len(told)} workers of the whole)"
+    modelled = (
+        f"{byte_count(round(share))} of optimizer state ({count(copies, 'holder')} / {len(told)} workers of the whole)"
+    )
     return f"Modelled: {modelled}; the fullest worker has {most / share:.3g} x that."
