@@ -14,6 +14,7 @@ RATES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 DECISIONS = st.builds(
     Decision,
     workers=COUNTS,
+    mesh=st.none() | st.sampled_from(["data=1", "shard=3", "data=2,shard=2,tensor=5,pipeline=300"]),
     replace_rank=COUNTS,
     batch_size=COUNTS,
     micro_batch=COUNTS,

@@ -48,7 +48,8 @@ class Snapshot:
 class Decision:
     """What is to change at the next step boundary; None and False leave things as they are.
 
-    ``workers``: ask for this many (they join when warm). ``replace_rank``: another worker for that of this rank.
+    ``workers``: ask for this many (they join when warm). ``mesh``: ask for workers that stand like this, and are as
+    many ("data=2,shard=2"). ``replace_rank``: another worker for that of this rank.
     ``lr`` sets every parameter group's learning rate, ``lr_factor`` multiplies it (after ``lr``), over ``ramp_steps``
     steps in equal parts where that is positive. ``correct_momentum``: divide SGD's momentum buffers by ``lr_factor``,
     so that the velocity of the parameters does not jump with the learning rate. ``remember``: keep a copy of model and
@@ -56,6 +57,7 @@ class Decision:
     """
 
     workers: int | None = None
+    mesh: str | None = None
     replace_rank: int | None = None
     batch_size: int | None = None
     micro_batch: int | None = None
@@ -74,7 +76,7 @@ class Decision:
 
     def contradicts(self, later: Decision) -> bool:
         """Whether both set one thing: ``later`` was decided without knowing of this one."""
-        alone = ("workers", "replace_rank", "batch_size", "micro_batch", "lr")
+        alone = ("workers", "mesh", "replace_rank", "batch_size", "micro_batch", "lr")
         return any(getattr(self, name) is not None and getattr(later, name) is not None for name in alone)
 
     def to_json(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from hashlib import blake2b
 
+from elastune.core.mesh import AXES, Mesh
 from elastune.core.signals import Decision
 
 MOST_VOTERS = 256  # sums of this many digits, and of this many squared marks, are exact in single precision
@@ -19,8 +20,9 @@ _MARKS = (251, 241, 239)  # moduli of the checks; a mark's square must stay belo
 _FLAGS = ("correct_momentum", "remember", "restore", "stop")
 _COUNTS = ("workers", "replace_rank", "batch_size", "micro_batch", "ramp_steps")  # whole numbers, nothing as 0
 _REALS = ("lr", "lr_factor")
+_MESHES = ("mesh",)
 _NOTHING = Decision()
-assert {*_FLAGS, *_COUNTS, *_REALS} == {f.name for f in fields(Decision)}
+assert {*_FLAGS, *_COUNTS, *_REALS, *_MESHES} == {f.name for f in fields(Decision)}
 
 
 def vote(decision: Decision) -> list[float]:
@@ -54,19 +56,25 @@ def _digits(decision: Decision) -> list[int]:
     for name in _REALS:
         value = getattr(decision, name)
         digits += [0] * 5 if value is None else [1, *struct.unpack("<4H", struct.pack("<d", value))]
+    for name in _MESHES:
+        value = getattr(decision, name)
+        digits += [0] * len(AXES) if value is None else [Mesh.parse(value).size(axis) for axis in AXES]
     return digits
 
 
 def _decision(digits: list[int]) -> Decision:
     read: Iterator[int] = iter(digits)
     flags = next(read)
-    found: dict[str, bool | int | float | None] = {name: bool(flags & 1 << i) for i, name in enumerate(_FLAGS)}
+    found: dict[str, bool | int | float | str | None] = {name: bool(flags & 1 << i) for i, name in enumerate(_FLAGS)}
     for name in _COUNTS:
         number = next(read) * _DIGIT + next(read)
         found[name] = getattr(_NOTHING, name) if number == 0 else number - 1
     for name in _REALS:
         known, *parts = (next(read) for _ in range(5))
         found[name] = struct.unpack("<d", struct.pack("<4H", *parts))[0] if known else None
+    for name in _MESHES:
+        sizes = dict(zip(AXES, (next(read) for _ in AXES), strict=True))
+        found[name] = str(Mesh(**sizes)) if all(sizes.values()) else None
     return Decision(**found)  # type: ignore[arg-type]
 
 

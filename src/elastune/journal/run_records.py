@@ -222,7 +222,8 @@ class StepsCompleted:
 @dataclass(frozen=True, config=_RULES)
 class Regrouped:
     """Rank 0 of a view tells what the change cost: ``pause_s``, the gap between the last step before it and the first
-    step under it, less a median step; ``discarded`` steps had been begun and were done again."""
+    step under it, less a median step; ``discarded`` steps had been begun and were done again. ``mesh``: how they stand,
+    where a replica lies on several."""
 
     version: Count
     members: list[Count]
@@ -230,6 +231,7 @@ class Regrouped:
     step: Count
     pause_s: float
     discarded: Count
+    mesh: str = ""
     kind: Literal["regrouped"] = "regrouped"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.signals import Decision, Snapshot
 from elastune.policies.arguments import number_of, numbers_of, whole
 from elastune.policies.lr_rules import LrChange, lr_change
@@ -163,10 +164,23 @@ class Run(RunView):
         n, low, high = whole("workers", n, 1), self.limits.low, self.limits.high
         bound = n if n == self.size() else max(low, min(high, n))
         if bound != n:
-            may = _throughout(low) if low == high else f"this run may have from {low} to {high}"
-            self.note = f"asked for {n} workers; {may}"
+            self.note = f"asked for {n} workers; {_bounds(self.limits)}"
             self.refused = Decision(workers=n) if bound == self.size() else NOTHING
         self._ask(workers=None if bound == self.size() else bound)
+
+    def reshape(self, mesh: str) -> None:
+        """Ask for workers that stand as ``mesh`` says ("data=2,shard=2"), and are as many.
+
+        Args:
+            mesh: Workers along each axis. What the run's mechanism does not divide along is refused, which the journal
+                says; so is, here, what has more or fewer workers than the run may have (``limits``).
+        """
+        asked = Mesh.parse(mesh)
+        if not self.limits.low <= asked.workers <= self.limits.high:
+            self.note = f"asked for {asked}: {asked.workers} workers; {_bounds(self.limits)}"
+            self.refused = Decision(mesh=str(asked))
+            return
+        self._ask(mesh=str(asked))
 
     def replace(self, rank: int) -> None:
         """Ask for another worker in place of that of ``rank``, which leaves when the new one has joined.
@@ -255,6 +269,12 @@ class Run(RunView):
         if (rank := whole("a rank", rank, 0)) >= self.size():
             raise UserError(f"there are ranks 0 to {self.size() - 1}", rank, "ask run.size()")
         return rank
+
+
+def _bounds(limits: Limits) -> str:
+    if limits.low == limits.high:
+        return _throughout(limits.low)
+    return f"this run may have from {limits.low} to {limits.high}"
 
 
 def _throughout(workers: int) -> str:

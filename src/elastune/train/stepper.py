@@ -307,6 +307,7 @@ class Stepper:
                     step=self._progress.position.step + 1,
                     pause_s=max(0.0, pause_s - (median_s or 0.0)),
                     discarded=discarded,
+                    mesh="" if workers.comms.mesh.replica == 1 else str(workers.comms.mesh),
                 )
             )
 

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import FaultInjected, Regrouped, RunFinished, RunStarted, Straggling, WorkerGone
+from elastune.journal.records import (
+    FaultInjected,
+    Regrouped,
+    RunFinished,
+    RunStarted,
+    StateLost,
+    Straggling,
+    WorkerGone,
+)
 from elastune.report.document import render
 from elastune.report.gather import gather_run
 from elastune.report.page import run_page
-from elastune.report.tables.changes import Changes, changes_line, gather_changes, worker_steps
+from elastune.report.tables.changes import Changes, changes_line, changes_table, gather_changes, worker_steps
 from elastune.report.tables.sample_ledger import ledger
 
 STORY = [
@@ -27,6 +35,16 @@ def test_pauses_and_faults_are_summed_up() -> None:
     assert changes_line(found) == "2 changes of workers, pauses 45 ms median, 80 ms at most, 1 step done again"
     assert worker_steps(2, found, 30) == ((0.0, 11.0, 15.0, 30.0), (2.0, 1.0, 2.0, 2.0))
     assert changes_line(Changes()) == ""
+
+
+def test_state_that_was_lost_and_a_mesh_are_told() -> None:
+    story = [StateLost(8, ["body.weight", "head.bias"]), Regrouped(2, [0, 2], False, 9, 0.080, 1, "shard=2")]
+    found = gather_changes([Entry(float(i), record) for i, record in enumerate(story)])
+    told = (
+        "state lost after step 8 (body.weight, head.bias, ...), all its holders at once: on from the newest checkpoint"
+    )
+    assert changes_line(found).endswith(f"1 step done again; {told}")
+    assert "2 (shard=2)" in changes_table(found).rows[0]
 
 
 def test_a_page_tells_of_them_and_escapes_what_it_tells() -> None:

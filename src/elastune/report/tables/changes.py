@@ -9,7 +9,7 @@ from statistics import median
 
 from elastune.core.text import count, duration, plain, whole
 from elastune.journal.entry import Entry
-from elastune.journal.records import FaultInjected, Record, Regrouped, Straggling, WorkerGone
+from elastune.journal.records import FaultInjected, Record, Regrouped, StateLost, Straggling, WorkerGone
 from elastune.report.tables.tables import Table
 
 
@@ -21,6 +21,7 @@ class Changes:
     gone: tuple[WorkerGone, ...] = ()
     faults: tuple[tuple[str, int], ...] = ()
     stragglers: tuple[str, ...] = ()
+    lost: tuple[StateLost, ...] = ()
 
     @property
     def median_pause_s(self) -> float | None:
@@ -47,16 +48,32 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
         gone=tuple(record for record in records if isinstance(record, WorkerGone)),
         faults=tuple(faults.items()),
         stragglers=tuple(record.line for record in records if isinstance(record, Straggling)),
+        lost=tuple(record for record in records if isinstance(record, StateLost)),
     )
 
 
 def changes_line(changes: Changes) -> str:
-    """``4 changes of workers, pauses 12 ms median, 71 ms at most, 1 step done again``; empty without any."""
+    """``4 changes of workers, pauses 12 ms median, 71 ms at most, 1 step done again``; empty without any.
+
+    Where state was lost, that too: ``; state lost after step 8 (body.weight, ...): on from the newest checkpoint``.
+    """
     if not changes.regroupings:
-        return ""
+        return lost_line(changes)
     pauses = f"pauses {duration(changes.median_pause_s)} median, {duration(changes.longest_pause_s)} at most"
     changed = count(len(changes.regroupings), "change")
-    return f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
+    told = f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
+    return "; ".join(filter(None, [told, lost_line(changes)]))
+
+
+def lost_line(changes: Changes) -> str:
+    """When all holders of some state had gone, and of which tensors; empty where that never was."""
+    if not changes.lost:
+        return ""
+    told = [
+        f"step {whole(lost.step)} ({', '.join(plain(name, 40) for name in lost.names[:2])}, ...)"
+        for lost in changes.lost
+    ]
+    return f"state lost after {', '.join(told)}, all its holders at once: on from the newest checkpoint"
 
 
 def changes_table(changes: Changes) -> Table:
@@ -65,7 +82,7 @@ def changes_table(changes: Changes) -> Table:
         (
             str(r.version),
             whole(r.step),
-            str(len(r.members)),
+            f"{len(r.members)} ({r.mesh})" if r.mesh else str(len(r.members)),
             ", ".join(map(str, r.members)),
             "planned" if r.planned else "after a loss",
             duration(r.pause_s),

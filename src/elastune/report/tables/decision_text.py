@@ -21,6 +21,7 @@ OUTCOMES = {"applied": "applied", "disagreed": "not applied, workers disagreed",
 
 WORDS: Mapping[str, Callable[[Any], str]] = {
     "micro_batch": lambda value: f"micro-batch {plain(value, 20)}",
+    "mesh": lambda value: f"mesh {plain(value, 60)}",
     "replace_rank": lambda value: f"another worker for rank {plain(value, 20)}",
     "correct_momentum": lambda _: "momentum corrected",
     "remember": lambda _: "state kept",

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import RunSpec
 from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import MOST_VOTERS
@@ -84,7 +85,7 @@ class Adapter:
         self._adapts = bool(policies)
         self._at = _Position()
         self._host = PolicyHost(policies, self.monitoring.gives)
-        self._applier = DecisionApplier(workers, progress, self.monitoring)
+        self._applier = DecisionApplier(workers, progress, self.monitoring, MeshChoice.of(spec.means))
         self._decisions = Decisions(self._host, names, self._applier, workers, progress, send)
         self._regrouped = False
         self._others = False  # hooks that wait have begun among other workers

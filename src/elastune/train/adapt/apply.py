@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.signals import Decision
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.train.adapt.lr import Ramp, scale_rates, set_rates
@@ -25,8 +27,11 @@ class DecisionApplier:
         remembered: A state to go back to; joiners and checkpoints take it over.
     """
 
-    def __init__(self, workers: WorkerGroup, progress: Progress, monitoring: Monitoring) -> None:
+    def __init__(
+        self, workers: WorkerGroup, progress: Progress, monitoring: Monitoring, meshes: MeshChoice | None = None
+    ) -> None:
         self._workers = workers
+        self._meshes = meshes or MeshChoice()
         self._monitoring = monitoring
         self._progress = progress
         self._ramps: list[Ramp] = []
@@ -41,6 +46,9 @@ class DecisionApplier:
             raise UserError("LBFGS needs the whole batch in one pass", decision.micro_batch, "leave micro_batch alone")
         if decision.workers is not None:
             workers.resize(decision.workers, f"policy {policy}")
+        if decision.mesh is not None:
+            self._meshes.refuse(mesh := Mesh.parse(decision.mesh))
+            workers.reshape(mesh, f"policy {policy}")
         if decision.replace_rank is not None:
             workers.replace(decision.replace_rank)
         if decision.restore:
