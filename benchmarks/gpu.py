@@ -200,7 +200,7 @@ def main() -> int:
     if args.smoke:
         budget_s, steps = 0.0, 3
         cases, cells = trainings({"fp32": SMALL}), timed(("gpt",), [(1, "bf16"), (2, "bf16")])
-        watched = monitored(("resnet",))
+        watched = monitored(("gpt",))
     else:
         budget_s, steps = args.budget_s, 6
         cases = trainings({"fp32": PLAINLY, "bf16": [*PLAINLY, *OTHERWISE]})
