@@ -10,7 +10,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import Adapt, Means, Program, RunSpec
 from elastune.job.run import JobFailed, run_job
 from elastune.journal.records import RunFinished
 
@@ -38,6 +38,7 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> Non
         *({"mechanism": "sharded", "workers": workers} for workers in (1, 3)),
         {**ZERO, "workers": 2, "copies": 1},
         {"mesh": Mesh(data=2, shard=2), "copies": 1},
+        {**ZERO, "workers": 2, "offload": True},
     ]
     assert same(cluster, tmp_path, meshes).metrics["norms"] > 0
 
@@ -89,3 +90,22 @@ def test_what_would_go_wrong_is_refused(
     with pytest.raises(JobFailed, match=told) as failed:
         run_job(spec(tmp_path, {**ZERO, "workers": 2}, **config), cluster=cluster)
     assert failed.value.failure.reason == "user_error"
+
+
+def test_the_noise_scale_is_that_of_replicated_training(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Up to rounding of one sum; the same on every mesh."""
+    watched = Adapt(monitors=("noise_scale",))
+    means = [{"workers": 2}, {**ZERO, "workers": 2}, {**ZERO, "workers": 3}, {"mechanism": "sharded", "workers": 3}]
+    found = [
+        run_job(replace(spec(tmp_path / str(i), each), adapt=watched), cluster=cluster) for i, each in enumerate(means)
+    ]
+    assert found[1].signals == found[2].signals == found[3].signals
+    assert found[0].signals.keys() == found[1].signals.keys() != set()
+    for name, told in found[0].signals.items():
+        assert found[1].signals[name] == pytest.approx(told, rel=1e-3), name
+
+
+def test_what_needs_whole_parameters_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    asked = replace(spec(tmp_path, {"mechanism": "sharded", "workers": 2}), adapt=Adapt(monitors=("curvature",)))
+    with pytest.raises(JobFailed, match="needs whole parameters"):
+        run_job(asked, cluster=cluster)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 
 from elastune.comm.group import Group, Work
-from elastune.comm.reducer import BucketNorms
 from elastune.comm.slot_sums import SlotSums
 from elastune.comm.units import unit_squares
 from elastune.core.leaves import Split
@@ -37,7 +36,6 @@ class OwnedBucket:
     def __init__(self, plan: BucketPlan, split: Split, dtype: torch.dtype, device: torch.device) -> None:
         self.plan = plan
         self.launched = False
-        self.norms: BucketNorms | None = None
         self.held = torch.zeros(0, dtype=dtype, device=device)
         self._sizes = [split.leaves[i].size for i in plan.leaves]
         self._shapes = [split.leaves[i].shape for i in plan.leaves]
@@ -191,6 +189,8 @@ class OwnedReducer:
         self._bucket_of: dict[int, OwnedBucket] = {}
         self._ready: set[int] = set()
         self._slot, self._last = 0, False
+        self.measures = False
+        self._squares: dict[int, float] = {}
         self._renewed: Group | None = None
 
     def regroup(self, buckets: list[OwnedBucket], group: Group, num_slots: int, holders: Holders) -> None:
@@ -206,22 +206,18 @@ class OwnedReducer:
         self._ready = set()
         for bucket in self.buckets:
             bucket.begin()
-            if bucket.norms is not None:
-                bucket.norms.end_slot()
 
     def begin_slot(self, slot: int, *, last: bool) -> None:
         """What is ``put`` from here on is of ``slot``; ``last``: this worker has no further one in this step."""
-        self._slot, self._last = slot, last
-        for bucket in self.buckets:
-            if bucket.norms is not None:
-                bucket.norms.end_slot()
+        self._slot, self._last, self._squares = slot, last, {}
 
     def put(self, leaf: int, gradient: torch.Tensor | None) -> None:
         """The gradient of ``leaf``; it is copied. Buckets of the last slot leave as they fill."""
         bucket = self._bucket_of[leaf]
         if bucket.put(leaf, gradient):
-            if bucket.norms is not None:
-                bucket.norms.of_slot(bucket)
+            if self.measures:
+                flat = bucket.here if bucket.here.dtype in (torch.float32, torch.float64) else bucket.here.float()
+                self._squares[id(bucket)] = float(torch.dot(flat, flat))
             bucket.end_slot(self._slot)
             if self._last:
                 self._launch_in_order(bucket)
@@ -234,6 +230,10 @@ class OwnedReducer:
                 if id(bucket) not in self._ready:
                     return
                 bucket.launch()
+
+    def slot_square(self) -> float:
+        """The squared norm of the gradients that were ``put`` for the current slot, where ``measures`` is true."""
+        return sum(self._squares[id(bucket)] for bucket in self.buckets)
 
     def launch(self) -> None:
         """This worker has no more to put."""

@@ -86,6 +86,7 @@ class OwnedAllReduce(Sync):
             self._begin()
             self._part.clear()
             self.replica.begin_step(self.parts)
+            self._reducer.measures = self._measures
             self._reducer.begin()
             if self._moves is not None:
                 self._moves.begin()
@@ -133,6 +134,9 @@ class OwnedAllReduce(Sync):
         self._reducer.put(leaf, gradient)
 
     def _end_slot(self, part: BatchSlice) -> None:
+        if self._measures:
+            slot = self._slot_of(part)
+            self._parts[slot].add_norms((self._reducer.slot_square(), 0.0), self._weights_of[slot])
         if self._moves is not None:
             self._moves.begin_slot(part.slot, last=self._leaves_early and part.ends_step)
             for place, moved in enumerate(self.replica.buffers.moves(self._weights_of[part.slot])):

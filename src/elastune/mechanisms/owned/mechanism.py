@@ -42,6 +42,9 @@ class Owned(Mechanism):
             if mesh.size(axis) > 1 and axis not in self._axes:
                 rule = f"{self.name} has no workers along the axis {axis}"
                 raise UserError(rule, str(mesh), f"use {axis}=1, or another mechanism")
+        if self._frees and "pipeline" in self._axes:
+            rule = "the stages of a pipeline keep their parameters: each goes through its layers many times a step"
+            raise UserError(rule, self.name, "use pipeline+zero")
         if means.copies is not None and means.copies < 1:
             raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
 
@@ -52,6 +55,7 @@ class Owned(Mechanism):
         division = Division(model)
         for divide in self._divides:
             division = divide(division, means)
-        store = LeafStore(division.split, division.parameters, optimizer, program.tensor_of, frees=self._frees)
+        parts = division.split, division.parameters
+        store = LeafStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=means.offload)
         replica = ShardedReplica if self._frees else OwnedReplica
         return replica(division, store, program, comms, means.copies or 1)

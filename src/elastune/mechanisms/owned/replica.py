@@ -188,6 +188,7 @@ class OwnedReplica(Replica):
         factor = clip_factor(norm, max_norm)
         if factor != 1.0:
             self._scale(factor)
+            self.store.scale(factor)
         return norm
 
     def _stepped(self) -> None:

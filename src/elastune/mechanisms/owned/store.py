@@ -69,11 +69,13 @@ class LeafStore:
         tensor_of: Mapping[torch.Tensor, str],
         *,
         frees: bool = False,
+        offload: bool = False,
     ) -> None:
         self.split = split
         self.parameters = list(parameters)
         self.optimizer = optimizer
         self.frees = frees
+        self.offload = offload
         self.computed: tuple[int, ...] = tuple(range(len(split.leaves)))  # at the beginning everything is everywhere
         self.held: tuple[Segment, ...] = ()
         self.shards: tuple[ShardParameter, ...] = ()
@@ -178,7 +180,7 @@ class LeafStore:
     @property
     def home(self) -> torch.device:
         """Where the optimizer's tensors lie."""
-        return self.parameters[0].device
+        return torch.device("cpu") if self.offload else self.parameters[0].device
 
     def load(self, leaf: int, state: Mapping[str, Any]) -> None:
         """What an optimizer has for the whole tensor of ``leaf``, in place of what this one has of it."""
@@ -188,6 +190,16 @@ class LeafStore:
                 self.optimizer.state[shard.parameter] = cut
             else:
                 self.optimizer.state.pop(shard.parameter, None)
+        self._place_steps()
+
+    def _place_steps(self) -> None:
+        """Kernels that update all at once count steps where the parameters are."""
+        for group in self.optimizer.param_groups:
+            if group.get("fused") or group.get("capturable"):
+                for p in group["params"]:
+                    step = self.optimizer.state.get(p, {}).get("step")
+                    if isinstance(step, torch.Tensor):
+                        self.optimizer.state[p]["step"] = step.to(p.device)
 
     def write_values(self, segment: Segment, values: torch.Tensor) -> None:
         """Overwrite the values of a part of a leaf that this worker computes with."""
@@ -212,7 +224,14 @@ class LeafStore:
             for segment, values in gradients.get(own.leaf, ()):
                 if segment.start <= own.start and own.stop <= segment.stop:
                     found = values[own.start - segment.start : own.stop - segment.start]
-            shard.parameter.grad = found
+            shard.parameter.grad = None if found is None else found.to(self.home)
+
+    def scale(self, factor: float) -> None:
+        """Multiply gradients that are copies of the sums that were given."""
+        if self.home != self.parameters[0].device:
+            for shard in self.shards:
+                if shard.parameter.grad is not None:
+                    shard.parameter.grad.mul_(factor)
 
     def clear(self) -> None:
         """No shard has a gradient."""
@@ -266,13 +285,15 @@ class LeafStore:
             self._by_leaf.setdefault(shard.segment.leaf, []).append(shard)
         for at, group in enumerate(self.optimizer.param_groups):
             group["params"] = [s.parameter for s in shards if self._group_of.get(s.segment.leaf) == at]
+        self._place_steps()
         self._initial = {}
 
     def _shard(self, segment: Segment, values: torch.Tensor) -> ShardParameter:
         """The shard of a segment of values ``values``."""
         p = self.parameters[segment.leaf]
-        if self.frees or not p.is_contiguous():
-            return ShardParameter(segment, nn.Parameter(values.clone(), p.requires_grad), is_view=False)
+        if self.frees or self.offload or not p.is_contiguous():
+            own = values.to(self.home, copy=True)
+            return ShardParameter(segment, nn.Parameter(own, p.requires_grad), is_view=False)
         view = p.detach().view(-1)[segment.start : segment.stop]
         if view.data_ptr() != values.data_ptr():
             view.copy_(values)
@@ -296,8 +317,7 @@ class LeafStore:
         leaf = self.split.leaves[segment.leaf]
         if not hasattr(value, "shape") or len(value.shape) != len(leaf.box) or name == "step":
             return _copied(whole(value) if hasattr(value, "shape") else value)
-        device = self.parameters[segment.leaf].device
-        return elements(value, Stretch(leaf.box, segment.start, segment.stop)).to(device, copy=True)
+        return elements(value, Stretch(leaf.box, segment.start, segment.stop)).to(self.home, copy=True)
 
     def _prepared_leaf(self, leaf: int, incoming: Incoming) -> torch.Tensor:
         """The values of a leaf that is to be computed with, as far as they are known yet."""

@@ -13,6 +13,7 @@ from elastune.core.run import Mode
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.mechanisms.base import Replica
+from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.monitors.base import GradientNorms, Monitor, Need, Reading, State, WorkerTimes
 from elastune.monitors.hessian import hessian_trace, top_eigenvalue
 from elastune.monitors.registry import choose
@@ -53,8 +54,26 @@ class Monitoring:
 
     def prepare(self, sync: Sync, step: int) -> None:
         """Before a step: what is to be measured of it."""
+        self._refuse_parts(sync.replica)
         weights = _preconditioner(sync.replica) if self.takes("preconditioned", step) else None
         sync.measure(self.compares(step), weights, (step - 1) // self._stride)
+
+    def _refuse_parts(self, replica: Replica) -> None:
+        """Raise ``UserError`` for what cannot be measured where no worker has the whole of it."""
+        if not isinstance(replica, OwnedReplica):
+            return
+        divided = replica.split.blocks > 1 or len(replica.split.costs) > 1
+        curved = self._known["trace"] or self._known["sharpness"]
+        refused = {
+            "noise_scale needs the whole gradient of a slot": self._known["norms"] and divided,
+            "noise_scale_adam needs an optimizer's whole state": self._known["preconditioned"],
+            "curvature needs whole parameters on each worker": curved and (divided or replica.equal_passes),
+        }
+        for rule, refuses in refused.items():
+            if refuses:
+                raise UserError(
+                    rule, "a mechanism that divides them", "leave the monitor out, or use another mechanism"
+                )
 
     def bend(self, sync: Sync, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
         """Before a share's backward pass: measure the curvature of its loss, where that is due.
