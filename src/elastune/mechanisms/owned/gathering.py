@@ -41,6 +41,8 @@ class ShardedReplica(OwnedReplica):
         self.gathering = Gathering(self)
 
     def begin_step(self, *parts: Any) -> None:
+        if self.gathering.lost:  # the rest of that pass has moved buffers once more
+            self.buffers.restore()
         self.gathering.begin_step()
         super().begin_step(*parts)
 
@@ -63,7 +65,7 @@ class Gathering:
 
     The first block, the model's own, stays from the beginning of a pass to its end, and so does the last one that runs
     until its gradients are there. Where the group breaks in a forward pass the step is lost, which the replica's
-    ``on_lost`` sees to, and the rest of the pass runs on zeros.
+    ``on_lost`` sees to, and the rest of the pass runs on zeros (``lost``).
     """
 
     def __init__(self, replica: OwnedReplica) -> None:
@@ -74,7 +76,7 @@ class Gathering:
         self._here: set[int] = set()
         self._under_way: dict[int, _UnderWay] = {}
         self._owed: dict[int, set[int]] = {}  # gradients that are to come before a block may go
-        self._lost = False
+        self.lost = False
         self._comms = replica.comms
         for i, block in enumerate(self._blocks):
             block.module.register_forward_pre_hook(lambda *_, i=i: self._enter(i))
@@ -89,7 +91,7 @@ class Gathering:
     def begin_step(self) -> None:
         """What was lost is over."""
         self.end_pass()
-        self._lost = False
+        self.lost = False
 
     def end_pass(self) -> None:
         """The pass is over, or given up: no values stay here but those that this worker holds."""
@@ -113,7 +115,7 @@ class Gathering:
         try:
             self._go_to(i)
         except GroupBroken as error:
-            self._lost = True
+            self.lost = True
             self._replica.on_lost(error)
             for each in {0, i}:  # the workers that are left have met, and nothing is here any more
                 self._fill(each, None)
@@ -179,7 +181,7 @@ class Gathering:
     def _start(self, i: int) -> None:
         """Block ``i`` begins to travel, unless it is here, on its way, or does not need to."""
         group, store, replica = self._replica.comms.batch, self._store, self._replica
-        if i in self._here or i in self._under_way or self._lost or all(len(h) == group.size for h in replica.held_by):
+        if i in self._here or i in self._under_way or self.lost or all(len(h) == group.size for h in replica.held_by):
             return
         leaves = [leaf for leaf in self._blocks[i].leaves if leaf in store.computed]
         if not leaves:
@@ -213,7 +215,7 @@ class Gathering:
         for leaf in leaves:
             p = store.parameters[leaf]
             p.untyped_storage().resize_(p.numel() * p.element_size())
-            if self._lost:
+            if self.lost:
                 p.data.zero_()
         inside = set(leaves)
         for shard in store.shards:
