@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ def test_doctor_tells_what_is_here(elastune: Command) -> None:
     assert ("nccl" in findings["reductions"]["found"]) == (torch.cuda.device_count() > 1)
     assert findings["Slurm"]["found"] == shutil.which("srun")
     assert Path(findings["digits"]["found"]).is_file()
+    assert findings["mechanism tensor"]["found"] == "exact and fast; divides along tensor; workers come and go"
+    assert findings["mechanism replicated"]["found"] == "exact and fast; workers come and go"
+    for name in ("deepspeed", "fairscale"):
+        here = findings[f"mechanism {name}"]
+        assert (here["found"] is None) == (find_spec(name) is None)
+        assert "pip install" in here["install"]
+        assert here["found"] is None or "ZeRO stages" in here["found"]
     assert findings["MNIST"]["found"] is None, "the fixture hides every data set"
     for finding in found["findings"]:
         assert finding["found"] or finding["install"], "what is missing comes with a way to get it"

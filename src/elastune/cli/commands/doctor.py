@@ -41,7 +41,7 @@ def doctor(json: options.Json = False) -> int:
 
     memory = memory_gib()
     found_devices = devices()
-    findings = [*_machine(found_devices), *_launchers(), *_packages(), *_data_sets()]
+    findings = [*_machine(found_devices), *_launchers(), *_mechanisms(), *_packages(), *_data_sets()]
     if json:
         machine = {"cores": cores(), "memory_gib": memory, "devices": found_devices}
         print_json({"kind": "doctor", **machine, "findings": [asdict(finding) for finding in findings]})
@@ -107,6 +107,25 @@ def _launchers() -> list[Finding]:
         Finding("Slurm", has_slurm, "apt-get install slurm-wlm"),
         Finding("Ray", _version("ray"), "pip install ray"),
     ]
+
+
+def _mechanisms() -> list[Finding]:
+    """Each with what it can do; those of other packages where these are installed."""
+    from elastune.core.mechanism_name import MechanismName
+    from elastune.mechanisms.registry import DIVIDES, MECHANISMS, STATES
+
+    found = []
+    for word in (*MECHANISMS, *STATES, *DIVIDES):
+        mechanism, axes = MECHANISMS.get(word), MechanismName.parse(word).dividing
+        can = None if mechanism is None else mechanism.abilities
+        told = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
+        told += [f"divides along {' and '.join(axes)}"] if axes else []
+        told += ["workers come and go" if can is None or can.elastic else "workers stay"]
+        told += [f"ZeRO stages {', '.join(map(str, sorted(can.stages)))}"] if can is not None and can.stages else []
+        lacks = can is not None and can.package and importlib.util.find_spec(can.package) is None
+        install = "" if can is None else can.install
+        found.append(Finding(f"mechanism {word}", None if lacks else "; ".join(told), install))
+    return found
 
 
 def _packages() -> list[Finding]:
