@@ -108,4 +108,6 @@ def let_go(tensor: torch.Tensor) -> None:
 def take_in(parameter: torch.Tensor) -> None:
     """Give ``parameter`` ordinary memory, where it is parked."""
     if is_parked(parameter):
-        parameter.data = parameter.detach().clone()
+        parked = parameter.detach()
+        parameter.data = parked.clone()
+        let_go(parked)

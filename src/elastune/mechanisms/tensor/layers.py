@@ -18,6 +18,7 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.core.layout import Box
+from elastune.mechanisms.parked import is_parked
 from elastune.mechanisms.tensor.axis import BlockAxis
 from elastune.mechanisms.tensor.blocked import Blocked, as_whole
 from elastune.mechanisms.tensor.passing import joined, parted, shared, summed
@@ -243,6 +244,8 @@ def divide_parameters(
         made = known.setdefault(id(whole), {})
         for b in parts:
             if b.box not in made:
-                value = whole.detach()[b.slices].clone(memory_format=torch.contiguous_format)
+                value = whole.detach()[b.slices]
+                if not is_parked(whole):  # else each worker takes in what it computes with
+                    value = value.clone(memory_format=torch.contiguous_format)
                 made[b.box] = nn.Parameter(value, requires_grad=whole.requires_grad)
             layer.register_parameter(b.key, made[b.box])
