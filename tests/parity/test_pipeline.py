@@ -44,6 +44,15 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> Non
         assert (run.sha256, run.metrics, run.signals) == whole[means.get("micro_batch")], means
 
 
+def test_with_divided_layers(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A pipeline is not cut where a value is in blocks."""
+    found = {}
+    for mesh, schedule in ((Mesh(), "1f1b"), (Mesh(tensor=2, pipeline=2), "interleaved"), (Mesh(pipeline=3), "1f1b")):
+        means = {"mesh": mesh, "mechanism": "tensor+pipeline", "virtual_tensor": 4, "schedule": schedule}
+        found[mesh] = run_job(spec(tmp_path / str(mesh), 4, **means), cluster=cluster).sha256
+    assert len(set(found.values())) == 1, found
+
+
 def test_a_checkpoint_goes_to_other_stages(cluster: LocalCluster, tmp_path: Path) -> None:
     """Written by two stages, it is continued by three, and by one worker with all of it."""
     whole = run_job(spec(tmp_path / "whole", workers=1), cluster=cluster)

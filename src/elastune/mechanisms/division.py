@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -66,6 +68,21 @@ class Division:
         if part.weight or self.waits:
             (loss * part.weight).backward()
         yield part
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Around what a finer division runs of a pass by itself. Raises ``GroupBroken`` where that came to nothing."""
+        yield
+
+    def in_parts(self, called: Sequence[str]) -> frozenset[str]:
+        """Of modules that a forward pass calls in this order: those before which a value may be in parts, so that a cut
+        there would change bits.
+        """
+        return frozenset()
+
+    def whole(self, value: Any) -> Any:
+        """``value``, which is between two layers, of tensors that another worker can go on with."""
+        return value
 
     def abandon(self) -> None:
         """Drop what is under way: passes in flight, and what they have kept."""

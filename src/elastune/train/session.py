@@ -23,6 +23,7 @@ from elastune.core.signals import Signal
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
+from elastune.mechanisms.pipeline.divide import Pipeline, plan_stages
 from elastune.mechanisms.tensor.plan import Plan, plan_layers
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
@@ -110,20 +111,24 @@ class Session(SessionFacts):
     # -- the training loop --------------------------------------------------------------------------------------------
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any, plan: Plan | None = None
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any, plan: Plan | Pipeline | None = None
     ) -> tuple[Any, ...]:
         """Attach mechanism, precision and checkpoints; returns (model, optimizer, *schedulers) to be used from here on.
 
         Moves the model to ``session.device`` and gives every worker rank 0's initial state. Schedulers that step inside
         the batch loop must be given here; ``ReduceLROnPlateau`` is then stepped with the mean over workers.
-        ``plan``: which layers the mechanism ``tensor`` divides (``docs/meshes.md``); found by itself where left out.
+        ``plan``: which layers the mechanism ``tensor`` divides, or a ``Pipeline`` that says where ``pipeline`` cuts the
+        model (``docs/meshes.md``); found by itself where left out.
         """
         if self.trained is not None:
             raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
         means, workers = self._spec.means, self._workers
         most = max(self._spec.most_workers, workers.group.size)
         self._transaction.evaluates_again = evaluates_again(optimizer, means, most)
-        plan_layers(model, plan)
+        if isinstance(plan, Pipeline):
+            plan_stages(model, plan)
+        else:
+            plan_layers(model, plan)
         model.to(self.device)
         self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())

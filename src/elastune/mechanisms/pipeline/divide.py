@@ -50,6 +50,7 @@ def divide(division: Division, means: Means) -> PipelineDivision:
     """
     plan: Pipeline = division.module.__dict__.get("_pipeline_plan") or Pipeline()
     layers = layers_of(division.module, plan.cuts)
+    layers = layers.without_cuts(division.in_parts([str(n.target) for n in layers.nodes if n.op == "call_module"]))
     check_stages(layers, means.mesh or Mesh())
     costs = plan.costs if plan.costs is not None else estimated_costs(layers)
     if len(costs) != layers.count:

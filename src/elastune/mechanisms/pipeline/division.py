@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from elastune.comm.comms import Comms
+from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Schedule
@@ -60,6 +61,7 @@ class PipelineDivision(Division):
         self._shapes: dict[str, str] = {}  # of the model's output, by those of its inputs
         self._mail: Mail | None = None
         self._chunks: dict[int, Chunk] = {}
+        self._failed: GroupBroken | None = None  # until ``enter``
         self._forget()
 
     def _forget(self) -> None:
@@ -87,7 +89,7 @@ class PipelineDivision(Division):
             self._mail.close()
         group = comms.group("pipeline")
         self._forget()
-        self._mail, self._chunks = None, {}
+        self._mail, self._chunks, self._failed = None, {}, None
         self.module.__dict__.pop("forward", None)
         if group.size == 1:
             return
@@ -99,7 +101,7 @@ class PipelineDivision(Division):
         for c in range(group.rank, len(runs), group.size):
             splits = not self._loans.shares(c)
             trained = {place_of[id(p)]: p for p in self._layers.parameters_of(runs[c]) if p.requires_grad}
-            self._chunks[c] = Chunk(self._layers, runs[c], trained, splits=splits)
+            self._chunks[c] = Chunk(self._layers, runs[c], trained, self.inner.whole, splits=splits)
         self._first_own = min(self._chunks)
         self.module.forward = self._forward
 
@@ -118,31 +120,47 @@ class PipelineDivision(Division):
             torch._foreach_copy_(self._start, [b.detach() for b in self._buffers])
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's ``forward``."""
+        """The model's ``forward``. Where a group breaks, a stand-in: the user's lines run to where the session acts."""
         values = self._bound(args, kwargs)
-        if not torch.is_grad_enabled() or self._called == len(self._parts):
-            return self._look(values)
-        if self._owes:
+        trains = torch.is_grad_enabled() and self._called < len(self._parts)
+        if trains and self._owes:
             fix = "call the model once, on all that the loss needs"
             raise UserError("a pipeline runs the model once for each training batch", "a second call", fix)
-        k = self._called
-        self._called, self._owes = k + 1, True
+        key = f"{trains} {self.module.training} {shapes_of(values)}"
+        if trains:
+            self._called, self._owes = self._called + 1, True
+        if self._failed is None:
+            try:
+                with self._post.failures_told():
+                    return self._train(values, key) if trains else self._look(values, key)
+            except GroupBroken as error:
+                self._failed = error
+        other = f"{not trains} {self.module.training} {shapes_of(values)}"
+        for known in (key, other):
+            if known in self._shapes:
+                return self._stand_in(known)
+        raise self._failed  # nobody can tell the shape of what will not come
+
+    def _stand_in(self, key: str) -> Any:
+        return map_tensors(lambda t: t.to(self._device), blank(self._shapes[key]))
+
+    def _train(self, values: list[Any], key: str) -> Any:
+        """What the user's newest call for a training batch returns."""
+        mail, k = self._post, self._called - 1
         self._autocast = torch.is_autocast_enabled(self._device.type), torch.get_autocast_dtype(self._device.type)
         if 0 in self._chunks:
             self._inputs[k] = values, drawn_state()
-        mail, shapes = self._post, shapes_of(values)
-        with mail.failures_told():
-            self._due.extend(self._run(until=self._called_for(k), out_of_turn=shapes not in self._shapes))
-            if self._last in self._chunks:
-                output, state = self._outputs.pop(k)
-                if shapes not in self._shapes:
-                    self._shapes[shapes] = pack(output)[0]
-                    mail.tell_all("shape", k, self._shapes[shapes])
-                draw_from(state)
-                return output
-            if shapes not in self._shapes:
-                self._shapes[shapes] = mail.take_text("shape", k, self._run_ahead)
-        return map_tensors(lambda t: t.to(self._device), blank(self._shapes[shapes]))
+        self._due.extend(self._run(until=self._called_for(k), out_of_turn=key not in self._shapes))
+        if self._last in self._chunks:
+            output, state = self._outputs.pop(k)
+            if key not in self._shapes:
+                self._shapes[key] = pack(output)[0]
+                mail.tell_all("shape", k, self._shapes[key])
+            draw_from(state)
+            return output
+        if key not in self._shapes:
+            self._shapes[key] = mail.take_text("shape", k, self._run_ahead)
+        return self._stand_in(key)
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
         if self._mail is None:
@@ -152,6 +170,8 @@ class PipelineDivision(Division):
             rule, fix = "a pipeline learns from what its model returned", "call model(...) before session.backward"
             raise UserError(rule, "no call of the model for this batch", fix)
         k, self._owes = self._called - 1, False
+        if self._failed is not None:
+            raise self._failed
         if self._last in self._chunks:
             weighted = loss * part.weight
             self._flights[self._last, k].outputs = [weighted] if weighted.requires_grad else []
@@ -187,14 +207,14 @@ class PipelineDivision(Division):
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _look(self, values: list[Any]) -> Any:
+    def _look(self, values: list[Any], key: str) -> Any:
         """A forward pass that no backward pass follows; every stage returns the output."""
         if self._owes or (self._turns > 1 and 0 < self._called < len(self._parts)):
             fix = "evaluate between steps, or use --schedule 1f1b"
             raise UserError("a model in a pipeline is evaluated between steps", "an evaluation inside of one", fix)
         mail, state, moved = self._post, drawn_state(), {}
         mail.begin_look()
-        with mail.failures_told(), torch.no_grad():
+        with torch.no_grad(), self.inner.passing():
             for c, chunk in self._chunks.items():
                 if c:
                     values, state, moved, lent = mail.take("look", c, 0)
@@ -218,7 +238,10 @@ class PipelineDivision(Division):
                 for place, value in moved.items():
                     self._buffers[int(place)].copy_(value)
                 draw_from(state)
-        return map_tensors(torch.Tensor.detach, given)
+        given = map_tensors(torch.Tensor.detach, given)
+        if key not in self._shapes:
+            self._shapes[key] = pack(given)[0]
+        return given
 
     def _drop_loans(self) -> None:
         if self._mail is not None:
@@ -276,13 +299,16 @@ class PipelineDivision(Division):
         """One action; whether its micro-batch's gradients are complete with it."""
         self._todo.remove(action)
         c, k = action.chunk, action.batch
+        with self.inner.passing():
+            if action.kind == "forward":
+                self._do_forward(c, k)
+            elif action.kind == "weight":
+                found = self._chunks[c].backward_to_weights(self._flights.pop((c, k)))
+                self._gradients.setdefault(k, {}).update(found)
+            else:
+                self._do_backward(c, k, halves=action.kind == "input")
         if action.kind == "forward":
-            self._do_forward(c, k)
             return False
-        if action.kind == "weight":
-            self._gradients.setdefault(k, {}).update(self._chunks[c].backward_to_weights(self._flights.pop((c, k))))
-        else:
-            self._do_backward(c, k, halves=action.kind == "input")
         return action.kind != "input" and c == self._first_own
 
     def _do_forward(self, c: int, k: int) -> None:

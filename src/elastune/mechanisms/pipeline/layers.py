@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,11 @@ class Layers:
     def names(self) -> tuple[str, ...]:
         """By layer: the module that it begins with, as ``named_modules`` has it."""
         return tuple(str(self.nodes[start].target) for start in self.starts[1:])
+
+    def without_cuts(self, names: frozenset[str]) -> Layers:
+        """The same with no layer that begins at one of the modules ``names``."""
+        starts = tuple(at for at in self.starts if at == 0 or str(self.nodes[at].target) not in names)
+        return replace(self, starts=starts)
 
     def nodes_of(self, layers: range) -> tuple[fx.Node, ...]:
         """The nodes of a run of layers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,9 +69,16 @@ class Chunk:
     """
 
     def __init__(
-        self, model: Layers, layers: range, parameters: dict[int, nn.Parameter], *, splits: bool = True
+        self,
+        model: Layers,
+        layers: range,
+        parameters: dict[int, nn.Parameter],
+        whole: Callable[[Any], Any] = lambda value: value,
+        *,
+        splits: bool = True,
     ) -> None:
         self._model = model
+        self._whole = whole
         self._layers = layers
         self.takes = model.handed_on(layers.start) or model.inputs
         self.gives = model.handed_on(layers.stop)
@@ -83,7 +90,7 @@ class Chunk:
 
     def look(self, values: Sequence[Any]) -> Any:
         """A forward pass without anything kept: what is handed on, or what the model returns."""
-        return self._model.run(self._layers, dict(zip(self.takes, values, strict=True)), self.gives)
+        return self._whole(self._model.run(self._layers, dict(zip(self.takes, values, strict=True)), self.gives))
 
     def forward(self, values: Sequence[Any], *, came: bool) -> tuple[Any, Flight]:
         """A forward pass: what is handed on (or what the model returns), and what is kept.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class TensorDivision(Division):
 
     def __init__(self, module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis) -> None:
         self.axis = axis
+        self._ways = dict(ways)
         self.module = self.model = module
         self.whole_s = 0.0
         first_names: dict[int, str] = {}
@@ -89,6 +91,28 @@ class TensorDivision(Division):
                 since = time.perf_counter()
         finally:
             self.axis.computes = False
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        computed, self.axis.computes = self.axis.computes, True
+        try:
+            yield
+        finally:
+            self.axis.computes = computed
+        self._raise_if_failed()
+
+    def in_parts(self, called: Sequence[str]) -> frozenset[str]:
+        found, inside = set(), False
+        for name in called:
+            way = self._ways.get(name)
+            inside = inside and way != "columns"
+            if inside:
+                found.add(name)
+            inside = way == "columns" or (inside and way is None)
+        return frozenset(found)
+
+    def whole(self, value: Any) -> Any:
+        return tree_map(as_whole, value)
 
     def _raise_if_failed(self) -> None:
         if self.axis.failed is not None:
