@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 
+from torch import nn
+
 from elastune.core.errors import UserError
 from elastune.core.run import Means, RunSpec
 from elastune.mechanisms.base import Mechanism
@@ -13,14 +15,18 @@ from elastune.mechanisms.deepspeed import DeepSpeed
 from elastune.mechanisms.division import Divide
 from elastune.mechanisms.fairscale import FairScale
 from elastune.mechanisms.owned.mechanism import Owned
+from elastune.mechanisms.pipeline.divide import Pipeline, plan_stages
 from elastune.mechanisms.pipeline.divide import divide as divide_stages
 from elastune.mechanisms.replicated import Replicated
 from elastune.mechanisms.tensor.division import divide as divide_layers
+from elastune.mechanisms.tensor.plan import Plan, plan_layers
 
 _WHOLE: tuple[Mechanism, ...] = (Replicated(), DeepSpeed(), FairScale())
 MECHANISMS: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism in _WHOLE}
 DIVIDES: Mapping[str, Divide] = {"tensor": divide_layers, "pipeline": divide_stages}
 """What divides the arithmetic of a replica, by name; applied in the order of ``MechanismName.words``."""
+Plans = Plan | Pipeline
+"""What a program may say of the layers that are divided, and of where a pipeline cuts."""
 STATES = ("zero", "sharded")
 """How state lies where it is held in shares."""
 
@@ -70,3 +76,11 @@ def settled(spec: RunSpec) -> RunSpec:
         return spec
     workers = spec.means.workers
     return replace(spec, elastic=replace(spec.elastic, low=workers, high=workers, most_losses=1))
+
+
+def note_plan(model: nn.Module, plan: Plans | None) -> None:
+    """Note how the program wants ``model`` to be divided, for the mechanism that the plan is for."""
+    if isinstance(plan, Pipeline):
+        plan_stages(model, plan)
+    else:
+        plan_layers(model, plan)

@@ -23,8 +23,7 @@ from elastune.core.signals import Signal
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
-from elastune.mechanisms.pipeline.divide import Pipeline, plan_stages
-from elastune.mechanisms.tensor.plan import Plan, plan_layers
+from elastune.mechanisms.registry import Plans, note_plan
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
@@ -111,7 +110,7 @@ class Session(SessionFacts):
     # -- the training loop --------------------------------------------------------------------------------------------
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any, plan: Plan | Pipeline | None = None
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any, plan: Plans | None = None
     ) -> tuple[Any, ...]:
         """Attach mechanism, precision and checkpoints; returns (model, optimizer, *schedulers) to be used from here on.
 
@@ -125,10 +124,7 @@ class Session(SessionFacts):
         means, workers = self._spec.means, self._workers
         most = max(self._spec.most_workers, workers.group.size)
         self._transaction.evaluates_again = evaluates_again(optimizer, means, most)
-        if isinstance(plan, Pipeline):
-            plan_stages(model, plan)
-        else:
-            plan_layers(model, plan)
+        note_plan(model, plan)
         model.to(self.device)
         self.state.spread(model, optimizer)
         control = len(self._stepper.control(ControlVector()).to_list())

@@ -61,7 +61,7 @@ class PipelineDivision(Division):
         self._shapes: dict[str, str] = {}  # of the model's output, by those of its inputs
         self._mail: Mail | None = None
         self._chunks: dict[int, Chunk] = {}
-        self._failed: GroupBroken | None = None  # until ``enter``
+        self._failed: GroupBroken | None = None  # until the step is dropped, or ``enter``
         self._forget()
 
     def _forget(self) -> None:
@@ -189,6 +189,7 @@ class PipelineDivision(Division):
             self._mail.drop_step()
         self._drop_loans()
         self._forget()
+        self._failed = None
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The model's inputs, in the order of its layers'. Raises ``UserError`` for others than those."""
