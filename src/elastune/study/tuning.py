@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
+from elastune.core.errors import UserError
 from elastune.core.run import Elastic, RunSpec
 from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import check_adapt
@@ -49,8 +50,17 @@ class Tuning:
         )
         folder = None if parent is None else self._folder(parent)
         spec = replace(spec, until_epoch=until_epoch, parent=folder)
+        return PreparedTrial(suggestion.number, spec, record, self._refused(spec))
+
+    def _refused(self, spec: RunSpec) -> str:
+        """Why it cannot run as it is meant to; "" where it can."""
         impossible = why_impossible(spec)
-        return PreparedTrial(suggestion.number, spec, record, "" if impossible is None else str(impossible))
+        if impossible is None:
+            try:
+                check_adapt(spec.adapt, self._plan.program, spec.means)
+            except UserError as error:
+                impossible = error
+        return "" if impossible is None else str(impossible)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
         spec = RunSpec(
@@ -91,7 +101,7 @@ class Tuning:
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
         config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
-        check_adapt(adapt, self._plan.program, means)
+        check_adapt(adapt, self._plan.program)
         elastic = Elastic()
         if bounds is not None:
             means = replace(means.on(bounds[0]), num_slots=max(means.num_slots, bounds[1]))
