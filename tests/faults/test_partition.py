@@ -12,6 +12,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
+from elastune.elastic.protocol.messages import ResizeAsked
 from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.journal.records import WorkerGone
 from elastune.testing.elastic_runs import Ran, Runs
@@ -145,7 +146,7 @@ def test_a_death_in_a_slow_hand_over(runs: HostRuns, wide_undisturbed: Ran, dies
         if not before and run.coordinator.step >= 3:
             host.slow("20mbit")
             before.append(host.received_bytes)
-            run.coordinator.resize(3)
+            run.coordinator.ask(ResizeAsked(3, "the test"))
         elif before and not struck and host.received_bytes > before[0] + size_bytes // 3:
             struck.append(run.coordinator.step)
             if dies == "joiner's link":
