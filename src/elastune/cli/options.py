@@ -13,6 +13,10 @@ Out = Annotated[
     typer.Option(help="Folder for journal, logs and report. [default: the next free elastune-out/NAME-COMMAND-N]"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")]
+FromDcp = Annotated[
+    Path | None,
+    typer.Option("--from-dcp", metavar="DIR", help="Begin with the weights of a torch.distributed.checkpoint."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a value of the program's config.")

@@ -193,7 +193,8 @@ class RunSpec:
     ``out`` holds the run's journal, checkpoints and logs. ``epochs`` overrides what the program asks of
     ``session.epochs``; ``max_steps`` ends the run early; so does ``until_epoch``, after that many, with a checkpoint.
     ``resume`` continues from the newest checkpoint in ``out``; ``parent``, the folder of another run, begins with the
-    newest one there and goes on with this run's own config.
+    newest one there and goes on with this run's own config; ``from_dcp``, a checkpoint of torch.distributed.checkpoint,
+    begins with its weights and what it has of the optimizer's tensors.
     ``checkpoint_every_steps``: None writes one at each epoch's end, k also after every k steps, 0 none at all.
     ``measure_link``: time a few all-reduces at the end, for the step-time model. ``divergence``: when it has failed.
     """
@@ -209,6 +210,7 @@ class RunSpec:
     checkpoint_every_steps: int | None = None
     resume: bool = False
     parent: Path | None = None
+    from_dcp: Path | None = None
     measure_link: bool = False
     elastic: Elastic = field(default_factory=Elastic)
     adapt: Adapt = field(default_factory=Adapt)

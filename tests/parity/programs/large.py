@@ -55,7 +55,7 @@ def train(session: Any) -> None:
     with session.model_context() if chosen["context"] else contextlib.nullcontext():
         model = Stack(chosen["width"], chosen["layers"], chosen["again"])
     size = sum(p.nbytes for p in model.parameters()) / 2**20
-    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.randn(32, chosen["width"], generator=generator))
     for _ in session.epochs(1):

@@ -12,17 +12,31 @@ from elastune.core.errors import UserError
 
 
 def export(
-    out: Annotated[Path, typer.Argument(help="The output folder of a study.")],
+    out: Annotated[Path, typer.Argument(help="The output folder of a study; of a run for --dcp and --safetensors.")],
     csv: Annotated[Path | None, typer.Option("--csv", help="Write a table, one line a trial.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write {kind, objectives, trials: [...]}.")] = None,
     optuna: Annotated[Path | None, typer.Option("--optuna", help="Write what optuna-dashboard FILE opens.")] = None,
+    dcp: Annotated[Path | None, typer.Option("--dcp", help="Write a torch.distributed.checkpoint folder.")] = None,
+    safetensors: Annotated[Path | None, typer.Option("--safetensors", help="Write the model's tensors.")] = None,
 ) -> int:
     """Write all trials of the study in OUT, those without a result and the paused ones too.
 
     Of each: number, state, phase, seed, parent, epochs, seconds, worker_seconds, started_at, ended_at (UTC), what the
     search chose (params.NAME), all settings (config.NAME), means, values of the objectives, metrics, and the reason.
     For pandas: elastune.Study.load(OUT).frame().
+
+    Of a run: its newest checkpoint, with --dcp weights and optimizer (as get_state_dict names them), with --safetensors
+    the weights alone, in one file.
     """
+    if dcp is not None or safetensors is not None:
+        from elastune.train.checkpoints.export import export_run
+
+        if csv or json or optuna:
+            raise UserError(
+                "a study's tables and a run's weights are two exports", "both", "export one, then the other"
+            )
+        print("\n".join(export_run(out, dcp, safetensors)))
+        return OK
     from elastune.journal.atomic import atomic_write
     from elastune.report.export import to_csv, to_json
     from elastune.report.export_optuna import to_optuna
@@ -30,7 +44,11 @@ def export(
 
     wanted = [(what, path) for what, path in (("csv", csv), ("json", json), ("optuna", optuna)) if path is not None]
     if not wanted:
-        raise UserError("an export needs a file", "none", "use --csv FILE, --json FILE or --optuna FILE")
+        raise UserError(
+            "an export needs a file",
+            "none",
+            "use --csv FILE, --json FILE or --optuna FILE; of a run --dcp DIR or --safetensors FILE",
+        )
     if len({path.resolve() for _, path in wanted}) < len(wanted):
         raise UserError("two exports need two files", wanted[0][1], "name another one")
     for _, path in wanted:

@@ -42,6 +42,7 @@ def run(
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Checkpoint every N steps too, not only each epoch; 0: never.")
     ] = None,
+    from_dcp: options.FromDcp = None,
     policy: options.Policies = None,
     monitor: options.Monitors = None,
     tensorboard: options.TensorBoard = False,
@@ -88,6 +89,7 @@ def run(
         max_steps=max_steps,
         checkpoint_every_steps=checkpoint_every,
         resume=folders.resume,
+        from_dcp=_dcp(from_dcp),
         elastic=elastic,
         adapt=Adapt(tuple(policy or ()), tuple(monitor or ())),
         divergence=Divergence(training.factor),
@@ -194,6 +196,13 @@ def _static_workers(workers: str | None, place: Place, out: Path | None) -> int:
     if out is None:
         raise UserError("workers of a launcher need one folder", "no --out", "give --out, the same for all")
     return place.world
+
+
+def _dcp(folder: Path | None) -> Path | None:
+    if folder is not None and not (folder / ".metadata").is_file():
+        rule = "--from-dcp names a checkpoint of torch.distributed.checkpoint"
+        raise UserError(rule, folder, "name the folder that has its .metadata")
+    return folder
 
 
 def _at_least(option: str, value: int | None, low: int) -> None:

@@ -45,7 +45,8 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         told = dict(fields["spec"])
         program = Program(Path(told["program"]["path"]), told["program"]["train"])
         known = {"program": program, "out": Path(told["out"]), "means": Means.from_json(told["means"])}
-        known["parent"] = None if told["parent"] is None else Path(told["parent"])
+        for name in ("parent", "from_dcp"):
+            known[name] = None if told[name] is None else Path(told[name])
         known["elastic"] = Elastic(**told["elastic"])
         known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in told["adapt"].items()})
         known["divergence"] = Divergence(told["divergence"]["factor"], tuple(told["divergence"]["metrics"]))

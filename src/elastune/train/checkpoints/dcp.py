@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,13 +153,3 @@ def write_dcp(folder: Path, model: Mapping[str, Stored], optimizer: Mapping[str,
     state = {"model": stand_in(model), "optimizer": stand_in(optimizer)}
     writer = filesystem.FileSystemWriter(folder, single_file_per_rank=True)
     save(state, storage_writer=writer, planner=_OneAtATime(late), no_dist=True)
-
-
-def unique(model: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
-    """Names and tensors of a model; of tied ones the first name alone."""
-    seen: set[Any] = set()
-    for name, tensor in model.items():
-        place = getattr(tensor, "pieces", None)
-        if place is None or place not in seen:
-            seen.add(place)
-            yield name, tensor

@@ -15,6 +15,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from elastune.core.errors import UserError
+from elastune.train.checkpoints.parts import load_states
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState, shapes_of
 
@@ -42,6 +43,20 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
         for p in group["params"]:
             _fit_options(group, optimizer.state.get(p), p)
     _move(trained, state)
+
+
+def take_over(trained: TrainingState, taken: Mapping[str, Mapping[str, Any]], source: str) -> None:
+    """Begin with the ``model`` of another program, and with what it has of the ``optimizer`` by parameters' names.
+
+    Options of the optimizer stay this program's. Raises ``UserError`` where names or shapes differ.
+    """
+    own, found = trained.shapes, shapes_of(taken["model"])
+    for name in {**own, **found}:
+        if own.get(name) != found.get(name):
+            rule, fix = "weights fit a model of the same names and shapes", "build the model that they are of"
+            raise UserError(rule, f"{name}: {own.get(name)}, in {source}: {found.get(name)}", fix)
+    optimizer = {"state": taken["optimizer"], "param_groups": trained.groups}
+    load_states(trained.saved_parts[:2], {"model": taken["model"], "optimizer": optimizer}, source)
 
 
 def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:

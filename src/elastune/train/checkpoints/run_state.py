@@ -28,7 +28,8 @@ from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.parked import let_go
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
-from elastune.train.checkpoints.inherit import inherit
+from elastune.train.checkpoints.dcp import read_dcp, states_of_dcp
+from elastune.train.checkpoints.inherit import inherit, take_over
 from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
 from elastune.train.checkpoints.snapshots import packed_shards, unpacked_shards
 from elastune.train.checkpoints.tree import Tensors
@@ -307,6 +308,9 @@ class RunState:
             self._load(*found)
         elif self._spec.parent is not None:
             self._inherit(self._spec.parent / "checkpoints", self.trained)
+        elif self._spec.from_dcp is not None:
+            take_over(self.trained, states_of_dcp(read_dcp(self._spec.from_dcp)), str(self._spec.from_dcp))
+            self.save()  # whatever becomes of that folder, this run can begin again
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
 
