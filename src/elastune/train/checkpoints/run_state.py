@@ -38,7 +38,6 @@ from elastune.train.training_state import TrainingState, described
 from elastune.train.transaction import Phase, StepTransaction
 
 MOST_NAMED = 8  # tensors of which pieces were lost
-FILES = "the files of a checkpoint"
 
 
 class RunState:
@@ -281,7 +280,9 @@ class RunState:
         if size == 1:
             return at, [own]
         # What was gathered decides, and nothing else: it is equal everywhere, whoever is lost right now.
-        told = [json.loads(row) for row in workers.gather_bytes(json.dumps([view, size, own.tree]).encode(), FILES)]
+        told = [
+            json.loads(row) for row in workers.gather_bytes(json.dumps([view, size, own.tree]).encode(), "a checkpoint")
+        ]
         if {(view, size) for view, size, _ in told} != {(told[0][0], len(told))}:
             return None
         return at, [checkpoints.Contribution.of(tree) for _, _, tree in told]
