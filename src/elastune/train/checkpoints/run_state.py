@@ -29,6 +29,7 @@ from elastune.mechanisms.parked import let_go
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.dcp import read_dcp, states_of_dcp
+from elastune.train.checkpoints.files import identity
 from elastune.train.checkpoints.inherit import inherit, take_over
 from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
 from elastune.train.checkpoints.snapshots import packed_shards, unpacked_shards
@@ -65,7 +66,7 @@ class RunState:
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
-        self._folder = _identity(spec.out)
+        self._folder = identity(spec.out)
         self.trained: TrainingState | None = None
         self._before_model: tuple[Part, ...] = (progress, _Adaptation(adapter), *parts)
 
@@ -265,7 +266,7 @@ class RunState:
         None, on every worker, where one was lost meanwhile: others have to write its part.
         """
         out, workers = self._spec.out, self.workers
-        if self._folder is not None and _identity(out) != self._folder:
+        if self._folder is not None and identity(out) != self._folder:
             rule = "an output folder must stay where it is while something runs"
             raise UserError(rule, f"{out} was removed or replaced", "begin again in a folder that stays")
         rank, size = (workers.rank, workers.size) if trained.in_shares else (0, 1)
@@ -381,15 +382,6 @@ class _Adaptation:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.adapter.remembered = state["remembered"]
         self.adapter.load({name: value for name, value in state.items() if name != "remembered"})
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """Which folder that is, whatever its name; None where there is none."""
-    try:
-        found = folder.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def average(buffers: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
