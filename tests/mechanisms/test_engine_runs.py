@@ -46,7 +46,7 @@ def test_a_run_goes_on_under_one_mechanism_after_another(cluster: LocalCluster, 
     for package in ("deepspeed", "fairscale"):
         needs(package)
     plain = run_job(spec_of(tmp_path / "plain", "replicated", micro_batch=5), cluster=cluster)
-    turns = [("deepspeed", 3, 3), ("fairscale", None, 2), ("replicated", None, 3)]
+    turns = [("deepspeed", 3, 3), ("fsdp2", None, 3), ("fairscale", None, 2)]
     for epochs, (mechanism, stage, workers) in enumerate(turns, 1):
         spec = spec_of(
             tmp_path / "turns",

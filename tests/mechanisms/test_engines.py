@@ -9,6 +9,7 @@ import torch
 from elastune.core.run import Means
 from elastune.mechanisms.deepspeed import DeepSpeed
 from elastune.mechanisms.fairscale import FairScale
+from elastune.mechanisms.fsdp2 import Fsdp2
 from elastune.testing.kits.engine import EngineKit
 
 
@@ -22,3 +23,8 @@ class TestDeepSpeed(EngineKit):
 class TestFairScale(EngineKit):
     mechanism: ClassVar[Any] = FairScale()
     cases = (Means(2, mechanism="fairscale", mode="fast"), Means(3, mechanism="fairscale", mode="fast"))
+
+
+class TestFsdp2(EngineKit):
+    mechanism: ClassVar[Any] = Fsdp2()
+    cases = (Means(2, mechanism="fsdp2", mode="fast"), Means(3, mechanism="fsdp2", mode="fast"))
