@@ -10,6 +10,7 @@ from elastune.core.run import Means
 from elastune.mechanisms.deepspeed import DeepSpeed
 from elastune.mechanisms.fairscale import FairScale
 from elastune.mechanisms.fsdp2 import Fsdp2
+from elastune.mechanisms.horovod import Horovod
 from elastune.testing.kits.engine import EngineKit
 
 
@@ -28,3 +29,8 @@ class TestFairScale(EngineKit):
 class TestFsdp2(EngineKit):
     mechanism: ClassVar[Any] = Fsdp2()
     cases = (Means(2, mechanism="fsdp2", mode="fast"), Means(3, mechanism="fsdp2", mode="fast"))
+
+
+class TestHorovod(EngineKit):
+    mechanism: ClassVar[Any] = Horovod()
+    cases = (Means(2, mechanism="horovod", mode="fast"),)

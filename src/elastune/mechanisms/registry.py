@@ -15,6 +15,7 @@ from elastune.mechanisms.deepspeed import DeepSpeed
 from elastune.mechanisms.division import Divide
 from elastune.mechanisms.fairscale import FairScale
 from elastune.mechanisms.fsdp2 import Fsdp2
+from elastune.mechanisms.horovod import Horovod
 from elastune.mechanisms.owned.mechanism import Owned
 from elastune.mechanisms.pipeline.divide import Pipeline, plan_stages
 from elastune.mechanisms.pipeline.divide import divide as divide_stages
@@ -22,7 +23,7 @@ from elastune.mechanisms.replicated import Replicated
 from elastune.mechanisms.tensor.division import divide as divide_layers
 from elastune.mechanisms.tensor.plan import Plan, plan_layers
 
-_WHOLE: tuple[Mechanism, ...] = (Replicated(), DeepSpeed(), FairScale(), Fsdp2())
+_WHOLE: tuple[Mechanism, ...] = (Replicated(), DeepSpeed(), FairScale(), Fsdp2(), Horovod())
 MECHANISMS: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism in _WHOLE}
 DIVIDES: Mapping[str, Divide] = {"tensor": divide_layers, "pipeline": divide_stages}
 """What divides the arithmetic of a replica, by name; applied in the order of ``MechanismName.words``."""
