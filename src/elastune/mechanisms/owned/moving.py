@@ -89,6 +89,8 @@ def place(replica: OwnedReplica, comms: Comms, group: Group) -> Placed:
         GroupBroken: Nothing has changed, but that what has come may be here twice.
         Unrecoverable: On every worker: nobody has a piece.
     """
+    if replica.stranger:  # all of it comes anew: since an attempt before this one the others may have taken steps
+        replica.brought = Placed()
     found = kept(replica).brought(group, comms.mesh, comms.hosts, replica.store.home)
     # What an attempt before this one has brought was not asked for again.
     found.shards += [shard for shard in replica.brought.shards if VALUES in shard.tensors]
