@@ -276,8 +276,13 @@ def quartiles(values: list[float]) -> dict[str, float]:
     return {"median": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
-def measure(model: str, world: int, batch: int, rounds: int, steps: int, sets: list[list[str]]) -> dict[str, Any]:
-    """One model on ``world`` workers; each of ``sets`` of variants takes turns in the same processes."""
+def measure(
+    model: str, world: int, batch: int, rounds: int, steps: int, sets: list[list[str]], weigh: int | None = None
+) -> dict[str, Any]:
+    """One model on ``world`` workers; each of ``sets`` of variants takes turns in the same processes.
+
+    ``weigh``: of so many variants, the last ones, memory is measured; None: of all.
+    """
     parameters = sum(p.numel() for p in MODELS[model]().parameters())
     told: dict[str, Any] = {}
     for names in sets:
@@ -301,7 +306,7 @@ def measure(model: str, world: int, batch: int, rounds: int, steps: int, sets: l
                 told[name][f"over_{rival}"] = quartiles([wall for wall, _ in ratios])
                 told[name][f"cpu_over_{rival}"] = quartiles([cpu for _, cpu in ratios])
                 told[name]["goal"] = VARIANTS[name].goal
-    for name in told:
+    for name in list(told)[-(weigh or len(told)) :]:
         own = spawned(weighed, world, {"model": model, "batch": batch, "variants": [name]})
         told[name]["worker_bytes_over_parameters"] = round(max(own) / (4 * parameters), 2)
     return {
@@ -318,9 +323,13 @@ def show(cell: dict[str, Any]) -> None:
             for key, value in row.items()
             if "over_" in key and isinstance(value, dict)
         )
-        sent, own = row["sent_over_parameters"], row["worker_bytes_over_parameters"]
-        bytes_sent = "   ?" if sent is None else f"{sent:4.2f}"
-        sizes = f"sent {bytes_sent} x P  memory {own:5.2f} x P"
+        sizes = "  ".join(
+            f"{what} {'   ?' if value is None else f'{value:5.2f}'} x P"
+            for what, value in (
+                ("sent", row["sent_over_parameters"]),
+                ("memory", row.get("worker_bytes_over_parameters")),
+            )
+        )
         print(f"  {name:20} {row['ms']:8.1f} ms  cpu {row['cpu_ms_of_all']:8.1f}  {sizes}  {ratios}", flush=True)
 
 
@@ -346,7 +355,8 @@ def main() -> None:
     isolated()
     chosen = [name for name in VARIANTS if args.only is None or name in args.only.split(",")]
     if args.smoke:
-        sizes = [("mlp_small", 2, 32, 3, 2, [chosen])]
+        few = [name for name in chosen if args.only or name in ("ddp", "replicated", "zero", "sharded", "pipeline")]
+        sizes: list[Any] = [("mlp_small", 2, 32, 3, 2, [few], 1)]
     else:
         sizes = [(model, world, 64, 12, 3, [chosen]) for model in ("mlp_10m", "gpt_10m") for world in (2, 4)]
     if args.large:  # two at a time: memory holds no more
