@@ -81,7 +81,7 @@ class _LettingGo(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = MappingProxyType({}),
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for given in args:
+        for given in (*args, *(kwargs or {}).values()):  # torch.nn.init passes by name
             if isinstance(given, torch.Tensor):
                 let_go(given)
         return result
