@@ -28,7 +28,6 @@ from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.parked import let_go
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
-from elastune.train.checkpoints.dcp import read_dcp, states_of_dcp
 from elastune.train.checkpoints.files import identity
 from elastune.train.checkpoints.inherit import inherit, take_over
 from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
@@ -311,6 +310,8 @@ class RunState:
         elif self._spec.parent is not None:
             self._inherit(self._spec.parent / "checkpoints", self.trained)
         elif self._spec.from_dcp is not None:
+            from elastune.train.checkpoints.dcp import read_dcp, states_of_dcp  # torch's takes long to import
+
             take_over(self.trained, states_of_dcp(read_dcp(self._spec.from_dcp)), str(self._spec.from_dcp))
             self.save()  # whatever becomes of that folder, this run can begin again
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
@@ -332,6 +333,8 @@ class RunState:
         self._check_meaning(kept, "a run resumes with the {} it was begun with")
         assert self.trained is not None
         load_states((*self.trained.saved_parts, *self._before_model), kept.states, str(path))
+        if self._owned is not None:  # else a worker that is still loading would count as having the same
+            self._owned.version = self._progress.position.step
         self._adapter.load(self._adapter.to_json(), resumed=True)
 
     def _inherit(self, folder: Path, trained: TrainingState) -> None:
