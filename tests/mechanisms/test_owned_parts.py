@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from elastune.comm.units import clip_factor, global_norm, unit_squares
+from elastune.comm.units import clip_factor, global_norm, halved_squares, unit_squares
 from elastune.core.errors import UserError
 from elastune.core.leaves import UNIT
 from elastune.mechanisms.owned.guard import GradientGuard
@@ -85,14 +85,16 @@ def test_optimizers_that_may_not_be_cut(make: Make) -> None:
         refuse_unless_elementwise(make(guarded()))
 
 
-def test_squares_do_not_show_the_pieces() -> None:
+@pytest.mark.parametrize("squares", [unit_squares, halved_squares])
+def test_squares_do_not_show_the_pieces(squares: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+    """``halved_squares`` is what a GPU runs. Here its arithmetic is tested; a GPU's kernels are in ``test_gpu``."""
     torch.manual_seed(0)
     flat = torch.randn(9 * UNIT + 17) * 10
-    whole = unit_squares([flat])
+    whole = squares([flat])
     for cuts in ([4], [1, 2, 3], list(range(1, 10))):
         bounds = [0, *(c * UNIT for c in cuts), len(flat)]
         pieces = [torch.cat([torch.zeros(3), flat[a:b]])[3:] for a, b in itertools.pairwise(bounds)]
-        assert torch.equal(unit_squares(pieces), whole)
+        assert torch.equal(squares(pieces), whole)
     assert global_norm(whole) == pytest.approx(float(flat.double().norm()))
     assert global_norm(whole.flip(0)) == global_norm(whole)
 

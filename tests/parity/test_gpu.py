@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from elastune.cluster.local import LocalCluster
+from elastune.comm.units import unit_squares
+from elastune.core.leaves import UNIT
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.job.fault_injection import Injector, parse_chaos
 from elastune.job.run import JobFailed, run_job
@@ -71,6 +74,42 @@ def test_nor_do_they_show_how_state_lies(cluster: LocalCluster, tmp_path: Path, 
         for run in runs
     }
     assert len({result.sha256 for result in found.values()}) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("program", "first", "others"),
+    [
+        (
+            "shares.py",
+            Means(device="cuda"),
+            [
+                Means(mechanism="sharded", workers=2, device="cuda"),
+                Means(mesh=Mesh(pipeline=2), device="cuda"),
+                Means(mesh=Mesh(data=2, pipeline=2), device="cuda"),
+            ],
+        ),
+        ("layers.py", Means(mechanism="tensor", device="cuda"), [Means(mesh=Mesh(tensor=2), device="cuda")]),
+    ],
+    ids=["shards and stages", "blocks"],
+)
+def test_nor_the_mesh(cluster: LocalCluster, tmp_path: Path, program: str, first: Means, others: list[Means]) -> None:
+    """Weights, and the norms that the program reports."""
+    means = [first, *others]
+    runs = [
+        run_job(
+            RunSpec(Program(PROGRAMS / program), tmp_path / str(i), seed=SEED, means=each, max_steps=STEPS),
+            cluster=cluster,
+        )
+        for i, each in enumerate(means)
+    ]
+    assert {(run.sha256, run.metrics["norms"]) for run in runs} == {(runs[0].sha256, runs[0].metrics["norms"])}
+
+
+def test_squares_of_units_do_not_show_the_pieces() -> None:
+    flat = torch.randn(9 * UNIT + 17, device="cuda") * 10
+    for cut in (1, 4, 8):
+        pieces = list(flat.split([cut * UNIT, len(flat) - cut * UNIT]))
+        assert torch.equal(unit_squares(pieces), unit_squares([flat]))
 
 
 def test_an_operation_without_an_order_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:

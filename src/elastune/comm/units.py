@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from elastune.comm.exactly import exact_sum
 from elastune.core.leaves import UNIT
+
+AT_ONCE = 1024 * UNIT
 
 
 def unit_squares(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """The squared norm of each unit of flat ``pieces``, one after another; float64, on the CPU.
 
-    A piece begins where a unit does and ends where one, or its leaf, does. Each unit's norm is taken by itself (a
-    kernel over rows, whose bits do not depend on how many rows there are), in the precision that torch's own
-    ``clip_grad_norm_`` takes norms in.
+    A piece begins where a unit does and ends where one, or its leaf, does. On a CPU each unit's norm is taken by itself
+    (a kernel over rows, whose bits do not depend on how many rows there are), in the precision that torch's own
+    ``clip_grad_norm_`` takes norms in. A GPU's kernel divides its work by the number of rows, and its bits show that
+    (seen on an H100), so there units are added up half on half.
     """
+    if any(piece.device.type != "cpu" for piece in pieces):
+        return torch.cat([halved_squares(group) for group in _groups(pieces)]).cpu()
     found: list[torch.Tensor] = []
     tails: list[tuple[int, torch.Tensor]] = []
     for piece in pieces:
@@ -34,6 +40,32 @@ def unit_squares(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     if not found:
         return torch.zeros(0, dtype=torch.float64)
     return torch.cat([norms.double() for norms in found]).cpu().square_()
+
+
+def halved_squares(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As ``unit_squares``, by additions of whole tensors: on any device each number is rounded by itself, whatever
+    is added beside it. float64, where ``pieces`` are.
+    """
+    padded = [F.pad(piece, (0, -piece.numel() % UNIT)) for piece in pieces]
+    squares = torch.cat(padded).view(-1, UNIT).double().square_()
+    while squares.shape[1] > 1:
+        half = squares.shape[1] // 2
+        squares = squares[:, :half] + squares[:, half:]
+    return squares.view(-1)
+
+
+def _groups(pieces: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """``pieces`` in order, so many at once that copies in float64 stay small; long ones in parts of whole units."""
+    group: list[torch.Tensor] = []
+    size = 0
+    for part in (part for piece in pieces for part in piece.split(AT_ONCE)):
+        if group and size + part.numel() > AT_ONCE:
+            yield group
+            group, size = [], 0
+        group.append(part)
+        size += part.numel()
+    if group:
+        yield group
 
 
 def global_norm(squares: torch.Tensor) -> float:
