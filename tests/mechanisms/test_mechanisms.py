@@ -53,4 +53,4 @@ def test_what_a_mechanism_cannot_do_is_refused() -> None:
 def test_mechanisms_by_name() -> None:
     assert isinstance(mechanism_for(Means()), Replicated)
     with pytest.raises(UserError, match="use one of replicated"):  # before a worker starts
-        check_means(RunSpec(Program(Path("mine.py")), Path("out"), means=Means(mechanism="horovod")))
+        check_means(RunSpec(Program(Path("mine.py")), Path("out"), means=Means(mechanism="gossip")))

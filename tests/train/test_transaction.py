@@ -64,6 +64,9 @@ class FakeSync:
     def abandon(self) -> None:
         self.heard.append("abandon")
 
+    def after_step(self) -> None:
+        self.heard.append("after step")
+
 
 class FakeWorkers(WorkerGroup):
     """Its survivors have the sum (``serves``), or not."""
