@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.layout import moves, redundancy
-from elastune.core.leaves import UNIT, Leaf, Split, cut_by_cost, whole_leaves
+from elastune.core.leaves import UNIT, Leaf, Split, cut_by_cost, unit_heads, whole_leaves
 from elastune.core.mesh import Mesh
 from elastune.core.ownership import buckets, held, holders, pieces, state_layout
 
@@ -90,3 +90,18 @@ def test_workers_along_the_tensor_axis_share_blocks_unevenly_where_they_must() -
     found = [split().computed(Mesh(tensor=3), rank) for rank in range(3)]
     blocks = [[split().leaves[i].block for i in own if split().leaves[i].block is not None] for own in found]
     assert blocks == [[0], [1], [2, 3]]
+
+
+@given(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 6))
+def test_heads_make_every_unit_whole_where_it_begins(rows: int, length: int, workers: int) -> None:
+    most = -(-rows // workers)
+    edges = [min(rows, most * worker) * length for worker in range(workers + 1)]
+    has = [range(low, high) for low, high in pairwise(edges)]
+    here = [set(own) for own in has]
+    for worker, adder, head in unit_heads(has):
+        here[worker] -= set(head)
+        here[adder] |= set(head)
+    for first in range(0, rows * length, UNIT):
+        owner = next(worker for worker, own in enumerate(has) if first in own)
+        assert set(range(first, min(first + UNIT, rows * length))) <= here[owner]
+    assert sum(map(len, here)) == rows * length

@@ -93,6 +93,13 @@ def test_what_it_cannot_do_is_refused_before_launch(name: str, tmp_path: Path) -
     check_adapt(Adapt(monitors=("performance",)), load_as_guest(PROGRAM), spec_of(tmp_path, name).means)
 
 
+def test_exact_sums_of_fully_shard_need_a_torch_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastune.mechanisms.fsdp2.ORDERED", "99.0")
+    check_means(spec_of(tmp_path, "fsdp2"))
+    with pytest.raises(UserError, match=r"needs torch 99.0.*use --mode fast"):
+        check_means(spec_of(tmp_path, "fsdp2", mode="exact"))
+
+
 def test_a_stage_that_there_is_not(tmp_path: Path) -> None:
     needs("fairscale")
     with pytest.raises(UserError, match="use --zero-stage 2"):

@@ -43,6 +43,13 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> Non
     assert same(cluster, tmp_path, meshes).metrics["norms"] > 0
 
 
+def test_one_result_under_torchs_fully_shard(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Rows that end anywhere; slots in several passes, of which workers have unequally many."""
+    fsdp2 = {"mechanism": "fsdp2", "num_slots": 5, "micro_batch": 5}
+    meshes = [{**fsdp2, "mechanism": "replicated"}, *({**fsdp2, "workers": workers} for workers in (1, 2, 3, 4))]
+    assert same(cluster, tmp_path, meshes, odd=False).metrics["norms"] > 0
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_further_optimizers(cluster: LocalCluster, tmp_path: Path, optimizer: str) -> None:
     same(cluster, tmp_path, [{"workers": 1}, {**ZERO, "workers": 3}], optimizer=optimizer, max_norm=0.0)

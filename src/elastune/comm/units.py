@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from elastune.comm.exactly import exact_sum
-from elastune.core.leaves import UNIT
+from elastune.comm.group import Group
+from elastune.core.leaves import UNIT, unit_heads
 
 AT_ONCE = 1024 * UNIT
 
@@ -66,6 +67,35 @@ def _groups(pieces: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += part.numel()
     if group:
         yield group
+
+
+def squares_of_rows(leaves: Sequence[tuple[Sequence[range], torch.Tensor]], group: Group) -> torch.Tensor:
+    """The squares of all units of ``leaves`` that workers of ``group`` have in parts; equal on all, in any order.
+
+    Each is given by the elements that each worker has, and by this worker's. Parts end inside of units, so their first
+    elements travel to where the unit begins.
+    """
+    outgoing: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
+    incoming: list[list[tuple[int, int]]] = [[] for _ in range(group.size)]
+    pieces: list[list[torch.Tensor]] = []
+    for rows, flat in leaves:
+        begun = 0
+        for worker, adder, head in unit_heads(rows):
+            if worker == group.rank:
+                begun = len(head)
+                outgoing[adder].append(flat[:begun])
+            if adder == group.rank:
+                incoming[worker].append((len(pieces), len(head)))
+        pieces.append([flat[begun:]])
+    sizes, out_sizes = [sum(map(len, each)) for each in outgoing], [sum(n for _, n in each) for each in incoming]
+    data = [head.double().to(group.wire) for each in outgoing for head in each]  # one type for all, and no bit less
+    received = torch.empty(sum(out_sizes), dtype=torch.float64, device=group.wire)
+    group.all_to_all(received, torch.cat([received[:0], *data]), out_sizes, sizes).wait()
+    expected = [place for each in incoming for place in each]
+    for (leaf, _), head in zip(expected, received.split([n for _, n in expected]), strict=True):
+        pieces[leaf].append(head.to(pieces[leaf][0]))
+    whole = [torch.cat(parts) for parts in pieces]
+    return torch.cat(group.gather_tensors(unit_squares([piece for piece in whole if len(piece)])))
 
 
 def global_norm(squares: torch.Tensor) -> float:

@@ -119,6 +119,21 @@ def whole_leaves(parameters: Sequence[tuple[str, tuple[int, ...], str, bool]]) -
     )
 
 
+def unit_heads(rows: Sequence[range]) -> list[tuple[int, int, range]]:
+    """What has to travel so that each unit of a leaf is whole on the worker that has its first element.
+
+    ``rows``: the elements that each worker has, one worker's behind the other's. Each entry: from which worker, to
+    which, and which elements; in order of elements.
+    """
+    found = []
+    for worker, own in enumerate(rows):
+        first = own.start // UNIT * UNIT
+        if own and first < own.start:
+            adder = next(other for other, has in enumerate(rows) if first in has)
+            found.append((worker, adder, range(own.start, min(own.stop, first + UNIT))))
+    return found
+
+
 def cut_by_cost(costs: Sequence[float], parts: int) -> tuple[range, ...]:
     """``parts`` contiguous, non-empty ranges over ``costs`` of which the dearest is as cheap as can be.
 

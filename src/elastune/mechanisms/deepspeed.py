@@ -90,15 +90,15 @@ class DeepSpeedReplica(EngineReplica):
         super().begin_step(parts)
         self._hold_whole(False)
 
-    def run(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+    def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
         self._restore()
-        self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss * (weight * self.comms.everyone.size))  # its sum is a mean over workers
+        self._engine.set_gradient_accumulation_boundary(part.ends_step)
+        self._engine.backward(loss * (part.weight * self.comms.everyone.size))  # its sum is a mean over workers
 
     def reduced(self) -> None:
         super().reduced()
         if self._stage:
-            self.guard()
+            self.guard([None] * len(self.params))
 
     def clip(self, max_norm: float) -> float:
         if not self._stage:

@@ -27,7 +27,7 @@ class Held:
     """The tensors that one worker has: parameters, gradients, and what the optimizer keeps for each of its own."""
 
     parameters: Sequence[torch.Tensor]
-    gradients: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor | None]
     states: Sequence[Mapping[str, Any]]
 
 
@@ -46,6 +46,7 @@ class EngineReplica(Replica, ABC):
             raise UserError("an engine takes one step a batch", "LBFGS", "use --mechanism replicated")
         super().__init__(module, optimizer, comms)
         self._reduced = False
+        self._mine: list[torch.Tensor | None] = []
         self._count = sum(p.numel() for p in self.params)
         self._order = [list(group["params"]) for group in optimizer.param_groups]
         known = {id(p): name for name, p in module.named_parameters()}
@@ -58,9 +59,9 @@ class EngineReplica(Replica, ABC):
         return self._count
 
     @abstractmethod
-    def run(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
-        """A backward pass of ``loss`` times ``weight``. After the step's ``last`` one the engine has the sum over all
-        passes of all workers.
+    def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
+        """A backward pass of ``loss`` times the weight of ``part``. After the step's last one the engine has the sum
+        over all passes of all workers.
         """
 
     def take_over_steps(self, apply: Callable[[], None], clear: Callable[[], None]) -> None:
@@ -100,24 +101,34 @@ class EngineReplica(Replica, ABC):
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         super().begin_step(parts)
-        self._reduced = False
+        self._reduced, self._mine = False, []
 
     def reduced(self) -> None:
         """The step's sum is there: the user's lines may clip it and step."""
         self._reduced = True
 
-    def guard(self) -> None:
-        """Where gradients are not whole on this worker: whoever uses a parameter's by himself is told so."""
+    def guard(self, mine: Sequence[torch.Tensor | None]) -> None:
+        """Where gradients are not whole on this worker, which has ``mine`` of them: until the optimizer's step, whoever
+        uses a parameter's by himself is told so.
+        """
+        self._mine = list(mine)
         for p in self.params:
             p.grad = GradientGuard.of(p)
 
     def _unguard(self) -> None:
-        for p in self.params:
-            if isinstance(p.grad, GradientGuard):
-                p.grad = None
+        for p, gradient in zip(self.params, self._mine, strict=False):  # none, or all
+            if isinstance(p.grad, GradientGuard):  # not cleared by the user
+                p.grad = gradient
+        self._mine = []
+
+    def abandon(self) -> None:
+        self._mine = []
+        super().abandon()
 
     def clip_divided(self, held: Sequence[torch.Tensor], max_norm: float) -> float:
         """As ``clip``, where each number of the gradient is in ``held`` of one worker alone."""
+        if not self._reduced:
+            return 0.0
         square = torch.zeros(1, dtype=torch.float64)
         for grad in held:
             square += torch.linalg.vector_norm(grad, dtype=torch.float64).cpu() ** 2
@@ -130,7 +141,7 @@ class EngineReplica(Replica, ABC):
 
     def held(self) -> Held:
         """What lies on this worker, after a step's reduction."""
-        gradients = [p.grad for p in self.params if p.grad is not None]
+        gradients = self._mine or [p.grad for p in self.params]
         return Held(list(self.module.parameters()), gradients, list(self.optimizer.state.values()))
 
     def memory(self) -> dict[str, int]:
@@ -168,6 +179,19 @@ class EngineReplica(Replica, ABC):
             found.append({**options, "params": list(range(at, at + len(params)))})
             at += len(params)
         return found
+
+
+class SlotEngine(EngineReplica):
+    """An engine that adds up whole slots in canonical order; passes without weight add nothing.
+
+    ``used``: which of ``params`` this worker's passes have given gradients since it was last told to forget.
+    """
+
+    used: list[bool]
+
+    @abstractmethod
+    def settle(self, used: Sequence[bool]) -> None:
+        """Complete the step's sums; ``used``: which of ``params`` any worker's slots have given gradients."""
 
     def abandon(self) -> None:
         self._reduced = False

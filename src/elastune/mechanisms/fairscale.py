@@ -16,6 +16,7 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.default_group import open_default_group
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.mechanisms.base import Abilities, Mechanism, Replica
@@ -67,13 +68,12 @@ class FairScaleReplica(EngineReplica):
         self._oss = oss(optimizer.param_groups, type(optimizer), **options)  # the same groups: rates are shared
         self.model = sharded(module, self._oss, **_OPTIONS)
         self._alone: Any = self.model.no_sync
-        self._mine: list[torch.Tensor | None] = []
-        self.take_over_steps(self._apply, lambda: self._oss.zero_grad())
+        self.take_over_steps(self._oss.step, lambda: self._oss.zero_grad())
 
-    def run(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+    def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
         self._restore()
-        scaled = loss * (weight * self.comms.everyone.size)  # its sum is a mean over workers
-        if last:
+        scaled = loss * (part.weight * self.comms.everyone.size)  # its sum is a mean over workers
+        if part.ends_step:
             scaled.backward()
         else:
             with self._alone():
@@ -82,24 +82,13 @@ class FairScaleReplica(EngineReplica):
     def reduced(self) -> None:
         super().reduced()
         own = {id(p) for group in self._oss.partition_parameters()[self.comms.rank] for p in group["params"]}
-        self._mine = [p.grad if id(p) in own else None for p in self.params]
-        self.guard()
+        self.guard([p.grad if id(p) in own else None for p in self.params])
 
     def clip(self, max_norm: float) -> float:
         return self.clip_divided([grad for grad in self._mine if grad is not None], max_norm)
 
     def held(self) -> Held:
-        gradients = [grad for grad in self._mine if grad is not None]
-        return Held(list(self.module.parameters()), gradients, list(self._oss.optim.state.values()))
-
-    def _apply(self) -> None:
-        self.adopt(self._mine)
-        self._mine = []
-        self._oss.step()
-
-    def abandon(self) -> None:
-        self._mine = []
-        super().abandon()
+        return Held(list(self.module.parameters()), self._mine, list(self._oss.optim.state.values()))
 
     # -- whole --------------------------------------------------------------------------------------------------------
 

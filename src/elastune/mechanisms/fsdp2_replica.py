@@ -46,21 +46,21 @@ class Fsdp2Replica(EngineReplica):
         super().begin_step(parts)
         self._hold_whole(False)
 
-    def run(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+    def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
         self._restore()
-        (loss * weight).backward()
+        (loss * part.weight).backward()
 
     def clip(self, max_norm: float) -> float:
         gradients = [p.grad for p in self.params if p.grad is not None]
-        return self.clip_divided([_local(gradient) for gradient in gradients], max_norm)
+        return self.clip_divided([local(gradient) for gradient in gradients], max_norm)
 
     def held(self) -> Held:
-        gradients = [_local(p.grad) for p in self.params if p.grad is not None]
+        gradients = [local(grad) for grad in super().held().gradients if grad is not None]
         states = [
-            {key: _local(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
+            {key: local(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
             for state in self.optimizer.state.values()
         ]
-        return Held([_local(p.detach()) for p in self.module.parameters()], gradients, states)
+        return Held([local(p.detach()) for p in self.module.parameters()], gradients, states)
 
     def gather(self) -> None:
         self._hold_whole(True)
@@ -129,7 +129,8 @@ def _shaped(value: Any, p: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == p.shape
 
 
-def _local(tensor: Any) -> torch.Tensor:
+def local(tensor: Any) -> torch.Tensor:
+    """This worker's part of ``tensor``."""
     found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return found
 

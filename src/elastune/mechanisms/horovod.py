@@ -13,6 +13,7 @@ from torch import nn
 from elastune.comm.comms import Comms
 from elastune.comm.default_group import own_address
 from elastune.comm.group import Group
+from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
@@ -59,11 +60,11 @@ class HorovodReplica(EngineReplica):
 
         self.take_over_steps(apply, clear)
 
-    def run(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
-        if not last:
-            self.accumulate(loss, weight)
+    def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
+        if not part.ends_step:
+            self.accumulate(loss, part.weight)
             return
-        self.stream(loss, weight, self._send)
+        self.stream(loss, part.weight, self._send)
         self.adopt([self._engine.synchronize(self._under_way.pop(i)) for i in range(len(self.params))])
 
     def _send(self, i: int, gradient: torch.Tensor | None) -> None:

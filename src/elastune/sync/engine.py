@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 import torch
 
 from elastune.comm.comms import Comms
+from elastune.comm.exact import ExactReducer
 from elastune.core.batch_slices import BatchSlice
-from elastune.mechanisms.engine import EngineReplica
+from elastune.mechanisms.engine import EngineReplica, SlotEngine
 from elastune.sync.base import Sync
 from elastune.sync.statistics import STATISTICS, step_statistics
 
@@ -43,7 +44,7 @@ class EngineReduce(Sync):
         self._weight += share.weight
         if self.wants_statistics and share.weight:
             self._part.add_loss(loss, share.weight)
-        self.replica.run(loss, share.weight, last=share.ends_step)
+        self.replica.run(loss, share)
         if not share.ends_step:
             self.replica.hide()
             return
@@ -72,3 +73,59 @@ class EngineReduce(Sync):
 
     def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
         raise RuntimeError("an engine's workers stay as they are")
+
+
+class OrderedEngineReduce(EngineReduce):
+    """Slots run by themselves, each on the buffers of the step's start, and the engine adds them up in canonical order.
+
+    What the engine does not know of travels with the control vector: buffers, and which parameters were used.
+    """
+
+    exact: ClassVar[bool] = True
+    drifts: ClassVar[bool] = False
+    replica: SlotEngine
+
+    def __init__(self, replica: SlotEngine, comms: Comms, num_slots: int, control: int = 0) -> None:
+        super().__init__(replica, comms, control)
+        tail = torch.zeros(len(replica.params) + control + len(STATISTICS))
+        self._reducer = ExactReducer([*replica.buffers.floats, tail], num_slots, self.group)
+        self._slot_weight = 0.0
+
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
+        super().begin(share, starts_step=starts_step)
+        if starts_step:
+            self._reducer.begin()
+            self._slot_weight = 0.0
+        elif self._slot_weight == 0.0:  # a new slot, not a further piece of one
+            self.replica.buffers.restore()
+
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        replica = self.replica
+        replica.refuse_leftovers()
+        replica.buffers.passed()
+        self._slot_weight += share.weight
+        if self.wants_statistics and share.weight:
+            self._part.add_loss(loss, share.weight)
+        replica.run(loss, share)
+        if share.weight and share.ends_slot:
+            self._end_slot(share)
+        if share.ends_step:
+            self._finish()
+
+    def _end_slot(self, share: BatchSlice) -> None:
+        control = self.control if share.ends_step else [0.0] * len(self.control)
+        told = torch.tensor([*map(float, self.replica.used), *control, *map(float, self._part.values)])
+        self._reducer.begin_slot(share.slot, last=share.ends_step)
+        for place, value in enumerate([*self.replica.buffers.moves(self._slot_weight), told]):
+            self._reducer.put(place, value)
+        self._slot_weight = 0.0
+        self._part.clear()
+
+    def _finish(self) -> None:
+        begun = time.monotonic()
+        *moved, tail = self._reducer.finish()
+        used = [flag > 0 for flag in tail[: len(self.replica.params)].tolist()]
+        self.replica.settle(used)
+        self.wait_s = time.monotonic() - begun
+        self.replica.buffers.move(moved)
+        self._take(tail[len(used) :])

@@ -11,12 +11,12 @@ from elastune.comm.comms import Comms
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.mechanisms.base import Replica
-from elastune.mechanisms.engine import EngineReplica
+from elastune.mechanisms.engine import EngineReplica, SlotEngine
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.registry import mechanism_for
 from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
-from elastune.sync.engine import EngineReduce
+from elastune.sync.engine import EngineReduce, OrderedEngineReduce
 from elastune.sync.owned import OwnedAllReduce
 
 
@@ -44,6 +44,8 @@ def prepare(
 
 def sync_of(replica: Replica, comms: Comms, means: Means, *, control: int = 0, elastic: bool = False) -> Sync:
     """The strategy that ``means`` ask for, over ``replica``; see ``prepare``."""
+    if isinstance(replica, SlotEngine):
+        return OrderedEngineReduce(replica, comms, means.num_slots, control)
     if isinstance(replica, EngineReplica):
         return EngineReduce(replica, comms, control)
     if isinstance(replica, OwnedReplica):

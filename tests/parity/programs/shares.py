@@ -20,7 +20,10 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 class Net(nn.Module):
-    """BatchNorm, dropout, weights of more than a unit, tied, frozen and unused ones, one that is not contiguous."""
+    """BatchNorm, dropout, weights of more than a unit, tied, frozen and unused ones.
+
+    ``odd``: one that is not contiguous, and a scalar.
+    """
 
     def __init__(self, odd: bool) -> None:
         super().__init__()
@@ -31,7 +34,7 @@ class Net(nn.Module):
         self.head = nn.Linear(32, 10)
         self.tied = nn.Linear(32, 10, bias=False)
         self.tied.weight = self.head.weight
-        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.scale = nn.Parameter(torch.tensor(1.0) if odd else torch.ones(1))
         self.turned = nn.Parameter(torch.randn(40, 32).t() if odd else torch.randn(32, 40))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -97,7 +97,9 @@ class Trained:
             sync.backward(F.cross_entropy(replica.model(x[part]), y[part]), share)
             if share.ends_step:
                 self.memory = replica.memory()
-                self.norms.append(replica.clip(CLIP))
+            norm = replica.clip(CLIP)
+            if share.ends_step:
+                self.norms.append(norm)
             replica.optimizer.step()
             replica.optimizer.zero_grad()
         self.schedule.step()
@@ -152,7 +154,8 @@ def work(worker: Worker, case: EngineCase) -> None:
 def own_clip(case: EngineCase, trained: Trained) -> float | str:
     """What torch's clipping, in the user's lines, says: the norm of the whole gradient, or that it cannot."""
     x, y = data(0, case.dtype)
-    plan = shares(BATCH, SLOTS, trained.sync.group.size, trained.sync.group.rank, case.means.mode, None)
+    group, even = trained.sync.group, trained.replica.equal_passes
+    plan = shares(BATCH, SLOTS, group.size, group.rank, case.means.mode, None, even=even)
     for i, share in enumerate(plan):
         trained.sync.begin(share, starts_step=i == 0)
         part = slice(share.samples.start, share.samples.stop)
