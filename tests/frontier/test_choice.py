@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastune.cluster.run_files import LocalFiles
+from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Means, Program
 from elastune.frontier.choice import FRESH_SEEDS, Choice
 from elastune.frontier.criteria import FrontierCriteria, Times
@@ -66,14 +67,27 @@ def test_a_count_is_spoken_for_by_its_own_slots(tmp_path: Path, tiny: Program) -
 def test_a_training_has_a_slot_for_each_worker_it_speaks_for(tmp_path: Path, tiny: Program) -> None:
     plan = Told(tiny, tmp_path / "out").plan
     assert plan.means(4) == Means(workers=1, num_slots=4, mode="exact")
-    fast = replace(plan, request=replace(plan.request, means=Means(mode="fast")))
+    fast = check(replace(plan.request, means=Means(mode="fast")))
     assert fast.means(4) == Means(workers=4, num_slots=4, mode="fast")
+
+
+def test_meshes_of_as_many_parts_share_their_trainings(tmp_path: Path, tiny: Program) -> None:
+    meshes = (Mesh(data=2), Mesh(data=2, shard=2), Mesh(shard=4), Mesh(tensor=2))
+    plan = check(replace(Told(tiny, tmp_path / "out").plan.request, workers=(1,), meshes=meshes))
+    told = [(str(crew.first_mesh), crew.mechanism, crew.num_slots) for crew in plan.crews]
+    assert told == [
+        *(("data=1", "tensor", 1), ("data=2", "tensor", 2), ("tensor=2", "tensor", 1)),
+        *(("data=2,shard=2", "tensor+zero", 4), ("shard=4", "tensor+zero", 4)),
+    ], "where one divides layers all do: virtual blocks show in the result"
+    assert plan.parts == (1, 2, 4)
+    assert plan.means(4) == Means(workers=1, num_slots=4, mechanism="tensor")
+    assert plan.naive(1)["batch_size"] == 20, "who divides layers has no more samples"
 
 
 def test_the_search_fills_the_workers_it_trains_for(tmp_path: Path, tiny: Program) -> None:
     plan = Told(tiny, tmp_path / "out").plan
     assert [plan.searched_for(batch) for batch in (10, 20, 79, 80, 1000)] == [1, 1, 1, 4, 4]
-    shared = replace(plan, request=replace(plan.request, trial_workers=(1, 2)))
+    shared = check(replace(plan.request, trial_workers=(1, 2)))
     for which, workers, slots in ((plan, 1, [1, 4]), (shared, 1, [4, 4])):
         for batch, expected in zip((20, 80), slots, strict=True):
             values = {**plan.config, "batch_size": batch, "lr_rule": "none"}

@@ -12,6 +12,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program
 from elastune.frontier.phases import FRESH_SEEDS, frontier
 from elastune.journal.reader import read
@@ -218,6 +219,27 @@ def test_in_fast_mode_as_many_workers_train_as_are_told_of(tmp_path: Path, tiny:
         frontier(request(tiny, tmp_path / "other", means=Means(mode="fast")), cluster=small)
 
 
+def test_meshes_of_as_many_parts_share_quality_and_differ_in_time(
+    cluster: LocalCluster, tmp_path: Path, tiny: Program
+) -> None:
+    asked = request(tiny, tmp_path / "out", workers=(1,), meshes=(Mesh(data=2), Mesh(shard=2)), budget_s=0.5)
+    answer = frontier(asked, cluster=cluster)
+    naive = {r.mesh: r for r in answer.rows if r.role == "naive"}
+    told = {mesh: r.mechanism for mesh, r in naive.items()}
+    assert told == {"data=1": "replicated", "data=2": "replicated", "shard=2": "zero"}
+    data, shard = naive["data=2"], naive["shard=2"]
+    assert (data.quality, data.trials, data.workers) == (shard.quality, shard.trials, shard.workers)
+    if cores() > 1:
+        assert {data.seconds_label, shard.seconds_label} == {"measured"}
+        assert data.seconds != shard.seconds, "each was timed"
+    kept = records(tmp_path / "out")
+    timed = {str(r.means.get("mesh")) for r in of_kind(kept, TrialStarted) if r.phase == "calibrate"}
+    assert "shard=2" in timed or cores() == 1
+    trained = [r for r in of_kind(kept, TrialStarted) if r.phase == "naive"]
+    assert len(trained) == 4, "two seeds for one part and two for two"
+    assert {str(r.means["mechanism"]) for r in trained} == {"replicated"}, "one worker has it all"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workers": ()}, "worker counts must ascend"),
     ({"workers": (2, 1)}, "worker counts must ascend"),
@@ -233,6 +255,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trial_workers": (3, 2)}, "between a low and a high"),
     ({"trial_workers": (1, 5)}, "within the counts asked about, up to 4"),
     ({"trial_workers": (1, 2), "means": Means(mode="fast")}, "do not show in the result"),
+    ({"meshes": (Mesh(data=2),)}, "each mesh once"),
+    ({"meshes": (Mesh(pipeline=2),)}, "stages need more"),
+    ({"meshes": (Mesh(tensor=cores() + 1),)}, "measured here, not modelled"),
+    ({"meshes": (Mesh(shard=2),), "means": Means(mechanism="tensor")}, "a mechanism that divides a replica along it"),
+    ({"meshes": (Mesh(shard=2),), "means": Means(mode="fast")}, "only one may cut a batch"),
+    ({"means": Means(mechanism="tensor+zero")}, "needs a mesh"),
     ({"constraints": ("lr > 9",)}, "must be satisfiable|must satisfy"),
 ]
 

@@ -19,7 +19,8 @@ from elastune.testing.frontiers import cell, training
 
 def made(trainings: list[Training], workers: int = 1, by: FrontierCriteria = BY) -> FrontierRow | None:
     config = trainings[0].config if trainings else {"batch_size": 10, "lr": 0.1}
-    return row("naive", workers, config, "linear", trainings, by, Means())
+    crew = Means(workers=workers, num_slots=workers)
+    return row("naive", crew, config, "linear", trainings, by)
 
 
 def test_a_row_is_the_mean_of_its_seeds() -> None:

@@ -129,6 +129,7 @@ def frontier() -> list[Record]:
             lr=0.1,
             lr_rule="linear",
             mechanism="replicated",
+            mesh=f"data={workers}",
             mode="fast",
             config={"lr": 0.1, "batch_size": 32},
             quality=0.9,

@@ -54,6 +54,7 @@ def frontier_rows():
                     lr=0.05 * workers if role == "naive" else tuned_lr,
                     lr_rule="linear" if role == "naive" else "none",
                     mechanism="replicated",
+                    mesh=f"data={workers}",
                     mode="fast",
                     config={"lr": 0.05, "batch_size": 64, "momentum": 0.9, "epochs": 8},
                     quality=quality,

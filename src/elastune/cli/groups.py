@@ -61,22 +61,23 @@ class WorkerExecution:
         return self.on(None)
 
     def on(self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None) -> Means:
-        """The system parameters of ``workers``, or of those of ``mesh``."""
-        return Means(
-            workers=workers,  # type: ignore[arg-type]  # None: those of the mesh
-            mode=self.mode,  # type: ignore[arg-type]  # checked by job.validate_means
-            threads=self.threads,
-            device=choose_device(self.device),
-            precision=self.precision,  # type: ignore[arg-type]
-            micro_batch=self.micro_batch,
-            mechanism=self.mechanism,  # type: ignore[arg-type]  # None: the least that the mesh needs
-            mesh=mesh,
-            copies=copies,
-            virtual_tensor=self.virtual_tensor,  # type: ignore[arg-type]
-            schedule=self.schedule,  # type: ignore[arg-type]
-            offload=self.offload,
-            zero_stage=self.zero_stage,
-        )
+        """The system parameters of ``workers``, or of those of ``mesh``; what is None follows from the others."""
+        said = {
+            "workers": workers,
+            "mode": self.mode,
+            "threads": self.threads,
+            "device": choose_device(self.device),
+            "precision": self.precision,
+            "micro_batch": self.micro_batch,
+            "mechanism": self.mechanism,
+            "mesh": None if mesh is None else str(mesh),
+            "copies": copies,
+            "virtual_tensor": self.virtual_tensor,
+            "schedule": self.schedule,
+            "offload": self.offload,
+            "zero_stage": self.zero_stage,
+        }
+        return Means.from_json(said)  # words of a user, as those of a journal; the job checks what they say
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,13 @@ NAIVE = "the naive rule (batch and lr x workers)"
 
 @dataclass(frozen=True)
 class Advice:
-    """What ``rows`` say of ``counts`` of workers. ``pick``: the row to use; ``faster``: what only the model prefers."""
+    """What ``rows`` say of the numbers of parts of a batch, one a worker but where these divide layers.
+
+    ``pick``: the row to use; ``faster``: what only the model prefers.
+    """
 
     by: FrontierCriteria
-    counts: tuple[int, ...]
+    parts: tuple[int, ...]
     rows: tuple[FrontierRow, ...]
     pick: int | None
     faster: int | None = None
@@ -27,7 +30,9 @@ class Advice:
     def answer(self) -> str:
         """What to use, and how far the naive rule scales before quality pays."""
         if self._base is None:
-            return f"The program's own settings diverged at {_workers(self.counts[0])}: there is nothing to scale yet."
+            return (
+                f"The program's own settings diverged at {self._label(self.parts[0])}: there is nothing to scale yet."
+            )
         return f"{self._use(self._base)} {self._naive_rule(self._base)}"
 
     def reasons(self) -> list[FrontierReason]:
@@ -45,15 +50,15 @@ class Advice:
 
     @property
     def _base(self) -> FrontierRow | None:
-        return next((r for r in self.rows if r.role == "naive" and r.workers == self.counts[0]), None)
+        return next((r for r in self.rows if r.role == "naive" and r.num_slots == self.parts[0]), None)
 
     def _use(self, base: FrontierRow) -> str:
         if self.pick is None:
             words = f"reach the target {self.by.target:g}" if self.by.target is not None else "hold it"
             return f"No settings were found that may {words}; search longer."
         chosen = self.rows[self.pick]
-        which = _workers(chosen.workers)
-        own = f"the program's own settings x {chosen.workers}" if chosen.workers > base.workers else "its own settings"
+        which, parts = _named(chosen), chosen.num_slots
+        own = f"the program's own settings x {parts}" if parts > base.num_slots else "its own settings"
         settings = f"batch {chosen.batch_size}, lr {number(chosen.lr, 3)}"
         what = f"{which} with {f'tuned settings ({settings})' if chosen.role == 'tuned' else f'{own} ({settings})'}"
         name, label = self.by.quality.name, ", emulated," if chosen.quality_label == "emulated" else ""
@@ -75,7 +80,7 @@ class Advice:
             reach = f"({number(gain / factor, 2)} to {number(gain * factor, 2)} within the model's error) "
         else:
             reach = ""
-        return f", {number(gain, 3)} times {reach}as fast as {_workers(base.workers)} with the program's own settings"
+        return f", {number(gain, 3)} times {reach}as fast as {_named(base)} with the program's own settings"
 
     @property
     def _goal(self) -> str:
@@ -86,20 +91,25 @@ class Advice:
         return f"reaches the target {self.by.target:g}" if self.by.target is not None else "holds"
 
     def _naive_rule(self, base: FrontierRow) -> str:
-        naive = {r.workers: r for r in self.rows if r.role == "naive"}
-        words = {w: naive[w].verdict if w in naive else "diverges" for w in self.counts}
+        naive = {r.num_slots: r for r in reversed(self.rows) if r.role == "naive"}
+        words = {parts: naive[parts].verdict if parts in naive else "diverges" for parts in self.parts}
         holds = "holds it" if self.by.target is None else "reaches it"
-        first = next((w for w in self.counts if words[w] != "holds"), None)
+        first = next((parts for parts in self.parts if words[parts] != "holds"), None)
         if first is None:
-            return f"{_capital(NAIVE)} {holds} up to {_workers(self.counts[-1])}: {_value(naive[self.counts[-1]])}."
-        before = [w for w in self.counts if w < first]
-        lost = next((w for w in self.counts if w > first and words[w] in ("falls", "diverges")), None)
-        told = [f"on {_workers(w)} it {self._lost(naive.get(w))}" for w in (first, lost) if w is not None]
+            last = self.parts[-1]
+            return f"{_capital(NAIVE)} {holds} up to {self._label(last)}: {_value(naive[last])}."
+        before = [parts for parts in self.parts if parts < first]
+        lost = next((p for p in self.parts if p > first and words[p] in ("falls", "diverges")), None)
+        told = [f"on {self._label(p)} it {self._lost(naive.get(p))}" for p in (first, lost) if p is not None]
         if not before:
             return f"{_capital(NAIVE)} does not help: {', '.join(told)}."
-        return f"{_capital(NAIVE)} {holds} up to {_workers(before[-1])} ({_value(base)} on {base.workers}); " + (
+        return f"{_capital(NAIVE)} {holds} up to {self._label(before[-1])} ({_value(base)} on {base.workers}); " + (
             f"{', '.join(told)}."
         )
+
+    def _label(self, parts: int) -> str:
+        """The first workers that cut a batch into so many parts."""
+        return next((_named(r) for r in self.rows if r.num_slots == parts), _workers(parts))
 
     def _lost(self, r: FrontierRow | None) -> str:
         if r is None:
@@ -130,7 +140,7 @@ class Advice:
         return f"{name}: the 95 % interval, {ends}, of {seeds} {error}, {says[chosen.verdict]}{lost}"
 
     def _comparison(self, chosen: FrontierRow) -> str:
-        against = f"{_workers(self.counts[0])} with the program's own settings"
+        against = f"{self._label(self.parts[0])} with the program's own settings"
         if chosen.loss_bound is None or chosen.margin is None or chosen.loss is None:
             few = f"{count(chosen.pairs, 'seed')} in common, where at least 2 are needed"
             return f"{self.by.quality.name} against {against}: not shown, {few}"
@@ -158,9 +168,9 @@ class Advice:
 
     def _tie(self, chosen: FrontierRow, faster: FrontierRow) -> str:
         if faster.seconds >= chosen.seconds:
-            return f"{_workers(faster.workers)} would be no faster than {chosen.workers}"
+            return f"{_named(faster)} would be no faster than {chosen.workers}"
         gain = f"{number(chosen.seconds / faster.seconds, 3)} times as fast"
-        return f"{_workers(faster.workers)} would be {gain} by the step-time model, within its error: fewer are taken"
+        return f"{_named(faster)} would be {gain} by the step-time model, within its error: fewer are taken"
 
 
 def noise_scale_hint(chosen: FrontierRow, model: StepTime) -> str:
@@ -193,6 +203,10 @@ def _time(r: FrontierRow) -> str:
 
 def _value(r: FrontierRow) -> str:
     return estimate(r.quality, r.ci)
+
+
+def _named(r: FrontierRow) -> str:
+    return f"{_workers(r.workers)} ({r.division})" if r.division else _workers(r.workers)
 
 
 def _workers(n: int) -> str:

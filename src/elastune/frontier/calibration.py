@@ -1,21 +1,26 @@
-"""Measure step times here: one worker on several batch sizes, and as many workers as this machine has cores for."""
+"""Measure step times here: one worker on several batch sizes, and the crews that this machine has cores for."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from statistics import median
 
 from elastune.core.errors import UserError
-from elastune.core.run import Config
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
 from elastune.frontier.criteria import Times, batch_of
+from elastune.frontier.plan import FrontierPlan
 from elastune.journal.records import LinkMeasured, TimesFitted
 from elastune.journal.trials import TrialLife, TrialTable
 from elastune.plan.step_time import Fit, Observation, fit
 from elastune.search.stopping.schedule import FixedTrial, Next
 from elastune.study.loop.fixed_trials import FixedTrials
-from elastune.study.request import FrontierRequest
 
 STEPS = 25
+Timing = tuple[int, Means]
+"""A global batch, and the crew whose step of it is timed."""
 
 
 class Calibration:
@@ -24,41 +29,54 @@ class Calibration:
     ``before``: the trials of earlier controllers, whose machine may have been another one.
     """
 
-    def __init__(self, request: FrontierRequest, table: TrialTable) -> None:
+    def __init__(self, plan: FrontierPlan, table: TrialTable) -> None:
         self.links: list[LinkMeasured] = []
-        self._request = request
+        self._plan = plan
         self._table = table
         self._before = set(table.trials)
-        self._asked: set[tuple[int, int]] = set()
+        self._asked: set[Timing] = set()
         self._grad_bytes = 0
 
-    def schedule(self, config: Config, wanted: Iterable[tuple[int, int]]) -> FixedTrials:
-        """Time a few steps of each wanted (batch, workers), alone on the machine, once only.
+    def schedule(self, wanted: Iterable[Timing]) -> FixedTrials:
+        """Time a few steps of each that is wanted, alone on the machine, once only.
 
         Where training diverges at a batch size, or the program takes too few steps to time, nothing is learned.
         """
-        new = [pair for pair in dict.fromkeys(wanted) if pair not in self._asked]
+        new = [timing for timing in dict.fromkeys(wanted) if timing not in self._asked]
         self._asked |= set(new)
-        return _OneByOne([self._trial(config, batch, workers) for batch, workers in new], self._refuse_failures)
+        return _OneByOne([self._trial(batch, crew) for batch, crew in new], self._refuse_failures)
 
     def fit(self) -> tuple[Times, TimesFitted]:
-        """The model from what was measured so far; steps on several workers check it."""
+        """The model from what was measured so far; steps of several workers that share batches check it."""
         timed = self._timed()
-        gradients = [(step.batch, step.step_s) for step in timed.values() if step.workers == 1]
-        checked = [step for step in timed.values() if step.workers > 1]
-        found: Fit = fit(gradients, self._grad_bytes, links=self.links, held_out=checked)
-        return Times(found.model, {key: step.step_s for key, step in timed.items()}, found.errors), found.to_record()
+        gradients = [(step.batch, step.step_s) for (_, mesh), step in timed.items() if mesh.workers == 1]
+        several = {key: step for key, step in timed.items() if key[1].workers > 1}
+        plain = [step for (_, mesh), step in several.items() if mesh.replica == 1]
+        found: Fit = fit(gradients, self._grad_bytes, links=self.links, held_out=plain)
+        errors, factors = dict(found.errors), defaultdict[Mesh, list[float]](list)
+        for (_, mesh), step in several.items():
+            ratio = found.model.step_s(step.batch, mesh.batch) / step.step_s
+            if mesh.tensor > 1:
+                factors[mesh].append(1 / ratio)
+            elif mesh.replica > 1:
+                errors[f"batch {step.batch} on {mesh}"] = ratio
+        found = replace(found, errors=errors)
+        measured = {key: step.step_s for key, step in timed.items()}
+        slower = {mesh: median(each) for mesh, each in factors.items()}
+        return Times(found.model, measured, errors, slower), found.to_record()
 
-    def _timed(self) -> dict[tuple[int, int], Observation]:
-        """(batch, workers) -> the step that was measured."""
-        found: dict[tuple[int, int], Observation] = {}
+    def _timed(self) -> dict[tuple[int, Mesh], Observation]:
+        """(batch, mesh) -> the step that was measured."""
+        found: dict[tuple[int, Mesh], Observation] = {}
         for life in self._ended():
             run = life.finished.run if life.finished is not None else None
             if run is not None and run.step_s is not None:
                 batch = batch_of(life.started.config)
                 mean = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
-                found[batch, life.first_workers] = Observation(life.first_workers, mean, run.step_s)
-                self._grad_bytes = run.grad_bytes
+                mesh = Means.from_json(life.started.means).first_mesh
+                found[batch, mesh] = Observation(mesh.workers, mean, run.step_s)
+                if mesh.workers == 1:
+                    self._grad_bytes = run.grad_bytes
         return found
 
     def _ended(self) -> list[TrialLife]:
@@ -73,9 +91,9 @@ class Calibration:
                 fix = "fix the program's own settings before scaling them"
                 raise UserError("the program must train with its own settings", life.finished.reason, fix)
 
-    def _trial(self, config: Config, batch: int, workers: int) -> FixedTrial:
-        means = replace(self._request.means, workers=workers, num_slots=workers)
-        return FixedTrial({**config, "batch_size": batch}, self._request.seed, means, "calibrate", STEPS)
+    def _trial(self, batch: int, crew: Means) -> FixedTrial:
+        config = {**self._plan.config, "batch_size": batch}
+        return FixedTrial(config, self._plan.request.seed, crew, "calibrate", STEPS)
 
 
 class _OneByOne(FixedTrials):

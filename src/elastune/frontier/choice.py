@@ -1,4 +1,4 @@
-"""Which configuration is best for a worker count, and which must be trained again before that is believed."""
+"""Which configuration is best for so many parts of a batch, and which must be trained again before it is believed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastune.study.loop.fixed_trials import FixedTrials
 
 FRESH_SEEDS = 1000  # confirmations use seeds that no search has seen
 Cell = tuple[Config, int]
-"""A configuration, and the workers that its training is to speak for."""
+"""A configuration, and into how many parts its batches are cut: one for each worker, but where they divide layers."""
 
 
 class Choice:
@@ -30,33 +30,33 @@ class Choice:
         return range(self._request.seed + first, self._request.seed + first + self._request.seeds)
 
     def missing(self, phase: str, cells: list[Cell], first: int = 0) -> list[tuple[Config, int, int]]:
-        """The (configuration, workers, seed) of ``cells`` that were not trained yet and are not open in ``phase``."""
+        """The (configuration, parts, seed) of ``cells`` that were not trained yet and are not open in ``phase``."""
         known = {*self._trainings.done, *self._trainings.open(phase)}
-        wanted = {key(c, seed, workers): (c, workers, seed) for c, workers in cells for seed in self.seeds(first)}
+        wanted = {key(c, seed, parts): (c, parts, seed) for c, parts in cells for seed in self.seeds(first)}
         return [each for name, each in wanted.items() if name not in known]
 
-    def tried(self, config: Config, workers: int) -> list[Training]:
-        """The trainings that tell most of ``config`` on ``workers``.
+    def tried(self, config: Config, parts: int) -> list[Training]:
+        """The trainings that tell most of ``config`` on ``parts``.
 
-        Those for so many workers: with fresh seeds if complete, else the naive ones, else any. Where there are none,
-        those for other counts.
+        Those for so many parts: with fresh seeds if complete, else the naive ones, else any. Where there are none,
+        those for other numbers of parts.
         """
         for first in (FRESH_SEEDS, 0):
-            if found := self._complete(config, workers, first):
+            if found := self._complete(config, parts, first):
                 return found
         of_config = [t for t in self._trainings.done.values() if t.config == config]
-        return [t for t in of_config if t.slots == workers] or of_config
+        return [t for t in of_config if t.slots == parts] or of_config
 
-    def with_own_seeds(self, workers: int) -> list[Training]:
-        """The trainings of the naive rule for ``workers``."""
-        naive = self._plan.naive(workers)
-        found = [self._trainings.done.get(key(naive, seed, workers)) for seed in self.seeds()]
+    def with_own_seeds(self, parts: int) -> list[Training]:
+        """The trainings of the naive rule for ``parts``."""
+        naive = self._plan.naive(parts)
+        found = [self._trainings.done.get(key(naive, seed, parts)) for seed in self.seeds()]
         return [training for training in found if training is not None]
 
     def baseline(self) -> list[Training]:
         """All trainings of the program's own settings on the smallest worker count, with whatever seeds."""
-        config, workers = self._base
-        return [t for t in self._trainings.done.values() if t.config == config and t.slots == workers]
+        config, parts = self._base
+        return [t for t in self._trainings.done.values() if t.config == config and t.slots == parts]
 
     def unconfirmed(self, by: FrontierCriteria) -> list[Cell]:
         """What looks best for a worker count, where one lucky seed, or another count's training, may have made it so.
@@ -64,27 +64,27 @@ class Choice:
         The largest counts come first: what tuning buys back is most there. Before them the baseline, where the others
         are to be compared with it seed by seed.
         """
-        best = [(self.best(workers, by), workers) for workers in reversed(self._request.workers)]
-        new = [(config, workers) for config, workers in best if config and not self._confirmed(config, workers)]
+        best = [(self.best(parts, by), parts) for parts in reversed(self._plan.parts)]
+        new = [(config, parts) for config, parts in best if config and not self._confirmed(config, parts)]
         paired = by.target is None and new and not self._complete(*self._base, FRESH_SEEDS)
         return [self._base, *new] if paired else new
 
-    def best(self, workers: int, by: FrontierCriteria, *, confirmed_only: bool = False) -> Config | None:
+    def best(self, parts: int, by: FrontierCriteria, *, confirmed_only: bool = False) -> Config | None:
         """The fastest configuration that looks good enough; where none does, the one of the best quality.
 
-        None where every training diverged; with ``confirmed_only``, every one that was made for ``workers``.
+        None where every training diverged; with ``confirmed_only``, every one that was made for ``parts``.
         """
         done = self._trainings.done.values()
         candidates = {name_of(t.config): t.config for t in done if t.result.state == "complete"}
-        scored, enough = [], []
+        scored, enough, mesh = [], [], self._plan.mesh(parts)
         for config in candidates.values():
-            if confirmed_only and not self._confirmed(config, workers):
+            if confirmed_only and not self._confirmed(config, parts):
                 continue
-            quality = self._mean_quality(config, workers)
+            quality = self._mean_quality(config, parts)
             if quality is not None:
-                seconds = median(by.seconds(t, workers)[0] for t in self.tried(config, workers) if t.run is not None)
+                seconds = median(by.seconds(t, mesh)[0] for t in self.tried(config, parts) if t.run is not None)
                 scored.append((quality, config))
-                if self._looks_good(config, workers, quality, by):
+                if self._looks_good(config, parts, quality, by):
                     enough.append((seconds, config))
         if not scored:
             return None
@@ -95,14 +95,14 @@ class Choice:
 
     @property
     def _base(self) -> Cell:
-        first = self._request.workers[0]
+        first = self._plan.parts[0]
         return self._plan.naive(first), first
 
-    def _looks_good(self, config: Config, workers: int, quality: float, by: FrontierCriteria) -> bool:
+    def _looks_good(self, config: Config, parts: int, quality: float, by: FrontierCriteria) -> bool:
         """Whether validation shows that quality holds; before it is confirmed, whether its mean says so."""
         baseline = self.baseline()
-        if self._confirmed(config, workers):
-            found = judge(self.tried(config, workers), baseline, by, self._plan.quality.name)
+        if self._confirmed(config, parts):
+            found = judge(self.tried(config, parts), baseline, by, self._plan.quality.name)
             if found is not None and (by.target is not None or found.against is not None):
                 return found.word == "holds"
         if by.target is not None:
@@ -110,17 +110,17 @@ class Choice:
         base = [t.result.metrics[self._plan.quality.name] for t in baseline if t.run is not None]
         return not base or by.loss(quality, fmean(base)) < by.margin_at(fmean(base))
 
-    def _confirmed(self, config: Config, workers: int) -> bool:
-        return any(self._complete(config, workers, first) for first in (FRESH_SEEDS, 0))
+    def _confirmed(self, config: Config, parts: int) -> bool:
+        return any(self._complete(config, parts, first) for first in (FRESH_SEEDS, 0))
 
-    def _complete(self, config: Config, workers: int, first: int) -> list[Training]:
+    def _complete(self, config: Config, parts: int, first: int) -> list[Training]:
         """The trainings with all seeds from ``first`` on; none where one is missing."""
-        found = [self._trainings.done.get(key(config, seed, workers)) for seed in self.seeds(first)]
+        found = [self._trainings.done.get(key(config, seed, parts)) for seed in self.seeds(first)]
         return [t for t in found if t is not None] if all(found) else []
 
-    def _mean_quality(self, config: Config, workers: int) -> float | None:
+    def _mean_quality(self, config: Config, parts: int) -> float | None:
         """Mean validation quality over the trainings of ``config``; None where one diverged."""
-        tried = self.tried(config, workers)
+        tried = self.tried(config, parts)
         if not tried or any(t.run is None for t in tried):
             return None
         return fmean(t.result.metrics[self._plan.quality.name] for t in tried)

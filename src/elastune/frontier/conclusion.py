@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
@@ -28,16 +29,16 @@ def conclude(
     rules: Mapping[str, str],
     by: FrontierCriteria,
 ) -> FrontierFound:
-    """The answer. ``tuned``: worker count -> configuration; ``rules``: by ``name_of(config)``, its learning rate's.
+    """The answer. ``tuned``: parts of a batch -> configuration; ``rules``: by ``name_of(config)``, its learning rate's.
 
     Raises ``UserError`` where no training succeeded.
     """
     rows = mark_front(_rows(plan, choice, tuned, rules, by), by)
-    naive = [t for workers in plan.request.workers for t in choice.with_own_seeds(workers)]
-    volume = volumes(rows, naive, trainings.searched, by)
+    naive = [t for parts in plan.parts for t in choice.with_own_seeds(parts)]
+    volume = volumes(rows, naive, trainings.searched, by, plan.mesh)
     chosen, faster = pick_row(plan.axes, rows, by)
     shown = None if chosen is None else _repeated(choice, rows[chosen])
-    advice = Advice(by, tuple(plan.request.workers), tuple(rows), chosen, faster)
+    advice = Advice(by, plan.parts, tuple(rows), chosen, faster)
     return FrontierFound(
         quality=by.quality.name,
         direction=by.quality.direction,
@@ -100,13 +101,14 @@ def _doubt(r: FrontierRow, by: FrontierCriteria) -> float:
 def _rows(
     plan: FrontierPlan, choice: Choice, tuned: Mapping[int, Config], rules: Mapping[str, str], by: FrontierCriteria
 ) -> list[FrontierRow]:
-    means, baseline, made = plan.request.means, choice.baseline(), list[FrontierRow | None]()
-    for workers in plan.request.workers:
-        naive = plan.naive(workers)
-        made.append(row("naive", workers, naive, "linear", choice.with_own_seeds(workers), by, means, baseline))
-    for workers, config in tuned.items():
-        rule = rules.get(name_of(config), "linear")
-        made.append(row("tuned", workers, config, rule, choice.tried(config, workers), by, means, baseline))
+    baseline, made = choice.baseline(), list[FrontierRow | None]()
+    for crew in plan.crews:
+        naive, trainings = plan.naive(crew.num_slots), choice.with_own_seeds(crew.num_slots)
+        made.append(row("naive", crew, naive, "linear", trainings, by, baseline))
+    for crew in plan.crews:
+        if config := tuned.get(crew.num_slots):
+            rule = rules.get(name_of(config), "linear")
+            made.append(row("tuned", crew, config, rule, choice.tried(config, crew.num_slots), by, baseline))
     rows = [each for each in made if each is not None]
     if not rows:
         raise UserError("some training must succeed", "all diverged or failed", "lower the program's lr")
@@ -116,7 +118,7 @@ def _rows(
 def _repeated(choice: Choice, chosen: FrontierRow) -> Training:
     """The training of a row that its command repeats: the first of those that ended well."""
     naive = chosen.role == "naive"
-    trainings = choice.with_own_seeds(chosen.workers) if naive else choice.tried(chosen.config, chosen.workers)
+    trainings = choice.with_own_seeds(chosen.num_slots) if naive else choice.tried(chosen.config, chosen.num_slots)
     return next(t for t in trainings if t.run is not None)
 
 
@@ -130,6 +132,8 @@ def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
 
 def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
     """Trains as ``repeated`` was, slot by slot, on the row's workers."""
-    request, means = plan.request, {**plan.means(repeated.slots).to_json(), "workers": chosen.workers}
+    request = plan.request
+    crew = next(c for c in plan.crews if (str(c.first_mesh), c.mechanism) == (chosen.mesh, chosen.mechanism))
+    means = replace(crew, num_slots=repeated.slots).to_json()
     asked = repeated.seed, request.epochs
     return run_command(request.program.path, chosen.config, means, *asked, divergence=request.divergence)

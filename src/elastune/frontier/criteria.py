@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from elastune.core.mesh import Mesh
 from elastune.core.run import Config, number
 from elastune.frontier.trainings import Training
 from elastune.journal.records import RunFinished
 from elastune.plan.intervals import bounded_ci
-from elastune.plan.step_time import CalibratedTimes, Estimate, StepTime
+from elastune.plan.step_time import Estimate, StepTime
 from elastune.search.space.objective import Objective
 
 MARGIN = 0.01  # of the range of a metric with two bounds
@@ -18,31 +19,33 @@ RELATIVE_MARGIN = 0.02  # of the baseline's value, of any other metric
 
 @dataclass(frozen=True)
 class Times:
-    """Step times: measured where (batch, workers) was, else from the model.
+    """Step times: measured where (batch, mesh) was, else from the model, which knows workers that share a batch.
 
-    ``errors``: predicted over measured, of the steps on several workers that were measured.
+    ``errors``: predicted over measured, of the steps on several workers that were measured. ``factors``: measured over
+    predicted where a mesh divides layers, of which the model knows nothing.
     """
 
     model: StepTime
-    measured: Mapping[tuple[int, int], float]
+    measured: Mapping[tuple[int, Mesh], float]
     errors: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[Mesh, float] = field(default_factory=dict)
 
     @property
     def miss(self) -> float | None:
         """The factor by which the model was wrong at most, either way, where it could be checked; None: nowhere."""
         return max((max(ratio, 1 / ratio) for ratio in self.errors.values()), default=None)
 
-    def estimate(self, batch: int, workers: int, run: RunFinished, slots: int) -> Estimate:
+    def estimate(self, batch: int, mesh: Mesh, run: RunFinished, slots: int) -> Estimate:
         """Seconds of a step of ``run``'s program, which was trained with ``slots`` slots.
 
         A run whose model differs in size from the calibrated one is timed by its own steps and its own gradients.
         """
         same = run.grad_bytes == self.model.grad_bytes
-        if same and (batch, workers) in self.measured:
-            return CalibratedTimes(self.model, self.measured).estimate(batch, workers)
+        if same and (batch, mesh) in self.measured:
+            return Estimate(self.measured[batch, mesh], measured=True)
         batch = min(batch, -(-run.samples // run.steps))  # an epoch's last batch is smaller
         if same or run.step_s is None:
-            return self.model.estimate(batch, workers)
+            return Estimate(self._modelled_s(self.model, batch, mesh), measured=False)
         passes = -(-slots // run.workers)
         scale = run.step_s / (self.model.step_s(batch, run.workers) + (passes - 1) * self.model.base_s)
         own = replace(
@@ -51,11 +54,15 @@ class Times:
             per_sample_s=self.model.per_sample_s * scale,
             grad_bytes=run.grad_bytes,
         )
-        return replace(own.estimate(batch, workers), measured=workers == run.workers == slots == 1)
+        return Estimate(self._modelled_s(own, batch, mesh), measured=mesh.workers == run.workers == slots == 1)
 
-    def expected_s(self, batch: int, workers: int) -> float:
+    def expected_s(self, batch: int, mesh: Mesh) -> float:
         """Seconds of a step of a training that has not ended."""
-        return CalibratedTimes(self.model, self.measured).estimate(batch, workers).step_s
+        told = self.measured.get((batch, mesh))
+        return self._modelled_s(self.model, batch, mesh) if told is None else told
+
+    def _modelled_s(self, model: StepTime, batch: int, mesh: Mesh) -> float:
+        return model.step_s(batch, mesh.batch) * self.factors.get(mesh, 1.0)
 
 
 @dataclass(frozen=True)
@@ -100,10 +107,10 @@ class FrontierCriteria:
             return bounded_ci(values)
         return bounded_ci(values, low, high, samples)
 
-    def seconds(self, training: Training, workers: int) -> tuple[float, bool]:
-        """Time of the whole training on ``workers``, and whether its step time was measured."""
+    def seconds(self, training: Training, mesh: Mesh) -> tuple[float, bool]:
+        """Time of the whole training on ``mesh``, and whether its step time was measured."""
         assert training.run is not None
-        found = self.times.estimate(batch_of(training.config), workers, training.run, training.slots)
+        found = self.times.estimate(batch_of(training.config), mesh, training.run, training.slots)
         return training.run.steps * found.step_s, found.measured
 
 

@@ -14,6 +14,7 @@ from elastune.frontier.trainings import NOISE_SCALE, Training, Trainings, key, n
 from elastune.job.pool import JobEvent
 from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
 from elastune.journal.trials import TrialLife
+from elastune.mechanisms.registry import mechanism_for
 from elastune.search.samplers.suggest import Suggestion
 from elastune.search.space.objective import Objective
 from elastune.search.stopping.schedule import FixedTrial, IntermediateResult
@@ -69,7 +70,7 @@ class FrontierExperiment:
         return PreparedTrial(suggestion.number, replace(self._spec(started, means), until_epoch=until_epoch), started)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
-        tags = {"for_workers": trial.means.num_slots}
+        tags = {"for_workers": trial.means.num_slots} if trial.means.workers < trial.means.num_slots else {}
         started = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase, tags=tags)
         spec = self._spec(started, trial.means)
         if trial.max_steps is not None:
@@ -88,7 +89,7 @@ class FrontierExperiment:
         shown = intermediate_result(life, self._pricing)
         if shown is None or self.by is None:
             return None
-        step_s = self.by.times.expected_s(batch_of(life.started.config), max(self._request.workers))
+        step_s = self.by.times.expected_s(batch_of(life.started.config), self._plan.widest)
         return replace(shown, values=(*shown.values, life.reports[-1][0].step * step_s))
 
     def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
@@ -105,7 +106,7 @@ class FrontierExperiment:
         result = training.result
         if training.run is None or self.by is None:
             return result
-        seconds, _ = self.by.seconds(training, max(self._request.workers))
+        seconds, _ = self.by.seconds(training, self._plan.widest)
         name = self._plan.quality.name
         return replace(result, values={name: result.metrics[name], "seconds": seconds})
 
@@ -125,7 +126,12 @@ class FrontierExperiment:
             epochs=self._request.epochs,
             checkpoint_every_steps=0 if calibrates else None,
             elastic=Elastic() if bounds is None or started.phase != "search" else Elastic(*bounds),
-            # A batch that is one part has nothing to compare: it would have to be trained in two.
-            adapt=Adapt() if calibrates or means.num_slots == 1 else Adapt(monitors=(NOISE_SCALE,)),
+            adapt=Adapt(monitors=(NOISE_SCALE,)) if not calibrates and _compares(means) else Adapt(),
             divergence=Divergence(self._request.divergence),
         )
+
+
+def _compares(means: Means) -> bool:
+    """Whether the noise scale can be told: a batch that is one part has nothing to compare, nor have divided layers."""
+    whole = not means.parts.tensor and mechanism_for(means).abilities.measures
+    return whole and means.num_slots > 1

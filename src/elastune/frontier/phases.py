@@ -1,11 +1,11 @@
 """The main job: how far does a program scale before accuracy pays, and which settings buy it back?
 
-What is told of W workers was trained as W workers train: with one slot for each of them, by which batches are cut, and
-which have their own random streams and batch statistics. In exact mode it does not show in the result who computes a
-slot, so one worker does it all (*emulated*), and the command that is printed has the same result to the last bit. In
-fast mode it does, and W workers train, however few cores there are. Times are measured where this machine has the cores
-and modelled beyond. Phases, each a schedule of one study loop: calibrate, naive rule, search, confirm, time what was
-found.
+What is told of W workers was trained as W workers train: with one slot for each part that they cut a batch into (one a
+worker, but where these divide layers), which has its own random stream and batch statistics. In exact mode it does not
+show in the result who computes a slot, so one worker does it all (*emulated*), and the command that is printed has the
+same result to the last bit. In fast mode it does, and W workers train, however few cores there are. Times are measured
+where this machine has the cores and modelled beyond. Phases, each a schedule of one study loop: calibrate, naive rule,
+search, confirm, time what was found.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.frontier.calibration import Calibration, batches_to_measure
+from elastune.frontier.calibration import Calibration, Timing, batches_to_measure
 from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.frontier.conclusion import conclude
+from elastune.frontier.crews import timed_with
 from elastune.frontier.criteria import FrontierCriteria, Times, batch_of
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import FrontierPlan, check
@@ -82,7 +83,7 @@ def frontier(
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
     with journal_in(request.out, request.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
-        most = max(request.workers) if request.means.mode == "fast" else 1
+        most = plan.crews[-1].workers if request.means.mode == "fast" else 1
         place = cluster or stack.enter_context(LocalCluster(capacity=max(cores(), most)))
         if place.capacity < most:
             rule = "in fast mode only so many workers train as so many do"
@@ -129,7 +130,7 @@ class _Frontier:
             clock,
             self._keep,
             Keeper(KeepNothing(), cluster.files, request.out),
-            share=sharing(request.trial_workers, plan.means(request.workers[-1])),
+            share=sharing(request.trial_workers, plan.means(plan.parts[-1])),
         )
         self._trainings = Trainings(self.loop.table)
         self._choice = Choice(plan, self._trainings)
@@ -149,10 +150,10 @@ class _Frontier:
         if self.loop.elapsed_s < request.budget_s - reserve_s:
             self._run(self._search, Bounds(budget_s=request.budget_s, reserve_s=reserve_s))
         self._confirm(by)
-        best = {workers: choice.best(workers, by, confirmed_only=True) for workers in request.workers}
-        tuned = {workers: config for workers, config in best.items() if config is not None}
-        if found := [pair for workers, config in tuned.items() if (pair := self._to_measure(workers, config, by))]:
-            self._run(calibration.schedule(self._plan.config, found), Bounds())
+        best = {parts: choice.best(parts, by, confirmed_only=True) for parts in self._plan.parts}
+        tuned = {parts: config for parts, config in best.items() if config is not None}
+        if found := [timing for parts, config in tuned.items() for timing in self._to_measure(parts, config, by)]:
+            self._run(calibration.schedule(found), Bounds())
         by = self._fitted(calibration)
         answer = conclude(self._plan, choice, self._trainings, tuned, self._experiment.rules, by)
         self.loop.tell(answer)
@@ -170,7 +171,7 @@ class _Frontier:
                 self._experiment.rules[name_of(life.started.config)] = rule
         self.loop.replay(self._before, self._plan.settings)
         self._experiment.look_at(self._trainings)
-        self._calibration = Calibration(self._request, self.loop.table)
+        self._calibration = Calibration(self._plan, self.loop.table)
         return self._calibration
 
     def _keep(self, record: Record) -> None:
@@ -195,23 +196,24 @@ class _Frontier:
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
-    def _measure(self, calibration: Calibration, wanted: Sequence[tuple[int, int]]) -> None:
-        """Time a few steps of each (batch, workers)."""
-        self._run(calibration.schedule(self._plan.config, wanted), Bounds())
-        several = max(self._request.workers) > 1 and cores() > 1
+    def _measure(self, calibration: Calibration, wanted: Sequence[Timing]) -> None:
+        """Time a few steps of each."""
+        crews = self._plan.crews
+        self._run(calibration.schedule(wanted), Bounds())
+        several = crews[-1].workers > 1 and cores() > 1
         if several and not calibration.links and not self._interrupts():
-            self._run(calibration.schedule(self._plan.config, [(self._plan.base_batch * 2, 2)]), Bounds())
+            self._run(calibration.schedule([(self._plan.base_batch * 2, timed_with(crews, 2))]), Bounds())
         if self._interrupts():
             raise Interrupted
 
-    def _wanted(self) -> list[tuple[int, int]]:
-        base, counts = self._plan.base_batch, self._request.workers
-        one = [(batch, 1) for batch in batches_to_measure(base, counts)]
-        return one + [(base * workers, workers) for workers in counts if workers <= cores()]
+    def _wanted(self) -> list[Timing]:
+        base, crews = self._plan.base_batch, self._plan.crews
+        one = [(batch, timed_with(crews, 1)) for batch in batches_to_measure(base, self._plan.parts)]
+        return one + [(base * crew.num_slots, crew) for crew in crews if crew.workers <= cores()]
 
     def _naive(self) -> None:
         """Batch and learning rate x W, whatever comes of it."""
-        cells = [(self._plan.naive(workers), workers) for workers in self._request.workers]
+        cells = [(self._plan.naive(parts), parts) for parts in self._plan.parts]
         self._run(FixedTrials("naive", self._fixed("naive", cells)), Bounds())
         if self._interrupts():
             raise Interrupted  # a missing row would read as one that diverged
@@ -227,10 +229,11 @@ class _Frontier:
 
     def _fixed(self, phase: Phase, cells: list[Cell], first: int = 0) -> list[FixedTrial]:
         wanted = self._choice.missing(phase, cells, first)
-        return [FixedTrial(config, seed, self._plan.means(workers), phase) for config, workers, seed in wanted]
+        return [FixedTrial(config, seed, self._plan.means(parts), phase) for config, parts, seed in wanted]
 
-    def _to_measure(self, workers: int, config: Config, by: FrontierCriteria) -> tuple[int, int] | None:
-        """The step to time for a row, where this machine can and the program is the one that was calibrated."""
-        run = next((t.run for t in self._choice.tried(config, workers) if t.run is not None), None)
+    def _to_measure(self, parts: int, config: Config, by: FrontierCriteria) -> list[Timing]:
+        """The steps to time for rows, where this machine can and the program is the one that was calibrated."""
+        run = next((t.run for t in self._choice.tried(config, parts) if t.run is not None), None)
         same = run is not None and run.grad_bytes == by.times.model.grad_bytes
-        return (batch_of(config), workers) if same and workers <= cores() else None
+        crews = [crew for crew in self._plan.crews if crew.num_slots == parts and crew.workers <= cores()]
+        return [(batch_of(config), crew) for crew in crews if same]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Means, RunSpec, number
+from elastune.frontier.crews import crews_of, first_of, trainer_of
 from elastune.job.validate_means import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
 from elastune.search.samplers.registry import check_sampler
@@ -20,6 +22,7 @@ from elastune.search.space.space import Space, corners
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import SYSTEM_PARAMETERS
+from elastune.train.machine import cores
 from elastune.train.program.load import load_as_guest, merge
 
 
@@ -32,6 +35,7 @@ class FrontierPlan:
     quality: Objective
     user_space: Space
     constraints: tuple[Constraint, ...]
+    crews: tuple[Means, ...]
 
     @property
     def axes(self) -> tuple[Objective, ...]:
@@ -48,34 +52,44 @@ class FrontierPlan:
         """The program's own batch size, that of one worker."""
         return int(number(self.config, "batch_size"))
 
-    def naive(self, workers: int) -> Config:
-        """The naive rule: global batch and learning rate x ``workers``."""
-        lr = number(self.config, "lr") * workers
-        return {**self.config, "batch_size": self.base_batch * workers, "lr": lr}
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Into how many parts the crews cut a batch, ascending: quality depends on no more of a crew."""
+        return tuple(sorted({crew.num_slots for crew in self.crews}))
 
-    def means(self, workers: int) -> Means:
-        """How a training is run that speaks for ``workers``: each of them has one slot.
+    def naive(self, parts: int) -> Config:
+        """The naive rule: global batch and learning rate x ``parts``."""
+        lr = number(self.config, "lr") * parts
+        return {**self.config, "batch_size": self.base_batch * parts, "lr": lr}
 
-        Only in exact mode it does not show in the result who computes a slot, so that one worker can do it all.
-        """
-        own = workers if self.request.means.mode == "fast" else 1
-        return replace(self.request.means, workers=own, num_slots=workers)
+    def means(self, parts: int) -> Means:
+        """How a training is run that speaks for the crews of ``parts``: each part is one slot."""
+        return trainer_of(self.crews, parts)
+
+    def mesh(self, parts: int) -> Mesh:
+        """The first mesh with so many parts: settings are ranked by their time there."""
+        return first_of(self.crews, parts).first_mesh
+
+    @property
+    def widest(self) -> Mesh:
+        """That of the most workers."""
+        return self.crews[-1].first_mesh
 
     def searched_for(self, batch: int) -> int:
-        """The worker count for which the search trains a ``batch``: the largest whose workers it fills.
+        """For how many parts the search trains a ``batch``: the most that it fills.
 
         Each of them then has as many samples as the program's own batch. So passes stay as large as those that the
         program was written for, and the search does not pay for many small ones.
         """
         least = (self.request.trial_workers or (1, 1))[1]
-        counts = [w for w in self.request.workers if w >= least]
-        return max((w for w in counts if w * self.base_batch <= batch), default=counts[0])
+        enough = [parts for parts in self.parts if parts >= least]
+        return max((parts for parts in enough if parts * self.base_batch <= batch), default=enough[0])
 
     def space(self, trial: Any) -> dict[str, Any]:
         """The user's space; a batch size, where it has none; and a rule by which the learning rate follows it."""
         found = dict(self.user_space(trial))
         if "batch_size" not in found:
-            sizes = sorted({self.base_batch * workers for workers in (1, *self.request.workers)})
+            sizes = sorted({self.base_batch * parts for parts in (1, *self.parts)})
             found["batch_size"] = trial.suggest_categorical("batch_size", sizes)
         found["lr_rule"] = trial.suggest_categorical("lr_rule", list(LR_RULES))
         return {**self.config, **found}
@@ -95,6 +109,7 @@ class FrontierPlan:
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["means"] = self.request.means.to_json()
         plain["workers"] = list(self.request.workers)
+        plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
         plain["constraints"] = list(self.request.constraints)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
         return {"kind": "frontier", **plain}
@@ -103,7 +118,7 @@ class FrontierPlan:
 def check(request: FrontierRequest) -> FrontierPlan:
     """Raise ``UserError`` for all that can be known to be wrong before anything runs."""
     counts = request.workers
-    if not counts or any(w < 1 for w in counts) or list(counts) != sorted(set(counts)):
+    if not (counts or request.meshes) or any(w < 1 for w in counts) or list(counts) != sorted(set(counts)):
         raise UserError("worker counts must ascend from at least 1", counts, "for example --workers 1,2,4,8")
     if not request.budget_s > 0:
         raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
@@ -113,7 +128,7 @@ def check(request: FrontierRequest) -> FrontierPlan:
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
     if request.margin is not None and not 0 < request.margin < math.inf:
         raise UserError("a margin must be above 0", request.margin, "for example --margin 0.01")
-    check_means(RunSpec(request.program, request.out, seed=request.seed, means=request.means))
+    crews = _checked_crews(request)
     program = load_as_guest(request.program)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
@@ -131,7 +146,7 @@ def check(request: FrontierRequest) -> FrontierPlan:
         known = ", ".join(n for n, _ in objectives)
         raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
     (quality,) = parse_objectives({name: dict(objectives)[name]})
-    plan = FrontierPlan(request, config, quality, program.space, parse_constraints(request.constraints))
+    plan = FrontierPlan(request, config, quality, program.space, parse_constraints(request.constraints), crews)
     check_sampler(request.sampler, plan.searched)
     if make_schedule(request.stopping, plan.searched, request.seed, space=plan.space).parents:
         rule = "a frontier needs trainings that their own settings decide"
@@ -141,12 +156,31 @@ def check(request: FrontierRequest) -> FrontierPlan:
     if request.trial_workers is not None and not 1 <= request.trial_workers[0] <= request.trial_workers[1]:
         low, high = request.trial_workers
         raise UserError("a training's workers must lie between a low and a high", f"{low}:{high}", "for example (1, 2)")
-    if request.trial_workers is not None and request.trial_workers[1] > counts[-1]:
-        rule = f"a training's workers must be within the counts asked about, up to {counts[-1]}"
-        raise UserError(rule, request.trial_workers[1], f"use --trial-workers 1:{counts[-1]} or larger --workers")
+    most = plan.parts[-1]
+    if request.trial_workers is not None and request.trial_workers[1] > most:
+        rule = f"a training's workers must be within the counts asked about, up to {most}"
+        raise UserError(rule, request.trial_workers[1], f"use --trial-workers 1:{most} or larger --workers")
     if request.trial_workers is not None and request.means.mode == "fast":
         rule = "workers can change only where they do not show in the result"
         raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
     corners(plan.space, request.seed)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     return plan
+
+
+def _checked_crews(request: FrontierRequest) -> tuple[Means, ...]:
+    """Raise ``UserError`` for workers that cannot run, that cannot be timed, or that no training could speak for."""
+    crews = crews_of(request.means, request.workers, request.meshes)
+    for crew in crews:
+        check_means(RunSpec(request.program, request.out, seed=request.seed, means=crew))
+        if crew.first_mesh.tensor > 1 and crew.workers > cores():
+            rule = "what dividing layers saves is measured here, not modelled"
+            fix = f"use meshes along tensor of at most {cores()} workers, or a larger machine"
+            raise UserError(rule, f"{crew.first_mesh} on {cores()} cores", fix)
+        same = first_of(crews, crew.num_slots)
+        if crew.mode == "fast" and same is not crew:
+            rule = "in fast mode a mesh shows in the result, so that only one may cut a batch into as many parts"
+            raise UserError(
+                rule, f"{first_of(crews, crew.num_slots).first_mesh}, {crew.first_mesh}", "use --mode exact"
+            )
+    return crews

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from elastune.core.cost import Cost
+from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Means, number
 from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.trainings import NOISE_SCALE, Training
@@ -22,15 +23,14 @@ from elastune.search.analysis.front import nondominated
 
 def row(
     role: Literal["naive", "tuned"],
-    workers: int,
+    crew: Means,
     config: Config,
     lr_rule: str,
     trainings: Sequence[Training],
     by: FrontierCriteria,
-    means: Means,
     baseline: Sequence[Training] = (),
 ) -> FrontierRow | None:
-    """The table's row for ``config`` on ``workers``, over the seeds in ``trainings``; None where all seeds diverged.
+    """The table's row for ``config`` and ``crew``, over the seeds in ``trainings``; None where all seeds diverged.
 
     ``baseline``: trainings of the program's own settings on the smallest worker count, with whatever seeds.
     """
@@ -41,17 +41,19 @@ def row(
     if found is None:
         return None
     noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
-    timed = [by.seconds(t, workers) for t in good]
+    workers, mesh = crew.workers, crew.first_mesh
+    timed = [by.seconds(t, mesh) for t in good]
     seconds, measured = fmean(s for s, _ in timed), all(measured for _, measured in timed)
-    reached = _times_to_target(good, workers, by)
+    reached = _times_to_target(good, mesh, by)
     return FrontierRow(
         role=role,
         workers=workers,
         batch_size=batch_of(config),
         lr=number(config, "lr"),
         lr_rule=lr_rule,
-        mechanism=means.mechanism,
-        mode=means.mode,
+        mechanism=crew.mechanism,
+        mesh=str(mesh),
+        mode=crew.mode,
         config=dict(config),
         quality=fmean(found.values),
         ci=found.interval,
@@ -66,7 +68,7 @@ def row(
         validation=fmean(t.result.metrics[name] for t in good),
         seconds=seconds,
         seconds_label="measured" if measured else "modelled",
-        seconds_factor=1.0 if measured else by.times.miss,
+        seconds_factor=1.0 if measured else by.times.miss if mesh not in by.times.factors else None,
         throughput=fmean(t.run.samples for t in good if t.run is not None) / seconds if seconds > 0 else None,
         cost=Cost(workers * seconds, by.price_per_worker_hour).total,
         time_to_target_s=fmean(reached) if len(reached) == len(good) else None,
@@ -77,7 +79,7 @@ def row(
         noise_scale=noise_scale,
         noise_scale_error=noise_scale_error,
         quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
-        num_slots=workers,
+        num_slots=crew.num_slots,
     )
 
 
@@ -96,7 +98,7 @@ def noise_scale_of(runs: Sequence[RunFinished]) -> tuple[float | None, float | N
     return fmean(values), max(own + spread, default=None)
 
 
-def _times_to_target(trainings: Sequence[Training], workers: int, by: FrontierCriteria) -> list[float]:
+def _times_to_target(trainings: Sequence[Training], mesh: Mesh, by: FrontierCriteria) -> list[float]:
     """Seconds until the validation quality first reaches the target, of each seed that does."""
     times: list[float] = []
     for training in trainings if by.target is not None else ():
@@ -105,7 +107,7 @@ def _times_to_target(trainings: Sequence[Training], workers: int, by: FrontierCr
         values = [(r.step, r.metrics.get(by.quality.name)) for r in training.reports]
         step = next((s for s, v in values if v is not None and by.reaches(v)), None)
         if step is not None:
-            step_s = by.times.estimate(batch_of(training.config), workers, run, training.slots).step_s
+            step_s = by.times.estimate(batch_of(training.config), mesh, run, training.slots).step_s
             times.append(step * step_s)
     return times
 

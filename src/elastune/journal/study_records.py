@@ -195,7 +195,7 @@ class TimesFitted:
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierRow:
-    """One cell of the trade-off table: settings, a worker count, and what they reach.
+    """One cell of the trade-off table: settings, workers and how they stand, and what they reach.
 
     ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
     the program reports none, on its validation data; ``ci`` is its 95 % confidence interval, of seeds and, where the
@@ -216,6 +216,7 @@ class FrontierRow:
     lr: float
     lr_rule: str
     mechanism: str
+    mesh: str
     mode: str
     config: dict[str, Any]
     quality: float
@@ -244,6 +245,11 @@ class FrontierRow:
     noise_scale_error: float | None = None
     quality_label: Literal["measured", "emulated"] = "measured"
     num_slots: Count = 1
+
+    @property
+    def division(self) -> str:
+        """How its workers divide the model: "shard=4, zero"; "" where each of them has all of it."""
+        return "" if self.mechanism == "replicated" else f"{self.mesh}, {self.mechanism}"
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -39,11 +39,13 @@ def _answer(story: StudyStory) -> tuple[str, ...]:
 
 
 def _rows(found: FrontierFound) -> tuple[str, ...]:
-    """One sentence for each number of workers."""
+    """One sentence for each number of workers and each way to stand."""
     lines = []
-    for workers in sorted({row.workers for row in found.rows}):
-        told = [f"{row.role} {_row(found, row)}" for row in found.rows if row.workers == workers]
-        lines.append(f"{count(workers, 'worker')}: {'; '.join(told)}.")
+    for workers, division in dict.fromkeys((row.workers, row.division) for row in found.rows):
+        same = [row for row in found.rows if (row.workers, row.division) == (workers, division)]
+        told = "; ".join(f"{row.role} {_row(found, row)}" for row in same)
+        divided = f" ({plain(division, 80)})" if division else ""
+        lines.append(f"{count(workers, 'worker')}{divided}: {told}.")
     return tuple(lines)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastune.core.divergence import FACTOR
+from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Means, Program
 
 
@@ -63,19 +64,22 @@ class FrontierRequest:
     """How far does this program scale before accuracy pays, and which settings buy it back?
 
     ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
+    ``meshes``: asked about beside them, each under the mechanism of ``means`` or, where that is "replicated", under the
+    least that it needs.
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
     ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
     range, or a fiftieth of the baseline's quality).
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``). ``stopping`` and
     ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence``: as there, for all.
     ``means``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
-    slot for each of its workers.
+    slot for each part that its workers cut a batch into.
     """
 
     program: Program
     out: Path
     workers: tuple[int, ...]
     budget_s: float
+    meshes: tuple[Mesh, ...] = ()
     target: float | None = None
     quality: str | None = None
     margin: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+from elastune.core.mesh import Mesh
 from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.trainings import Training
 from elastune.journal.records import FrontierRow, Reported, RunFinished, TrialFinished
@@ -13,7 +14,9 @@ from elastune.search.space.objective import Objective
 
 MODEL = StepTime(base_s=0.01, per_sample_s=0.001, latency_s=0.002, seconds_per_byte=0.0, grad_bytes=40)
 ACCURACY = Objective("accuracy", "max", low=0.0, high=1.0)
-TARGETED = FrontierCriteria(ACCURACY, 0.9, 2.0, Times(MODEL, {(10, 1): 0.5, (20, 2): 0.25}, {"batch 20 on 2": 0.8}))
+TARGETED = FrontierCriteria(
+    ACCURACY, 0.9, 2.0, Times(MODEL, {(10, Mesh()): 0.5, (20, Mesh(data=2)): 0.25}, {"batch 20 on 2": 0.8})
+)
 FREE = replace(TARGETED, target=None)
 
 
@@ -28,6 +31,7 @@ def cell(
         lr=0.1,
         lr_rule="linear",
         mechanism="replicated",
+        mesh=f"data={workers}",
         mode="fast",
         config={},
         quality=quality,
@@ -39,6 +43,7 @@ def cell(
         seconds_label="measured",
         cost=1.0,
         verdict="holds",
+        num_slots=workers,
     )
     return replace(made, **changes)
 

@@ -13,6 +13,7 @@ from elastune.cli.flatten import flatten
 from elastune.cli.groups import FastExecution, Folders, Search, Training, WorkerExecution, check_price
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Program
 
 
@@ -56,7 +57,14 @@ def frontier(
     training: Training,
     execution: WorkerExecution,
     folders: Folders,
-    workers: Annotated[str, typer.Option(metavar="N,N,...", help="Worker counts to ask about.")] = "1,2,4,8",
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Worker counts to ask about. [default: 1,2,4,8; beside --mesh none]"),
+    ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=N,...", help="A mesh to ask about, too, such as data=2,shard=2; may be repeated."),
+    ] = None,
     target: Annotated[float | None, typer.Option(help="Quality that must be reached.")] = None,
     budget: options.Budget = "3m",
     quality: Annotated[
@@ -79,26 +87,30 @@ def frontier(
     """How far does FILE scale before accuracy pays, and which settings buy it back?
 
     What is told of N workers is trained as N workers train, with N slots, on fewer where the row says emulated. In fast
-    mode N workers train it, however few cores there are.
+    mode N workers train it, however few cores there are. A mesh has the --mechanism or, without one, the least that it
+    needs; those that cut a batch into as many parts share their trainings and differ in time.
 
-    --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, batch_size,
-    lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"), loss, loss_bound,
-    margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput, cost, time_to_target_s,
-    time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a row's number or
-    null), answer, reasons: [{weight, text}], command, command_trial, command_metrics and command_note (the training of
-    the pick's row that the command repeats, what it reports, and that in words), model_errors (predicted over
-    measured), hypervolume_naive, hypervolume_tuned, hypervolume_note, seconds, reason, out, report}.
+    --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, mechanism,
+    mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
+    loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput, cost,
+    time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a
+    row's number or null), answer, reasons: [{weight, text}], command, command_trial, command_metrics and command_note
+    (the training of the pick's row that the command repeats, what it reports, and that in words), model_errors
+    (predicted over measured), hypervolume_naive, hypervolume_tuned, hypervolume_note, seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.frontier.crews import COUNTS
     from elastune.frontier.phases import frontier as find_frontier
     from elastune.study.request import FrontierRequest
 
-    counts = parse.worker_counts(workers)
+    meshes = tuple(Mesh.parse(text) for text in mesh or ())
+    counts = () if workers is None else parse.worker_counts(workers)
     bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
     request = FrontierRequest(
         program=Program(file),
         out=folders.choose(file, "frontier"),
-        workers=counts,
+        workers=counts if counts or meshes else COUNTS,
+        meshes=meshes,
         budget_s=parse.duration(budget or ""),
         target=target,
         quality=quality,

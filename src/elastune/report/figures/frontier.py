@@ -19,10 +19,9 @@ TUNED = "after: tuned"
 def tradeoff(found: FrontierFound) -> Figure:
     """Quality, time and throughput against workers, before (naive rule) and after (tuned): Rojas and Meneses' figure.
 
-    Where several tuned rows share a worker count, the one shown is ``shown_row``.
+    Where several rows of a role share a worker count, the one shown is ``shown_row``.
     """
-    naive = [row for row in found.rows if row.role == "naive"]
-    tuned = list(_shown_by_workers(found).values())
+    naive, tuned = _shown_by_workers(found, "naive"), _shown_by_workers(found, "tuned")
     counts = tuple(float(w) for w in sorted({row.workers for row in found.rows}))
     workers = Axis("workers", log=True, ticks=counts)
     quality = plain(found.quality, 40)
@@ -78,7 +77,7 @@ def front(found: FrontierFound) -> Figure:
 
 
 def shown_row(rows: Sequence[FrontierRow], found: FrontierFound) -> FrontierRow:
-    """The row that stands for several: the pick if among them, else the fastest on target, else the best."""
+    """The row that stands for several: the pick, or the fastest on target, or the best; of equal ones the fastest."""
     if found.pick is not None and found.rows[found.pick] in rows:
         return found.rows[found.pick]
     sign = 1 if found.direction == "max" else -1
@@ -86,14 +85,14 @@ def shown_row(rows: Sequence[FrontierRow], found: FrontierFound) -> FrontierRow:
         there = [row for row in rows if sign * row.quality >= sign * found.target]
         if there:
             return min(there, key=lambda row: row.seconds)
-    return max(rows, key=lambda row: sign * row.quality if math.isfinite(row.quality) else -math.inf)
+    return max(rows, key=lambda row: (sign * row.quality if math.isfinite(row.quality) else -math.inf, -row.seconds))
 
 
 def describe_row(row: FrontierRow, found: FrontierFound) -> str:
     """One row in one line, for hovering."""
     data = "held-out data" if row.held_out else "validation data"
     parts = [
-        f"{row.role}, {count(row.workers, 'worker')}",
+        ", ".join(word for word in (row.role, count(row.workers, "worker"), plain(row.division, 80)) if word),
         f"batch {row.batch_size}, lr {number(row.lr)} ({plain(row.lr_rule, 20)})",
         f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)} {row.quality_label} on {data}, "
         f"{count(row.seeds, 'seed')}: {row.verdict}",
@@ -103,12 +102,12 @@ def describe_row(row: FrontierRow, found: FrontierFound) -> str:
     return "; ".join([*parts, f"{row.diverged} diverged"] if row.diverged else parts)
 
 
-def _shown_by_workers(found: FrontierFound) -> dict[int, FrontierRow]:
+def _shown_by_workers(found: FrontierFound, role: str) -> list[FrontierRow]:
     by_workers: dict[int, list[FrontierRow]] = {}
     for row in found.rows:
-        if row.role == "tuned":
+        if row.role == role:
             by_workers.setdefault(row.workers, []).append(row)
-    return {workers: shown_row(by_workers[workers], found) for workers in sorted(by_workers)}
+    return [shown_row(by_workers[workers], found) for workers in sorted(by_workers)]
 
 
 def _against_workers(name: str, rows: Sequence[FrontierRow], found: FrontierFound, what: What) -> Series:
@@ -164,6 +163,8 @@ def _caption(found: FrontierFound) -> str:
             words += f"with bars as far as it was off where it could be checked (×÷ {number(max(factors), 3)})."
         else:
             words += "which could not be checked here."
+    if len({(row.role, row.workers) for row in found.rows}) < len(found.rows):
+        words += " Of several meshes of as many workers the pick or the fastest of the best is shown."
     if emulated := sorted({row.workers for row in found.rows if row.quality_label == "emulated"}):
         words += f" {_capital(quality)} of {', '.join(map(str, emulated))} workers is emulated on fewer."
     if any(not math.isfinite(row.quality) for row in found.rows):

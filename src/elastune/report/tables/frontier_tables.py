@@ -13,9 +13,10 @@ OWN_COLUMNS = ("lr", "batch_size")
 def frontier_table(found: FrontierFound) -> Table:
     """What each row of the frontier reaches, in its order; the pick stands out."""
     free = found.price_per_worker_hour == 1.0
+    divided = any(row.division for row in found.rows)
     header = (
         "rule",
-        "workers",
+        *(("workers", "mesh, mechanism") if divided else ("workers",)),
         f"{plain(found.quality, 60)} (95 % interval)",
         "by",
         "reaches target" if found.target is not None else "holds",
@@ -23,14 +24,15 @@ def frontier_table(found: FrontierFound) -> Table:
         "time to target (95 % interval)",
         "worker time" if free else f"cost (${number(found.price_per_worker_hour)} a worker-hour)",
     )
-    rows = tuple(_cells(row, found, i == found.pick) for i, row in enumerate(found.rows))
-    return Table("The frontier", header, rows, frozenset({1, 5, 7}), _note(found), _strong(found))
+    rows = tuple(_cells(row, found, i == found.pick, divided) for i, row in enumerate(found.rows))
+    numeric = frozenset({1, 6, 8} if divided else {1, 5, 7})
+    return Table("The frontier", header, rows, numeric, _note(found), _strong(found))
 
 
 def settings_table(found: FrontierFound) -> Table:
     """With which settings, over how many seeds, and how much each row does in a second."""
     header = ("rule", "workers", "batch size", "lr (rule)", "seeds", "worse by (bound)", "samples/s", "noise scale")
-    means = {f"{plain(row.mechanism, 20)}, {plain(row.mode, 20)}" for row in found.rows}
+    means = {f"{plain(row.mechanism, 40)}, {plain(row.mode, 20)}" for row in found.rows}
     rows = tuple(
         (
             row.role,
@@ -56,13 +58,14 @@ def reasons_table(found: FrontierFound) -> Table:
     return Table("Why", ("weight", "reason"), tuple((each.weight, plain(each.text, 1000)) for each in found.reasons))
 
 
-def _cells(row: FrontierRow, found: FrontierFound, picked: bool) -> tuple[str, ...]:
+def _cells(row: FrontierRow, found: FrontierFound, picked: bool, divided: bool) -> tuple[str, ...]:
     data = "" if row.held_out else " (validation)"
     factor = number(row.seconds_factor, 3) if row.seconds_factor is not None else "?"
     price = found.price_per_worker_hour
     return (
         f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
         whole(row.workers),
+        *((f"{plain(row.mesh, 60)}, {plain(row.mechanism, 40)}",) if divided else ()),
         f"{estimate(row.quality, row.ci)}{data}",
         row.quality_label,
         _verdict(row, found),
