@@ -29,8 +29,9 @@ def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class OwnedBucket:
     """Some leaves' gradients as one flat vector, laid out as ``plan`` says, without padding.
 
-    After ``wait`` the vector ``held`` has the sums of all parts that this worker holds, in order of parts; it stays as
-    it is until the next step's gradients travel. ``places``: the segments in it, each with the place where it begins.
+    After ``wait`` the vector ``held`` has the sums of all parts that this worker holds, first the one that it adds up;
+    it stays as it is until the next step's gradients travel. ``places``: the segments in it, each with the place where
+    it begins.
     """
 
     def __init__(self, plan: BucketPlan, split: Split, dtype: torch.dtype, device: torch.device) -> None:
@@ -52,16 +53,17 @@ class OwnedBucket:
         self._parts_of = [len(subtrees(run, num_slots)) for run in runs]
         self._cuts = self.plan.sizes
         self._mine = self._cuts[rank]
-        self._held_of = [adder for adder in range(group.size) if rank in holders[adder]]
-        self._holders = sorted(holders[rank])
+        self._copied = [adder for adder in range(group.size) if rank in holders[adder] and adder != rank]
+        self._copiers = sorted(set(holders[rank]) - {rank})
         self._keeps = all(each == (adder,) for adder, each in enumerate(holders))  # nobody holds what another adds up
         at = 0
-        self.places: list[tuple[Segment, int]] = []
-        for adder in self._held_of:
+        own: list[tuple[Segment, int]] = []
+        copied: list[tuple[Segment, int]] = []
+        for adder in (rank, *self._copied):
             for segment in self.plan.parts[adder]:
-                self.places.append((segment, at))
+                (own if adder == rank else copied).append((segment, at))
                 at += segment.size
-        self.places = _joined(self.places)
+        self.places = [*_joined(own), *_joined(copied)]
         self._received = self._empty(0)
         self.held = torch.zeros(at, dtype=self._dtype, device=self._device)
         self.begin()
@@ -122,26 +124,27 @@ class OwnedBucket:
         if self._keeps:
             self.held = total.to(self._device)
             return
-        copies = total.repeat(len(self._holders))
-        sizes = [self._mine if worker in self._holders else 0 for worker in range(group.size)]
-        out_sizes = [n if adder in self._held_of else 0 for adder, n in enumerate(self._cuts)]
-        room = self.held if self.held.device == group.wire else torch.empty_like(self.held, device=group.wire)
-        self._sent = [total, copies, room]
+        own, others = self.held.split([self._mine, len(self.held) - self._mine])
+        own.copy_(total)
+        copies = total.repeat(len(self._copiers))
+        sizes = [self._mine if worker in self._copiers else 0 for worker in range(group.size)]
+        out_sizes = [n if adder in self._copied else 0 for adder, n in enumerate(self._cuts)]
+        room = others if others.device == group.wire else torch.empty_like(others, device=group.wire)
+        self._sent = [copies, room]
         self._works = [group.all_to_all(room, copies, out_sizes, sizes)]
 
     def squares(self) -> torch.Tensor:
         """The squared norm of each unit that this worker adds up, in order; float64, on the CPU."""
-        values = self.held if self._keeps or self._group.size == 1 else self._sent[0]
-        values = values.to(self._device)  # whose kernels take the norms on every mesh
         own = self.plan.parts[self._group.rank]
+        values = self.held[: sum(segment.size for segment in own)]
         return unit_squares(list(values.split([segment.size for segment in own])) if own else [])
 
     def wait(self) -> None:
         """Until ``held`` is complete."""
         for work in self._works:
             work.wait()
-        if self._works and self._sent[-1] is not self.held:
-            self.held.copy_(self._sent[-1])
+        if self._works and self._sent[-1].device != self.held.device:
+            self.held[self._mine :].copy_(self._sent[-1])
         self._works = []
 
     def release(self) -> None:

@@ -70,7 +70,10 @@ def buckets(split: Split, computed: Sequence[int], workers: int) -> tuple[Bucket
 
 
 def _cut_at_units(split: Split, leaves: Sequence[int], parts: int) -> tuple[tuple[Segment, ...], ...]:
-    """The leaves' elements in ``parts`` runs of about equal size that end where units do."""
+    """The leaves' elements in ``parts`` runs of about equal size that end where units do.
+
+    A unit belongs to the part that it begins in.
+    """
     total = sum(split.leaves[i].size for i in leaves)
     found: list[list[Segment]] = [[] for _ in range(parts)]
     before = 0
@@ -78,19 +81,13 @@ def _cut_at_units(split: Split, leaves: Sequence[int], parts: int) -> tuple[tupl
         size = split.leaves[i].size
         start = 0
         while start < size:
-            part = _part_of(before + start, total, parts)
-            stop = start + UNIT
-            while stop < size and _part_of(before + stop, total, parts) == part:
-                stop += UNIT
-            found[part].append(Segment(i, start, min(stop, size)))
-            start = min(stop, size)
+            part = (before + start) * parts // total
+            ends = -(-(part + 1) * total // parts) - before  # where the next part begins, in elements of this leaf
+            stop = min(-(-ends // UNIT) * UNIT, size)
+            found[part].append(Segment(i, start, stop))
+            start = stop
         before += size
     return tuple(tuple(part) for part in found)
-
-
-def _part_of(offset: int, total: int, parts: int) -> int:
-    """To whom a unit at ``offset`` belongs: where the unit begins decides."""
-    return min(parts - 1, offset * parts // max(1, total))
 
 
 def holders(mesh: Mesh, adder: int, copies: int, hosts: Sequence[object] = ()) -> tuple[int, ...]:
@@ -112,7 +109,7 @@ def holders(mesh: Mesh, adder: int, copies: int, hosts: Sequence[object] = ()) -
 
 
 def held(split: Split, mesh: Mesh, rank: int, copies: int, hosts: Sequence[object] = ()) -> tuple[Segment, ...]:
-    """What worker ``rank`` of ``mesh`` holds the state of, in order of leaves.
+    """What worker ``rank`` of ``mesh`` holds the state of, in order of leaves; what it adds up is cut from the rest.
 
     ``hosts``: the host of each rank of the mesh. A leaf that is not trained is held by all that compute with it.
     """
@@ -120,15 +117,13 @@ def held(split: Split, mesh: Mesh, rank: int, copies: int, hosts: Sequence[objec
     own = mesh.batch_rank(rank)
     batch_hosts = [hosts[member] for member in mesh.batch_group(rank)] if hosts else ()
     held_by = [holders(mesh, adder, copies, batch_hosts) for adder in range(mesh.batch)]
-    found = [
-        segment
-        for bucket in buckets(split, computed, mesh.batch)
-        for adder, part in enumerate(bucket.parts)
-        if own in held_by[adder]
-        for segment in part
-    ]
-    found += [Segment(i, 0, split.leaves[i].size) for i in computed if not split.leaves[i].trained]
-    return _joined(found)
+    added: list[Segment] = []
+    copied = [Segment(i, 0, split.leaves[i].size) for i in computed if not split.leaves[i].trained]
+    for bucket in buckets(split, computed, mesh.batch):
+        for adder, part in enumerate(bucket.parts):
+            if own in held_by[adder]:
+                (added if adder == own else copied).extend(part)
+    return tuple(sorted((*_joined(added), *_joined(copied)), key=lambda segment: (segment.leaf, segment.start)))
 
 
 def state_layout(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> Layout:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from elastune.comm.group import Group
+from elastune.comm.group import Group, Work
 from elastune.core.layout import Piece, Unrecoverable
 from elastune.core.leaves import Split
 from elastune.core.ownership import Segment
@@ -120,10 +120,11 @@ def bring(
     own.add(found)
     placed = Placed(newest, found, {segment.leaf: merged.get(segment.leaf) for segment in want[group.rank].holds})
     sent = [0] * group.size
-    for moving in rounds(plan.hops, sizes):
-        for transfer in moving:
+    goal = _Reader(found)
+    for hop in plan.hops:
+        for transfer in hop:
             sent[transfer.source] += (transfer.stop - transfer.start) * sizes[transfer.item]
-        _carry_out(group, moving, sizes, own, found)
+        _carry_out(group, hop, sizes, own, goal)
     placed.bytes, placed.most = sum(sent), max(sent, default=0)
     return placed
 
@@ -258,10 +259,31 @@ def _room(
 # -- on the wire ------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(
-    group: Group, moving: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader, room: Sequence[Shard]
-) -> None:
-    """One round: everything between two workers as one message."""
+@dataclass(frozen=True)
+class _UnderWay:
+    """A round that has begun. ``sent`` is kept as long as it may be read."""
+
+    moving: Sequence[Transfer]
+    work: Work
+    arrived: torch.Tensor
+    in_sizes: Sequence[int]
+    sent: torch.Tensor
+
+
+def _carry_out(group: Group, hop: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader, goal: _Reader) -> None:
+    """One hop, in rounds; while one travels, the next is put together."""
+    under_way: _UnderWay | None = None
+    for moving in rounds(hop, sizes):
+        begun = _started(group, moving, sizes, own)
+        if under_way is not None:
+            _taken(group, under_way, sizes, goal)
+        under_way = begun
+    if under_way is not None:
+        _taken(group, under_way, sizes, goal)
+
+
+def _started(group: Group, moving: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader) -> _UnderWay:
+    """A round that begins: everything between two workers as one message."""
     out_sizes, in_sizes = [0] * group.size, [0] * group.size
     for transfer in moving:
         size = (transfer.stop - transfer.start) * sizes[transfer.item]
@@ -270,18 +292,22 @@ def _carry_out(
         if transfer.target == group.rank:
             in_sizes[transfer.source] += size
     outgoing = torch.empty(sum(out_sizes), dtype=torch.uint8)
-    incoming = torch.empty(sum(in_sizes), dtype=torch.uint8)
     places = [sum(out_sizes[:rank]) for rank in range(group.size)]
     for transfer in moving:
         if transfer.source == group.rank:
             at = places[transfer.target]
             places[transfer.target] = _copy(own, transfer, outgoing, at, sizes, outward=True)
-    data, arrived = outgoing.to(group.wire), incoming.to(group.wire)
-    group.all_to_all(arrived, data, in_sizes, out_sizes).wait()
-    incoming = arrived.cpu()
-    goal = _Reader(room)
+    data = outgoing.to(group.wire)
+    arrived = torch.empty(sum(in_sizes), dtype=torch.uint8, device=group.wire)
+    return _UnderWay(moving, group.all_to_all(arrived, data, in_sizes, out_sizes), arrived, in_sizes, data)
+
+
+def _taken(group: Group, under_way: _UnderWay, sizes: Mapping[Item, int], goal: _Reader) -> None:
+    """A round that has arrived goes to its place."""
+    under_way.work.wait()
+    incoming, in_sizes = under_way.arrived.cpu(), under_way.in_sizes
     places = [sum(in_sizes[:rank]) for rank in range(group.size)]
-    for transfer in moving:
+    for transfer in under_way.moving:
         if transfer.target == group.rank:
             at = places[transfer.source]
             places[transfer.source] = _copy(goal, transfer, incoming, at, sizes, outward=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from elastune.mechanisms.base import Ready, Replica
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.memory import storage_bytes
 from elastune.mechanisms.owned.guard import GradientGuard
+from elastune.mechanisms.owned.own_first import OwnFirst
 from elastune.mechanisms.owned.placement import VALUES, Placed
 from elastune.mechanisms.owned.store import LeafStore
 
@@ -54,6 +55,7 @@ class OwnedReplica(Replica):
 
     Attributes:
         plans: The buckets of this worker's batch group.
+        own: What this worker adds up.
         held_by: By batch rank: who holds what it adds up, itself first.
         copies: How many workers hold each share, where there are as many.
         state_names, shapes: See ``ProgramModel``.
@@ -92,9 +94,12 @@ class OwnedReplica(Replica):
             self.leaves_of.setdefault(leaf.tensor, []).append(i)
         self._leaf_of = {leaf.name: i for i, leaf in enumerate(self.split.leaves)}
         self.plans: tuple[BucketPlan, ...] = ()
+        self.own: frozenset[Segment] = frozenset()
+        self._own_first = OwnFirst(store)
         self.held_by: list[tuple[int, ...]] = []
         store.rebuild(*self.wanted_in(comms))
         self.enter(comms)
+        optimizer.register_step_pre_hook(lambda _, args, kwargs: self._steps(args, kwargs))
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def wanted_in(self, comms: Comms) -> tuple[tuple[int, ...], tuple[Segment, ...]]:
@@ -109,6 +114,7 @@ class OwnedReplica(Replica):
         self.comms = comms
         self.plans = buckets(self.split, self.store.computed, mesh.batch)
         self.held_by = [holders(mesh, adder, self.copies, hosts) for adder in range(mesh.batch)]
+        self.own = frozenset(segment for plan in self.plans for segment in plan.parts[mesh.batch_rank(comms.rank)])
         self.division.enter(comms)
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -191,6 +197,11 @@ class OwnedReplica(Replica):
             self.store.scale(factor)
         return norm
 
+    def _steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """The optimizer is about to step."""
+        if self.reduced and not self.applied and self.spreads:
+            self._own_first.begin(self.own, args, kwargs)
+
     def _stepped(self) -> None:
         """The optimizer has stepped."""
         if not self.reduced:
@@ -205,11 +216,13 @@ class OwnedReplica(Replica):
         self.applied = self.reduced
         try:
             if self.arrive is not None:
+                self._own_first.finish()
                 self.arrive()
             elif not self.spread_out:
                 self.spread()
                 self.spread_out = True
         except (GroupBroken, Unrecoverable) as error:
+            self._own_first.finish()
             self.on_break(error)
 
     def abandon(self) -> None:
@@ -229,6 +242,11 @@ class OwnedReplica(Replica):
 
     # -- values to who computes with them -----------------------------------------------------------------------------
 
+    @property
+    def spreads(self) -> bool:
+        """Whether there are values that workers compute with and do not hold."""
+        return not self.store.frees and any(len(each) < self.comms.batch.size for each in self.held_by)
+
     def spread(self) -> None:
         """The first holder of every share sends its values to those that compute with its leaf and do not hold it.
 
@@ -238,8 +256,7 @@ class OwnedReplica(Replica):
             GroupBroken: With some values received and some not.
         """
         self.store.publish()
-        group = self.comms.batch
-        if self.store.frees or all(len(each) == group.size for each in self.held_by):
+        if not self.spreads:
             return
         under_way: list[tuple[BucketPlan, Work, torch.Tensor, torch.Tensor]] = []
         size = 0
@@ -249,6 +266,8 @@ class OwnedReplica(Replica):
             while size > IN_FLIGHT_BYTES:
                 size -= under_way[0][2].nbytes
                 self._take(*under_way.pop(0))
+        self._own_first.finish()
+        self.store.publish()
         for each in under_way:
             self._take(*each)
 
@@ -290,12 +309,11 @@ class OwnedReplica(Replica):
         """Bytes that this worker has of ``parameters``, ``gradients``, ``optimizer`` (state), and ``copies``: what of
         the optimizer's state another worker adds up, and this one holds as well.
         """
-        store, rank = self.store, self.comms.batch.rank
-        own = {segment for plan in self.plans for segment in plan.parts[rank]}
+        store = self.store
         state = {id(s): _state_bytes(store.optimizer.state.get(s.parameter, {})) for s in store.shards}
         total = sum(state.values())
         elements = sum(s.segment.size for s in store.shards if s.segment.leaf in set(self.split.trained))
-        adds_up = sum(segment.size for segment in own)
+        adds_up = sum(segment.size for segment in self.own)
         copies = total * (elements - adds_up) // elements if elements else 0
         tensors = [*store.parameters, *(s.parameter for s in store.shards), *self.module.buffers()]
         gradients = storage_bytes(s.parameter.grad for s in store.shards)

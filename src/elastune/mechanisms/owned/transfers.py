@@ -18,8 +18,10 @@ LONGEST = 256 * UNIT
 """Elements of one transfer at most: the grain by which sending is balanced, and rounds are filled."""
 SHORTEST = 16 * UNIT
 """Less than that is not cut to be balanced."""
-ROUND_BYTES = 64 << 20
-"""What a worker sends, and what it receives, in one round at most: the memory that moving takes beside the goal's."""
+ROUND_BYTES = 16 << 20
+"""What a worker sends, and what it receives, in one round at most, unless one transfer is larger. Two rounds are in
+memory at a time, beside the goal's.
+"""
 
 
 class Item(NamedTuple):
@@ -130,26 +132,22 @@ def _cut(atom: _Atom, parts: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, atom.stop)) for start in range(atom.start, atom.stop, step)]
 
 
-def rounds(
-    hops: Iterable[Sequence[Transfer]], sizes: Mapping[Item, int], limit: int = ROUND_BYTES
-) -> list[list[Transfer]]:
+def rounds(hop: Sequence[Transfer], sizes: Mapping[Item, int], limit: int = ROUND_BYTES) -> list[list[Transfer]]:
     """All transfers in rounds, each of which no worker sends or receives more than ``limit`` bytes in.
 
     One transfer that is larger has a round of its own at its workers.
     """
     found: list[list[Transfer]] = []
-    for hop in hops:
-        begun = len(found)
-        loads: list[dict[tuple[str, int], int]] = []
-        for transfer in hop:
-            size = (transfer.stop - transfer.start) * sizes[transfer.item]
-            ends = ("out", transfer.source), ("in", transfer.target)
-            fits = (all(not load.get(end) or load[end] + size <= limit for end in ends) for load in loads)
-            number = next((number for number, free in enumerate(fits) if free), len(loads))
-            if number == len(loads):
-                loads.append({})
-                found.append([])
-            for end in ends:
-                loads[number][end] = loads[number].get(end, 0) + size
-            found[begun + number].append(transfer)
+    loads: list[dict[tuple[str, int], int]] = []
+    for transfer in hop:
+        size = (transfer.stop - transfer.start) * sizes[transfer.item]
+        ends = ("out", transfer.source), ("in", transfer.target)
+        fits = (all(not load.get(end) or load[end] + size <= limit for end in ends) for load in loads)
+        number = next((number for number, free in enumerate(fits) if free), len(loads))
+        if number == len(loads):
+            loads.append({})
+            found.append([])
+        for end in ends:
+            loads[number][end] = loads[number].get(end, 0) + size
+        found[number].append(transfer)
     return found
