@@ -1,4 +1,4 @@
-"""Every mechanism beside torch's own: step time, bytes sent, memory of a worker; one run, variants in turns.
+"""Every mechanism beside torch's own and DeepSpeed: step time, bytes sent, memory of a worker; one run, in turns.
 
 Rounds of a few steps of each variant take turns in the same processes on the same data, so that drift of the machine
 hits all alike; figures are medians over rounds of (variant / its rival), with quartiles. Bytes are those of the
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import itertools
 import json
+import logging
 import os
 import shutil
 import statistics
@@ -38,10 +40,10 @@ from torch.utils.data import TensorDataset
 
 from elastune.comm.group import Group
 from elastune.comm.join import join, stand
-from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.job.machine import machine_context
+from elastune.mechanisms.registry import MECHANISMS
 from elastune.train.session import Session
 
 SAMPLES, WIDTH, CLASSES, WORDS, CONTEXT = 512, 784, 10, 2048, 32
@@ -118,11 +120,13 @@ class Variant:
     goal: float | None = None
 
 
-TORCH = ("ddp", "zero_redundancy", "fsdp2")
+ALONE = ("ddp", "zero_redundancy", "fsdp2", "deepspeed")
+"""Without elastune: torch's own, and DeepSpeed's ZeRO stage 2."""
 VARIANTS: dict[str, Variant] = {
     "ddp": Variant(),
     "zero_redundancy": Variant(),
     "fsdp2": Variant(),
+    "deepspeed": Variant(),
     "replicated": Variant({"mechanism": "replicated"}),
     "zero": Variant({"mechanism": "zero", "copies": 1}, "replicated", 1.05),
     "zero_two_copies": Variant({"mechanism": "zero", "copies": 2}, "zero", 1.10),
@@ -131,18 +135,41 @@ VARIANTS: dict[str, Variant] = {
     "sharded_two_copies": Variant({"mechanism": "sharded", "copies": 2}, "sharded", 1.10),
     "tensor": Variant({"mechanism": "tensor", "virtual_tensor": 4}, "replicated"),
     "pipeline": Variant({"mechanism": "pipeline"}, "replicated"),
+    "fsdp2_fast": Variant({"mechanism": "fsdp2", "mode": "fast"}, "fsdp2"),
+    "fsdp2_exact": Variant({"mechanism": "fsdp2"}, "fsdp2"),
+    "deepspeed_fast": Variant({"mechanism": "deepspeed", "mode": "fast"}, "deepspeed"),
 }
 
 
-def torchs(name: str, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Stepper:
-    """The loop that a user would write with torch alone."""
-    wrapped: nn.Module = model
+def deepspeeds(model: nn.Module) -> Any:
+    """DeepSpeed's engine, which compiles nothing."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
+    deepspeed = importlib.import_module("deepspeed")
+    importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+    }
+    optimizer = adamw(model.parameters())
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)[0]
+
+
+def alone(name: str, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Stepper:
+    """The loop that a user would write without elastune."""
+    wrapped: Any = model
+    optimizer: Any
     if name == "fsdp2":
         for child in model.children():
             if any(True for _ in child.parameters()):
                 fully_shard(child)
         fully_shard(model)
         optimizer = adamw(model.parameters())
+    elif name == "deepspeed":
+        wrapped = optimizer = deepspeeds(model)
     else:
         wrapped = DistributedDataParallel(model)
         if name == "zero_redundancy":
@@ -162,21 +189,18 @@ def torchs(name: str, model: nn.Module, group: Group, data: TensorDataset, batch
     def step(count: int) -> None:
         for index in itertools.islice(source, count):
             x, y = (t[index] for t in data.tensors)
-            F.cross_entropy(wrapped(x), y).backward()
+            loss = F.cross_entropy(wrapped(x), y)
+            wrapped.backward(loss) if name == "deepspeed" else loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
     return step
 
 
-AXES_OF = {"zero": "shard", "sharded": "shard", "tensor": "tensor", "pipeline": "pipeline", "replicated": "data"}
-
-
 def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Stepper:
-    mesh = Mesh(**{AXES_OF[variant.means["mechanism"]]: group.size})
-    means = Means(workers=group.size, num_slots=max(4, group.size), mesh=mesh, **variant.means)
+    means = Means(workers=group.size, num_slots=max(4, group.size), **variant.means)
     spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
-    workers = WorkerGroup(group, stand(group, Place(rank=group.rank, world=group.size), mesh))
+    workers = WorkerGroup(group, stand(group, Place(rank=group.rank, world=group.size), means.first_mesh))
     session = Session(
         spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )
@@ -199,8 +223,8 @@ def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, 
 def stepper(name: str, model: str, group: Group, batch: int) -> Stepper:
     torch.manual_seed(0)
     built, data = MODELS[model](), data_for(model)
-    if name in TORCH:
-        return torchs(name, built, group, data, batch)
+    if name in ALONE:
+        return alone(name, built, group, data, batch)
     return ours(VARIANTS[name], built, group, data, batch)
 
 
@@ -354,8 +378,15 @@ def main() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     isolated()
     chosen = [name for name in VARIANTS if args.only is None or name in args.only.split(",")]
+    if not MECHANISMS["deepspeed"].abilities.installed:
+        print(f"without DeepSpeed: {MECHANISMS['deepspeed'].abilities.install}")
+        chosen = [name for name in chosen if not name.startswith("deepspeed")]
     if args.smoke:
-        few = [name for name in chosen if args.only or name in ("ddp", "replicated", "zero", "sharded", "pipeline")]
+        few = [
+            name
+            for name in chosen
+            if args.only or name in ("ddp", "replicated", "zero", "sharded", "pipeline", "fsdp2_exact")
+        ]
         sizes: list[Any] = [("mlp_small", 2, 32, 3, 2, [few], 1)]
     else:
         sizes = [(model, world, 64, 12, 3, [chosen]) for model in ("mlp_10m", "gpt_10m") for world in (2, 4)]

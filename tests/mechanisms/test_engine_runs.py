@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
 from elastune.job.run import JobFailed, check_means, run_job
 from elastune.job.validate_adapt import check_adapt
 from elastune.mechanisms.registry import MECHANISMS
+from elastune.testing.kits.engine import need
 from elastune.train.program.load import load_as_guest
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "blocks.py")
@@ -36,15 +35,10 @@ def spec_of(
     )
 
 
-def needs(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        (pytest.fail if package in os.environ.get("ELASTUNE_ENGINES", "").split(",") else pytest.skip)(package)
-
-
 def test_a_run_goes_on_under_one_mechanism_after_another(cluster: LocalCluster, tmp_path: Path) -> None:
     """An epoch each, from the checkpoint of the one before; micro-batches that workers have unequally many of."""
-    for package in ("deepspeed", "fairscale"):
-        needs(package)
+    for name in ("deepspeed", "fairscale"):
+        need(MECHANISMS[name])
     plain = run_job(spec_of(tmp_path / "plain", "replicated", micro_batch=5), cluster=cluster)
     turns = [("deepspeed", 3, 3), ("fsdp2", None, 3), ("fairscale", None, 2)]
     for epochs, (mechanism, stage, workers) in enumerate(turns, 1):
@@ -64,7 +58,7 @@ def test_a_run_goes_on_under_one_mechanism_after_another(cluster: LocalCluster, 
 
 
 def test_a_lost_worker_ends_the_run_at_once_and_it_can_be_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
-    needs("fairscale")
+    need(MECHANISMS["fairscale"])
     begun = time.monotonic()
     with pytest.raises(JobFailed, match="signal 9"):
         run_job(spec_of(tmp_path, "fairscale", config={"dies": 12}), cluster=cluster)
@@ -76,8 +70,7 @@ def test_a_lost_worker_ends_the_run_at_once_and_it_can_be_resumed(cluster: Local
 @pytest.mark.parametrize("name", sorted(set(MECHANISMS) - {"replicated"}))
 def test_what_it_cannot_do_is_refused_before_launch(name: str, tmp_path: Path) -> None:
     mechanism = MECHANISMS[name]
-    if mechanism.abilities.package:
-        needs(mechanism.abilities.package)
+    need(mechanism)
     check_means(spec_of(tmp_path, name))
     if not mechanism.exact:
         with pytest.raises(UserError, match="use --mode fast"):
@@ -101,7 +94,7 @@ def test_exact_sums_of_fully_shard_need_a_torch_that_has_them(tmp_path: Path, mo
 
 
 def test_a_stage_that_there_is_not(tmp_path: Path) -> None:
-    needs("fairscale")
+    need(MECHANISMS["fairscale"])
     with pytest.raises(UserError, match="use --zero-stage 2"):
         check_means(spec_of(tmp_path, "fairscale", zero_stage=3))
 
@@ -110,6 +103,6 @@ def test_a_stage_that_there_is_not(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_told_with_the_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastune.mechanisms.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("elastune.mechanisms.base.find_spec", lambda name: None)
     with pytest.raises(UserError, match=MECHANISMS[name].abilities.install.split()[0]):
         check_means(spec_of(tmp_path, name))

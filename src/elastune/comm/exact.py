@@ -13,8 +13,9 @@ import torch
 
 from elastune.comm.group import Group, Work
 from elastune.comm.reducer import SLACK, Bucket, Reducer, plan
+from elastune.comm.slot_sums import SlotSums
 from elastune.comm.staging import Crossing, outbox
-from elastune.core.slots import Fold, cut, subtrees, tree_sum
+from elastune.core.slots import cut, subtrees, tree_sum
 
 
 def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -29,15 +30,14 @@ class _Bucket(Bucket):
     ) -> None:
         super().__init__(members, like, group, hold=hold)
         self._num_slots = num_slots
-        self._pool: list[torch.Tensor] = []
-        self._views_of: dict[int, dict[int, torch.Tensor]] = {}  # by data pointer: every slot asks for them again
+        self._slots = SlotSums(lambda: self._room(self._device), self._cut)
         self._received: torch.Tensor
-        self._in_use: list[torch.Tensor] = []  # what goes back to the pool when a step begins
         self._buffer = self._room(group.wire) if hold else torch.zeros(0, dtype=self._dtype, device=group.wire)
         self.regroup(group)
 
     def renew(self) -> None:
         super().renew()
+        self._slots.forget()
         self._buffer = torch.zeros_like(self._buffer)
         self._received = self._buffer[: self._received.numel()]
 
@@ -58,70 +58,27 @@ class _Bucket(Bucket):
         self.begin()
 
     def begin(self) -> None:
-        self._pool.extend(self._in_use)
-        self._in_use = []
-        self._fold: Fold[torch.Tensor] = Fold(self._run, self._num_slots, self._merge)
-        self._next_slot = self._run.start
-        self._leaf: torch.Tensor | None = None
-        self._missing = set(self.members)
-        self._views: dict[int, torch.Tensor] = {}
+        self._slots.begin(self._run, self._num_slots, self.members)
         self._work: Work | None = None
         self._sent: torch.Tensor | None = None
         self.launched = False
 
-    def _blank(self) -> torch.Tensor:
-        if self._pool:
-            blank = self._pool.pop()
-        else:
-            blank = self._room(self._device)
-            self._views_of[blank.data_ptr()] = self._cut(blank)
-        self._in_use.append(blank)
-        return blank
-
-    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._in_use = [t for t in self._in_use if t is not b]
-        self._pool.append(b)
-        return a.add_(b)
-
     def put(self, index: int, value: torch.Tensor | None) -> bool:
-        if self._leaf is None:
-            self._leaf = self._blank()
-            self._views = self._views_of[self._leaf.data_ptr()]
-        self._missing.remove(index)
-        if value is None:
-            self._views[index].zero_()
-        else:
-            self._views[index].copy_(value)
-        return not self._missing
+        return self._slots.put(index, value)
 
     @property
     def here(self) -> torch.Tensor:
-        assert self._leaf is not None
-        return self._leaf[: self._numel]
+        return self._slots.here[: self._numel]
 
     def end_slot(self, slot: int) -> None:
-        assert self._leaf is not None
-        assert not self._missing
-        self._skip_to(slot)
-        self._fold.push(slot, self._leaf)
-        self._next_slot = slot + 1
-        self._leaf = None
-        self._missing = set(self.members)
-
-    def _skip_to(self, slot: int) -> None:
-        """Slots without samples count as zero."""
-        for empty in range(self._next_slot, slot):
-            self._fold.push(empty, self._blank().zero_())
-            self._next_slot = empty + 1
+        self._slots.end_slot(slot)
 
     def launch(self) -> None:
         """Send every chunk to the worker that adds it up."""
-        self._skip_to(self._run.stop)
         self.launched = True
-        size = self._group.size
+        parts, size = [value[: self._length] for value in self._slots.parts()], self._group.size
         if size == 1:
             return
-        parts = [value[: self._length] for _, value in self._fold.parts]
         sent = parts[0] if len(parts) == 1 else torch.stack([p.view(size, -1) for p in parts], dim=1).view(-1)
         self._sizes_sent = [len(parts) * self._chunk] * size
         if self._staged:
@@ -159,7 +116,7 @@ class _Bucket(Bucket):
     def _sums(self) -> torch.Tensor:
         if self._group.size > 1:
             return super()._sums()
-        ((_, total),) = self._fold.parts
+        (total,) = self._slots.parts()
         return total[: self._numel]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -48,6 +49,11 @@ class Abilities:
     stages: tuple[int, ...] = ()
     package: str = ""
     install: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether what it needs is there; it is not imported for that."""
+        return not self.package or find_spec(self.package) is not None
 
 
 class Mechanism(ABC):

@@ -20,30 +20,16 @@ from elastune.comm.comms import Comms
 from elastune.comm.default_group import open_default_group
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Mechanism, Replica
-from elastune.mechanisms.engine import EngineReplica, Held, require_one_axis
+from elastune.mechanisms.base import Abilities, Replica
+from elastune.mechanisms.engine import Engine, EngineReplica, Held, packaged
 
 
-class DeepSpeed(Mechanism):
+class DeepSpeed(Engine):
     """Everything but forward and backward passes is DeepSpeed's."""
 
     name: ClassVar[str] = "deepspeed"
-    exact: ClassVar[bool] = False
-    abilities: ClassVar[Abilities] = Abilities(
-        elastic=False,
-        reshapes=False,
-        bf16=False,
-        offloads=False,
-        measures=False,
-        stages=(2, 0, 1, 3),
-        package="deepspeed",
-        install="pip install 'elastune[engines]'",
-    )
-
-    def check(self, means: Means, mesh: Mesh) -> None:
-        require_one_axis(self.name, mesh)
+    abilities: ClassVar[Abilities] = packaged("deepspeed", stages=(2, 0, 1, 3))
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         open_default_group(comms.everyone)

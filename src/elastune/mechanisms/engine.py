@@ -1,13 +1,13 @@
-"""A replica whose gradients are reduced, and whose optimizer is stepped, by an engine of another package."""
+"""Mechanisms whose gradients are reduced, and whose optimizer is stepped, by an engine of another package."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,9 +17,28 @@ from elastune.comm.units import clip_factor
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.mechanisms.base import Replica
+from elastune.core.run import Means
+from elastune.mechanisms.base import Abilities, Mechanism, Replica
 from elastune.mechanisms.memory import optimizer_bytes, storage_bytes
 from elastune.mechanisms.owned.guard import GradientGuard
+
+
+class Engine(Mechanism, ABC):
+    """A mechanism that leaves a step to another engine, whose workers stay as they are along one axis."""
+
+    exact: ClassVar[bool] = False
+    abilities: ClassVar[Abilities] = Abilities(
+        elastic=False, reshapes=False, bf16=False, offloads=False, measures=False
+    )
+
+    def check(self, means: Means, mesh: Mesh) -> None:
+        if mesh.workers not in (mesh.data, mesh.shard):
+            raise UserError(f"{self.name} lays all workers along one axis", mesh, f"use --workers {mesh.workers}")
+
+
+def packaged(package: str, install: str = "pip install 'elastune[engines]'", stages: tuple[int, ...] = ()) -> Abilities:
+    """Those of an engine that is in another package, which ``install`` brings."""
+    return replace(Engine.abilities, package=package, install=install, stages=stages)
 
 
 @dataclass(frozen=True)
@@ -196,9 +215,3 @@ class SlotEngine(EngineReplica):
     def abandon(self) -> None:
         self._reduced = False
         super().abandon()
-
-
-def require_one_axis(name: str, mesh: Mesh) -> None:
-    """Raise ``UserError`` where ``mesh`` is not all workers along data, or all along shard."""
-    if mesh.workers not in (mesh.data, mesh.shard):
-        raise UserError(f"{name} lays all workers along one axis", mesh, f"use --workers {mesh.workers}")

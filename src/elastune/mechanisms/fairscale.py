@@ -17,13 +17,12 @@ from torch import nn
 from elastune.comm.comms import Comms
 from elastune.comm.default_group import open_default_group
 from elastune.core.batch_slices import BatchSlice
-from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Mechanism, Replica
-from elastune.mechanisms.engine import EngineReplica, Held, require_one_axis
+from elastune.mechanisms.base import Abilities, Replica
+from elastune.mechanisms.engine import Engine, EngineReplica, Held, packaged
 
 
-class FairScale(Mechanism):
+class FairScale(Engine):
     """OSS and ShardedDataParallel.
 
     Without its buckets of gradients: these lose touch with gradients that ``zero_grad`` sets to None, torch's default
@@ -31,20 +30,7 @@ class FairScale(Mechanism):
     """
 
     name: ClassVar[str] = "fairscale"
-    exact: ClassVar[bool] = False
-    abilities: ClassVar[Abilities] = Abilities(
-        elastic=False,
-        reshapes=False,
-        bf16=False,
-        offloads=False,
-        measures=False,
-        stages=(2,),
-        package="fairscale",
-        install="pip install 'elastune[engines]'",
-    )
-
-    def check(self, means: Means, mesh: Mesh) -> None:
-        require_one_axis(self.name, mesh)
+    abilities: ClassVar[Abilities] = packaged("fairscale", stages=(2,))
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         open_default_group(comms.everyone)

@@ -12,15 +12,15 @@ from elastune.comm.default_group import open_default_group
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Mechanism, Replica
-from elastune.mechanisms.engine import require_one_axis
+from elastune.mechanisms.base import Replica
+from elastune.mechanisms.engine import Engine
 from elastune.mechanisms.owned.probe import refuse_unless_elementwise
 
 ORDERED = "2.13"
 """Since when a block's gradients can be asked for whole: with zeros for parameters that a pass has not used."""
 
 
-class Fsdp2(Mechanism):
+class Fsdp2(Engine):
     """Blocks are the children of lists and sequences, and of the model itself; what several of them share stays above.
 
     In ``fast`` mode sums are torch's own. In ``exact`` mode they are ours, on two workers or more; a single one has
@@ -29,12 +29,9 @@ class Fsdp2(Mechanism):
 
     name: ClassVar[str] = "fsdp2"
     exact: ClassVar[bool] = True
-    abilities: ClassVar[Abilities] = Abilities(
-        elastic=False, reshapes=False, bf16=False, offloads=False, measures=False
-    )
 
     def check(self, means: Means, mesh: Mesh) -> None:
-        require_one_axis(self.name, mesh)
+        super().check(means, mesh)
         if means.mode == "exact" and torch.torch_version.TorchVersion(torch.__version__) < ORDERED:
             rule = f"fsdp2 in exact mode needs torch {ORDERED} or newer"
             raise UserError(rule, torch.__version__, "use --mode fast, or --mechanism sharded")

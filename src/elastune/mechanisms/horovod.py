@@ -15,32 +15,19 @@ from elastune.comm.default_group import own_address
 from elastune.comm.group import Group
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Mechanism, Replica
-from elastune.mechanisms.engine import EngineReplica, require_one_axis
+from elastune.mechanisms.base import Abilities, Replica
+from elastune.mechanisms.engine import Engine, EngineReplica, packaged
 
 
-class Horovod(Mechanism):
+class Horovod(Engine):
     """Gradients go to Horovod's background engine the moment they are there, as its ``DistributedOptimizer`` does it.
 
     All workers are on one host: ``attach`` refuses others, whose places in it Horovod would have to be told.
     """
 
     name: ClassVar[str] = "horovod"
-    exact: ClassVar[bool] = False
-    abilities: ClassVar[Abilities] = Abilities(
-        elastic=False,
-        reshapes=False,
-        bf16=False,
-        offloads=False,
-        measures=False,
-        package="horovod",
-        install="benchmarks/horovod.sh FOLDER, then PYTHONPATH=FOLDER",
-    )
-
-    def check(self, means: Means, mesh: Mesh) -> None:
-        require_one_axis(self.name, mesh)
+    abilities: ClassVar[Abilities] = packaged("horovod", "benchmarks/horovod.sh FOLDER, then PYTHONPATH=FOLDER")
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         return HorovodReplica(model, optimizer, comms, _engine(comms.everyone))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 
 from torch import nn
 
@@ -60,7 +59,7 @@ def _check_abilities(mechanism: Mechanism, means: Means) -> None:
     if means.zero_stage is not None and can.stages and means.zero_stage not in can.stages:
         known = ", ".join(map(str, sorted(can.stages)))
         raise UserError(f"{name} has no such stage", means.zero_stage, f"use --zero-stage {known}")
-    if can.package and find_spec(can.package) is None:
+    if not can.installed:
         raise UserError(f"{name} must be installed", f"no module {can.package}", can.install)
 
 

@@ -122,7 +122,7 @@ def _mechanisms() -> list[Finding]:
         told += [f"divides along {' and '.join(axes)}"] if axes else []
         told += ["workers come and go" if can is None or can.elastic else "workers stay"]
         told += [f"ZeRO stages {', '.join(map(str, sorted(can.stages)))}"] if can is not None and can.stages else []
-        lacks = can is not None and can.package and importlib.util.find_spec(can.package) is None
+        lacks = can is not None and not can.installed
         install = "" if can is None else can.install
         found.append(Finding(f"mechanism {word}", None if lacks else "; ".join(told), install))
     return found

@@ -8,7 +8,6 @@ class TestMine(EngineKit):
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -204,6 +203,14 @@ def in_plain_torch(dtype: torch.dtype) -> Plain:
     return Plain(evaluated, states, trained, norms, losses, last)
 
 
+def need(mechanism: Mechanism) -> None:
+    """Skip the test where what ``mechanism`` needs is not installed; where it is to be, that is a failure."""
+    can = mechanism.abilities
+    if not can.installed:
+        promised = can.package in os.environ.get("ELASTUNE_ENGINES", "").split(",")
+        (pytest.fail if promised else pytest.skip)(f"{can.package} is not installed: {can.install}")
+
+
 class EngineKit:
     """An engine trains as plain PyTorch does, evaluates, and gives and takes whole states."""
 
@@ -214,10 +221,7 @@ class EngineKit:
 
     @pytest.fixture(autouse=True)
     def _installed(self) -> None:
-        package = self.mechanism.abilities.package
-        if package and importlib.util.find_spec(package) is None:
-            told = f"{package} is not installed: {self.mechanism.abilities.install}"
-            (pytest.fail if package in os.environ.get("ELASTUNE_ENGINES", "").split(",") else pytest.skip)(told)
+        need(self.mechanism)
 
     def near(self, found: Any, wanted: Any) -> None:
         """Equal but for the order of additions, in trees of tensors and plain values."""
