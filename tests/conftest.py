@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from elastune.cluster.local import LocalCluster
+from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.run import Program
 
 torch.set_num_threads(1)
@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """Four local workers, forked from one warm server for the whole test run."""
-    with LocalCluster(capacity=4) as place:
+    """Four local workers, forked from one warm server, which has read the digits, for the whole test run."""
+    with LocalCluster(capacity=4, preload=(*WARM, "tests.programs.preloaded")) as place:
         yield place
 
 

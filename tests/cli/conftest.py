@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from elastune.cli import main
+from elastune.cluster.local import LocalCluster
 
 LINEAR = """
 import torch
@@ -84,8 +86,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def elastune(here: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """The command line, called in this process."""
+def elastune(
+    here: Path, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Command:
+    """The command line, called in this process; what it starts is forked from the tests' warm server."""
+    for module in ("job.run", "study.run", "frontier.phases"):
+        monkeypatch.setattr(f"elastune.{module}.LocalCluster", lambda capacity: nullcontext(cluster))
 
     def call(*arguments: object) -> Said:
         capfd.readouterr()

@@ -13,6 +13,7 @@ from elastune.cluster.fork.spawner import PRELOAD
 from elastune.cluster.worker import WORK
 from elastune.core.errors import UserError
 
+WARM = (*PRELOAD, WORK.partition(":")[0])  # what every worker would import
 LOOPBACK = "127.0.0.1"
 REACH_LIMIT_S = 2.0
 SILENCE_S = 120.0
@@ -43,7 +44,7 @@ class LocalCluster(ElasticCluster):
         *,
         devices: Sequence[str] | Literal["auto"] = "auto",
         entry: str = WORK,
-        preload: Sequence[str] = (*PRELOAD, WORK.partition(":")[0]),
+        preload: Sequence[str] = WARM,
     ) -> None:
         check_loopback()
         launcher = ForkLauncher(capacity, devices=devices, preload=preload)

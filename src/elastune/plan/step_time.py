@@ -19,7 +19,6 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from elastune.core.errors import UserError
 from elastune.journal.records import LinkMeasured, TimesFitted
@@ -271,8 +270,16 @@ def overlapped(compute_s: float, reduce_s: float, overlap: float) -> float:
 def _line(x: Floats, y: Floats, scale: Floats) -> tuple[float, float]:
     """Offset and slope, neither negative, of y over x, errors being relative to ``scale``; slope 0 for one x."""
     columns = [np.ones_like(x), x] if np.ptp(x) > 0 else [np.ones_like(x)]
-    found, _ = nnls(np.stack(columns, axis=1) / scale[:, None], y / scale)
+    found = _nnls(np.stack(columns, axis=1) / scale[:, None], y / scale)
     return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
+
+
+def _nnls(columns: Floats, y: Floats) -> Floats:
+    """The combination of ``columns``, none taken negatively, that is nearest to ``y``."""
+    from scipy.optimize import nnls  # here: every worker's server imports this file, few fit anything
+
+    found: Floats = nnls(columns, y)[0]
+    return found
 
 
 def _medians(observed: Iterable[tuple[tuple[float, ...], float]]) -> tuple[list[tuple[float, ...]], list[float]]:
@@ -291,6 +298,6 @@ def _fit_relative(rows: Sequence[tuple[float, float]], seconds: Sequence[float])
     design = np.asarray(rows, dtype=float) / np.asarray(seconds, dtype=float)[:, None]
     scale = np.linalg.norm(design, axis=0)
     scale[scale == 0] = 1.0
-    solution, _ = nnls(design / scale, np.ones(len(seconds)))
+    solution = _nnls(design / scale, np.ones(len(seconds)))
     first, second = (solution / scale).tolist()
     return first, second

@@ -14,6 +14,7 @@ import urllib.request
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -62,16 +63,22 @@ def digits() -> Splits:
     file = find_digits()
     if file is None:
         raise UserError("digits come with scikit-learn", "no scikit-learn", "pip install scikit-learn")
-    table = np.loadtxt(file, delimiter=",", dtype=np.float32)
-    # An order by hash is the same in every version of every library.
-    order = sorted(range(len(table)), key=lambda index: derive(0, "digits", index))
-    images = torch.from_numpy(table[order, :64] / 16).reshape(-1, 1, 8, 8)
-    labels = torch.from_numpy(table[order, 64].astype(np.int64))
+    table = _digits_in_order(file)
+    images = torch.from_numpy(table[:, :64] / 16).reshape(-1, 1, 8, 8)
+    labels = torch.from_numpy(table[:, 64].astype(np.int64))
 
     def part(start: int, stop: int) -> TensorDataset:
         return TensorDataset(images[start:stop], labels[start:stop])
 
     return Splits(part(0, 1000), part(1000, 1397), part(1397, 1797))
+
+
+@cache
+def _digits_in_order(file: Path) -> np.ndarray:
+    """The file's rows; kept, since programs ask for the splits more than once."""
+    table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    # An order by hash is the same in every version of every library.
+    return table[sorted(range(len(table)), key=lambda index: derive(0, "digits", index))]
 
 
 def mnist(data: Path | None = None, *, download: bool | None = None) -> Splits:
