@@ -77,6 +77,52 @@ def test_a_running_job_is_resized_from_another_shell(running: Command, elastune:
     assert "the run must be running" in elastune("resize", "out", "1").line
 
 
+def test_a_running_job_is_reshaped_from_another_shell(running: Command, elastune: Command) -> None:
+    how = ("--epochs", "10", "--slots", "4")
+    run = running("--mesh", "data=2", "--mechanism", "zero", "--workers", "1:2", "--json", *how)
+    said = elastune("reshape", "out", "shard=2", "--json")
+    assert said.code == 0, said.err
+    assert said.json["detail"] == "from 2 workers to the mesh shard=2"
+    until(lambda: any(record.mesh == "shard=2" for record in heard(Regrouped)))
+    for mesh, rule in REFUSED.items():
+        assert rule in elastune("reshape", "out", mesh).line
+    assert elastune("reshape", "out", "data=1").code == 0
+    out, err = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 0, err
+    assert [(record.mesh, len(record.members)) for record in heard(Regrouped)] == [("shard=2", 2), ("", 1)]
+    alone = elastune("run", "linear.py", *how, "--out", "alone", "--json")
+    assert json.loads(out)["sha256"] == alone.json["sha256"]
+    assert "the run must be running" in elastune("reshape", "out", "data=1").line
+
+
+REFUSED = {
+    "tensor=2": "divide along the axes of its mesh: not along tensor",
+    "data=3": "this run has from 1 to 2 workers",
+    "rows=2": "the axes of a mesh are",
+    "data=0": "at least one worker along each axis",
+}
+
+
+def test_a_policy_reshapes_a_run(here: Path, elastune: Command) -> None:
+    (here / "own.py").write_text(_RESHAPER + (here / "linear.py").read_text())
+    how = ("--epochs", "4", "--slots", "4")
+    mesh = ("--mesh", "data=2", "--mechanism", "zero", "--workers", "1:2", "--policy", "Reshaper")
+    run = elastune("run", "own.py", *mesh, *how, "--out", "out", "--json")
+    assert run.code == 0, run.err
+    assert [(record.mesh, len(record.members)) for record in heard(Regrouped)] == [("shard=2", 2), ("", 1)]
+    assert elastune("run", "linear.py", *how, "--out", "alone", "--json").json["sha256"] == run.json["sha256"]
+
+
+_RESHAPER = """
+import elastune
+
+class Reshaper(elastune.Policy):
+    def after_step(self, run):
+        if run.step in (3, 8):
+            run.reshape("shard=2" if run.step == 3 else "data=1")
+"""
+
+
 def test_a_notice_ends_a_run_for_another_day(running: Command, slow: Path) -> None:
     run = running("--notice-file", "notice", "--json")
     (slow / "notice").write_text("60")
@@ -142,6 +188,8 @@ def test_a_ledger_tells_of_a_lost_sample(finished_run: Path, elastune: Command, 
         (("run", "linear.py", "--notice-seconds", "0"), "--notice-seconds must be above 0"),
         (("resize", "nowhere", "2"), "the run must be running"),
         (("resize", "nowhere", "0"), "workers must be from 1"),
+        (("reshape", "nowhere", "data=1"), "the run must be running"),
+        (("reshape", "nowhere", "data"), "an axis of a mesh has from 1"),
         (("report", "nowhere", "--ledger"), "a journal must exist"),
     ],
 )

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import UNBOUNDED, MeshChoice, dispensable, seated
+from elastune.core.run import Means
+from elastune.mechanisms.registry import meshes_of
 
 SHARDS = MeshChoice(Mesh(shard=4), shard=UNBOUNDED)
 LAYERS = MeshChoice(Mesh(data=2, tensor=2), tensor=4)
@@ -65,6 +67,13 @@ def test_what_the_mechanism_does_not_divide_along_is_refused() -> None:
         SHARDS.refuse(Mesh(tensor=2))
     with pytest.raises(UserError, match="at most 4 workers along tensor"):
         LAYERS.refuse(Mesh(tensor=5))
+
+
+def test_a_mechanism_that_cannot_reshape_keeps_its_mesh() -> None:
+    fixed = meshes_of(Means(workers=2, mechanism="fsdp2", mode="fast"))
+    fixed.refuse(Mesh(shard=2))
+    with pytest.raises(UserError, match=r"keeps the mesh that it began with, shard=2 \(got data=2\)"):
+        fixed.refuse(Mesh(data=2))
 
 
 def test_who_carries_a_part_of_the_model_goes_on_with_it() -> None:

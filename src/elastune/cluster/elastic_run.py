@@ -23,7 +23,6 @@ from elastune.cluster.launcher import (
 )
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Place
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Buried, Parted, RecordSent
@@ -44,6 +43,7 @@ from elastune.journal.records import (
     RunFinished,
     WorkerGone,
 )
+from elastune.mechanisms.registry import meshes_of
 
 EXPLAIN_S = 2.0  # how long the end of a process is awaited whose connection has closed without a word
 UNKNOWN = 1  # the code of a process of which nobody knows how it ended
@@ -99,7 +99,7 @@ class ElasticRun(ElasticHandle):
             heartbeat_s=elastic.heartbeat_s,
             silence_s=silence_s,
             most_losses=elastic.most_losses,
-            meshes=MeshChoice.of(spec.means),
+            meshes=meshes_of(spec.means),
             collective_timeout_s=elastic.collective_timeout_s,
             host=host,
             spec_of=self._spec_of,

@@ -24,12 +24,14 @@ class MeshChoice:
         shard: The most workers along this axis; 1 where the mechanism does not divide along it.
         tensor: Likewise.
         pipeline: Likewise.
+        fixed: It stays the wanted one: the mechanism cannot reshape a run.
     """
 
     wanted: Mesh = field(default_factory=Mesh)
     shard: int = 1
     tensor: int = 1
     pipeline: int = 1
+    fixed: bool = False
 
     @classmethod
     def of(cls, means: Means) -> MeshChoice:
@@ -63,6 +65,9 @@ class MeshChoice:
 
     def refuse(self, mesh: Mesh) -> None:
         """Raise ``UserError`` where the run cannot have ``mesh``."""
+        if self.fixed and mesh != self.wanted:
+            fix = f"go on from its newest checkpoint under it: --resume --mesh {mesh}"
+            raise UserError(f"the mechanism of this run keeps the mesh that it began with, {self.wanted}", mesh, fix)
         for axis, most in (("shard", self.shard), ("tensor", self.tensor), ("pipeline", self.pipeline)):
             size = getattr(mesh, axis)
             if size > most and most == 1:

@@ -15,9 +15,9 @@ from typing import Literal, cast
 from elastune.cluster.base import ElasticHandle
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
-from elastune.core.mesh_choice import MeshChoice
 from elastune.core.seeds import derive
 from elastune.journal.records import FaultInjected, Record, Reported
+from elastune.mechanisms.registry import meshes_of
 
 Kind = Literal["kill", "stop", "join", "leave", "notice", "reshape"]
 KINDS: dict[Kind, str] = {
@@ -204,7 +204,7 @@ class Injector:
 
     def _reshape(self, handle: ElasticHandle) -> FaultInjected | None:
         means, elastic = handle.spec.means, handle.spec.elastic
-        possible = MeshChoice.of(means).meshes(min(elastic.low, means.workers), handle.spec.most_workers)
+        possible = meshes_of(means).meshes(min(elastic.low, means.workers), handle.spec.most_workers)
         mesh = self._dice.choice(possible)
         self._target = mesh.workers
         handle.reshape(mesh, "chaos: reshape")

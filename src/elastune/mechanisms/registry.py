@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from elastune.core.errors import UserError
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Means, RunSpec
 from elastune.mechanisms.base import Mechanism
 from elastune.mechanisms.deepspeed import DeepSpeed
@@ -77,6 +78,11 @@ def settled(spec: RunSpec) -> RunSpec:
         return spec
     workers = spec.means.workers
     return replace(spec, elastic=replace(spec.elastic, low=workers, high=workers, most_losses=1))
+
+
+def meshes_of(means: Means) -> MeshChoice:
+    """What the mesh of a run with ``means`` should be, and what it may be."""
+    return replace(MeshChoice.of(means), fixed=not mechanism_for(means).abilities.reshapes)
 
 
 def note_plan(model: nn.Module, plan: Plans | None) -> None:

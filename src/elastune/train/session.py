@@ -16,14 +16,13 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.signals import Signal
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
-from elastune.mechanisms.registry import Plans, note_plan
+from elastune.mechanisms.registry import Plans, meshes_of, note_plan
 from elastune.policies.base import Policy
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
@@ -350,7 +349,7 @@ class Session(SessionFacts):
             ...     session.reshape("data=2,shard=2")
         """
         wanted, spec = Mesh.parse(mesh) if isinstance(mesh, str) else mesh, self._spec
-        MeshChoice.of(spec.means).widened(self.state.layers).refuse(wanted)
+        meshes_of(spec.means).widened(self.state.layers).refuse(wanted)
         low, high = min(spec.elastic.low, spec.means.workers), spec.most_workers
         if not low <= wanted.workers <= high:
             fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, WRONG, print_error, print_json
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
 
@@ -38,9 +38,8 @@ def wish(out: Path, kind: str, request: ResizeAsked | ReshapeAsked, *, json: boo
 
     answer = ask(out, request)
     if not answer.taken:
-        over = answer.detail == "the run is over"
-        fix = "go on with it: --resume" if over else "ask for what it can have"
-        raise UserError("a run takes a wish only while it trains, and one that it can meet", answer.detail, fix)
+        print_error(answer.detail)
+        return WRONG
     if json:
         print_json({"kind": kind, "taken": True, "detail": answer.detail, "members": answer.members, "out": str(out)})
     else:

@@ -21,7 +21,7 @@ from elastune.elastic.coordinator.connections import GONE, Closed, Connection, C
 from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
 from elastune.elastic.coordinator.liveness import VitalsOf, WorkerConnections
 from elastune.elastic.coordinator.membership import ProtocolViolation, begin
-from elastune.elastic.coordinator.requests import Request, answer, objection
+from elastune.elastic.coordinator.requests import OVER, Request, answer, objection
 from elastune.elastic.coordinator.roll import Roll
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.instructions import (
@@ -302,7 +302,7 @@ class Coordinator:
 
     def _answer(self, connection: Connection, message: Message) -> None:
         if isinstance(message, Request):
-            why_not = "the run is over" if self._over else objection(self._state, message)
+            why_not = OVER if self._over else objection(self._state, message)
             if not why_not:
                 self._feed(None, message)
             self._say([connection], answer(self._state, message, self.members, why_not))

@@ -10,6 +10,7 @@ from elastune.elastic.coordinator.places import refuse_mesh
 from elastune.elastic.protocol.messages import Answer, ReshapeAsked, ResizeAsked
 
 Request = ResizeAsked | ReshapeAsked
+OVER = "the run must be running (got one that is over): go on with it: elastune run ... --resume"
 
 
 def objection(state: Membership, request: Request) -> str:

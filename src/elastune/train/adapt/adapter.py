@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import RunSpec
 from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import NotMeasured, Record
+from elastune.mechanisms.registry import meshes_of
 from elastune.monitors.base import WorkerTimes
 from elastune.policies.base import Hook, Policy
 from elastune.policies.library.registry import build_all, monitors_for
@@ -85,7 +85,7 @@ class Adapter:
         self._adapts = bool(policies)
         self._at = _Position()
         self._host = PolicyHost(policies, self.monitoring.gives)
-        self._applier = DecisionApplier(workers, progress, self.monitoring, MeshChoice.of(spec.means))
+        self._applier = DecisionApplier(workers, progress, self.monitoring, meshes_of(spec.means))
         self._decisions = Decisions(self._host, names, self._applier, workers, progress, send)
         self._regrouped = False
         self._others = False  # hooks that wait have begun among other workers
