@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from elastune.comm.comms import Comms
+from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.leaves import Split, whole_leaves
 from elastune.core.run import Means
+
+
+def _raised(error: GroupBroken) -> NoReturn:
+    raise error
+
+
+@dataclass
+class Rescue:
+    """What a pass has to know of lost workers; the run tells (``train.checkpoints.run_state``).
+
+    Attributes:
+        step_lost: Whether the newest step is lost: the program's lines run on to the end of their batch, and those of
+            other workers need not come to the same passes. So none may wait for others, and none means anything.
+        meet: What to do where a group breaks in a forward pass. It returns where the pass belongs to a step, which is
+            lost then: what the pass returns means nothing.
+    """
+
+    step_lost: Callable[[], bool] = lambda: False
+    meet: Callable[[GroupBroken], None] = _raised
 
 
 class Division:
@@ -31,12 +52,14 @@ class Division:
         streams: ``backward`` brings the gradients of nothing but the slice that it was called with, and each at once
             and whole: they may be taken while it runs.
         waits: Others wait for this worker in a pass that counts for nothing, too.
+        rescue: Where workers are lost; one object for all divisions of a model.
     """
 
     split: Split
     parameters: list[nn.Parameter]
     module: nn.Module
     model: nn.Module
+    rescue: Rescue
     streams = True
     waits = False
 
@@ -45,6 +68,7 @@ class Division:
         self.split = whole_leaves([(name, tuple(p.shape), str(p.dtype)[6:], p.requires_grad) for name, p in named])
         self.parameters = [p for _, p in named]
         self.module = self.model = module
+        self.rescue = Rescue()
 
     def enter(self, comms: Comms) -> None:
         """Be worker ``comms.rank`` of ``comms.mesh`` from the next step on: at the beginning, and after every change of

@@ -11,7 +11,8 @@ forming (a group; STEP is then the version's number), giving and taking (a state
 parts are there, and no checkpoint yet), agreeing (on what was decided between epochs).
 Of state that lies in shares: launched (all that this worker has is sent to who adds it up), added (what it adds up is
 added), gate (before it says so), gated (all have), applied (the optimizer has updated its shares), spreading (their
-values, some have arrived), placing (state is about to move; STEP is the view's number, as in the next one), placed (all
+values, some have arrived), waiting (for what another stage of a pipeline has to say),
+placing (state is about to move; STEP is the view's number, as in the next one), placed (all
 of it is here; others may lack theirs).
 Any other place is one that the program itself passes by ``reach``.
 """
@@ -32,6 +33,7 @@ from elastune.elastic.worker import elastic_group, state_transfer
 from elastune.mechanisms.owned import moving
 from elastune.mechanisms.owned.moving import Kept
 from elastune.mechanisms.owned.replica import OwnedReplica
+from elastune.mechanisms.pipeline.mail import Mail
 from elastune.sync.owned import OwnedAllReduce
 from elastune.train.adapt import adapter as adapt
 from elastune.train.checkpoints import checkpoint
@@ -160,5 +162,6 @@ def _wrap_shares(before: Callable[..., None]) -> None:
     before(OwnedAllReduce, "_complete", "gated")
     before(OwnedReplica, "settle", "applied")
     before(OwnedReplica, "_take", "spreading")
+    before(Mail, "wait", "waiting")
     before(Kept, "brought", "placing", view)
     before(moving, "meet", "placed", view)

@@ -7,25 +7,33 @@ from typing import Any
 import torch
 from torch import nn
 
+_ENTERED: list[torch.autocast] = []
+"""Of passes under way."""
+
 
 def autocast_forward(model: nn.Module, device: torch.device) -> None:
     """Run every forward pass of ``model`` under bf16 autocast and return its floating-point outputs as fp32.
 
     Weights, gradients and optimizer state stay fp32, as torch's automatic mixed precision has it.
     """
-    entered: list[torch.autocast] = []
 
     def before(_: nn.Module, __: Any) -> None:
         context = torch.autocast(device.type, dtype=torch.bfloat16)
         context.__enter__()
-        entered.append(context)
+        _ENTERED.append(context)
 
     def after(_: nn.Module, __: Any, output: Any) -> Any:
-        entered.pop().__exit__(None, None, None)
+        _ENTERED.pop().__exit__(None, None, None)
         return _to_fp32(output)
 
     model.register_forward_pre_hook(before)
     model.register_forward_hook(after, always_call=True)
+
+
+def leave_passes() -> None:
+    """Passes that were under way were left for good: torch runs no hook where a ``BaseException`` comes through."""
+    while _ENTERED:
+        _ENTERED.pop().__exit__(None, None, None)
 
 
 def _to_fp32(output: Any) -> Any:

@@ -25,6 +25,7 @@ from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, 
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.device import set_up_device, unordered_kernel
 from elastune.train.memory import memory_of_workers
+from elastune.train.precision import leave_passes
 from elastune.train.program.causes import cause_of, text_of, trace_of
 from elastune.train.program.line import ProgramLine
 from elastune.train.program.load import LoadedProgram, load, merge
@@ -176,6 +177,7 @@ class Worker:
             except WarmedUp:
                 warm_up = False
             except Rewind:
+                leave_passes()
                 begins = False
                 from_start = workers.awaiting_first_view or workers.restart_from_checkpoint
                 snapshot = None if from_start else session.state.newest

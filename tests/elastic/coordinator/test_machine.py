@@ -600,6 +600,7 @@ def test_who_has_no_place_waits_and_takes_the_place_of_one_that_dies() -> None:
 def test_a_pipeline_may_have_as_many_stages_as_workers_say_there_are_layers() -> None:
     state = begin(range(2), 1, 8, 8, MeshChoice(Mesh(pipeline=2), pipeline=2))
     assert "at most 2 workers along pipeline" in objection(state, ReshapeAsked("pipeline=3"))
+    assert objection(state, ReshapeAsked("pipeline=3", layers=3)) == "", "a worker that asks knows"
     state, _ = told(state, *warm(0, 1), (0, Running(1, 0, layers=3)), (1, Running(1, 0, layers=3)))
     assert objection(state, ReshapeAsked("pipeline=3")) == ""
     assert "this run has from 1 to 8 workers" in objection(state, ReshapeAsked("data=3,pipeline=3"))

@@ -178,8 +178,8 @@ def _resize(state: Membership, event: ResizeAsked) -> Facts:
 
 def _reshape(state: Membership, event: ReshapeAsked) -> Facts:
     mesh = Mesh.parse(event.mesh)  # whoever hears the request has looked at it: ``refuse_mesh``
-    state = replace(state, target=mesh.workers, failed_starts=0, meshes=replace(state.meshes, wanted=mesh))
-    return state, (), False
+    meshes = replace(state.meshes.widened(event.layers), wanted=mesh)
+    return replace(state, target=mesh.workers, failed_starts=0, meshes=meshes), (), False
 
 
 def _capacity(state: Membership, event: CapacityChanged) -> Facts:

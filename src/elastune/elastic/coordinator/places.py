@@ -26,10 +26,10 @@ def waits_for_more(state: Membership, mesh: Mesh) -> bool:
     return coming and (mesh.tensor, mesh.pipeline) != (wanted.tensor, wanted.pipeline)
 
 
-def refuse_mesh(state: Membership, text: str) -> None:
-    """Raise ``UserError`` where the run cannot stand as the mesh ``text`` says."""
+def refuse_mesh(state: Membership, text: str, layers: int) -> None:
+    """Raise ``UserError`` where the run cannot stand as the mesh ``text`` says; ``layers``: see ``Running``."""
     mesh = Mesh.parse(text)
-    state.meshes.refuse(mesh)
+    state.meshes.widened(layers).refuse(mesh)
     if not state.low <= mesh.workers <= state.high:
         fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"
         raise UserError(f"this run has from {state.low} to {state.high} workers", f"{mesh}: {mesh.workers}", fix)

@@ -17,7 +17,7 @@ def objection(state: Membership, request: Request) -> str:
     """Why ``request`` cannot be; "" where it can. A number of workers always can: it is cut to what is allowed."""
     try:
         if isinstance(request, ReshapeAsked):
-            refuse_mesh(state, request.mesh)
+            refuse_mesh(state, request.mesh, request.layers)
     except UserError as error:
         return str(error)
     return ""

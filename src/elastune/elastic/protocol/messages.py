@@ -124,10 +124,14 @@ class ResizeAsked:
 
 @dataclass(frozen=True, config=_RULES)
 class ReshapeAsked:
-    """Workers are to stand as ``mesh`` says, as ``Mesh.parse`` reads it, and to be as many as that; see ``Answer``."""
+    """Workers are to stand as ``mesh`` says, as ``Mesh.parse`` reads it, and to be as many as that; see ``Answer``.
+
+    ``layers``: as in ``Running``; a worker that asks may know by now.
+    """
 
     mesh: Annotated[str, Field(max_length=KEY_LIMIT)]
     why: str = ""
+    layers: Count = 0
     kind: Literal["reshape_asked"] = "reshape_asked"
 
 

@@ -137,9 +137,9 @@ class CoordinatorClient:
         """Ask for ``workers`` workers."""
         self._send(messages.ResizeAsked(workers, _sendable(why)))
 
-    def reshape(self, mesh: str, why: str = "") -> None:
-        """Ask for another mesh."""
-        self._send(messages.ReshapeAsked(mesh, _sendable(why)))
+    def reshape(self, mesh: str, why: str = "", layers: int = 0) -> None:
+        """Ask for another mesh; ``layers``: see ``Running``."""
+        self._send(messages.ReshapeAsked(mesh, _sendable(why), layers))
 
     def left(self) -> None:
         """This worker has left at the boundary of a version that does not have it."""

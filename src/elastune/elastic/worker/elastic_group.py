@@ -210,7 +210,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def reshape(self, mesh: Mesh, why: str = "") -> None:
         if self.synchronised:
-            self._client.reshape(str(mesh), why)
+            self._client.reshape(str(mesh), why, self.owner.layers)
 
     def replace(self, rank: int) -> None:
         if self.rank == rank and self.synchronised:

@@ -64,8 +64,8 @@ class Gathering:
     """Gathers the blocks of ``replica``'s model in its passes.
 
     The first block, the model's own, stays from the beginning of a pass to its end, and so does the last one that runs
-    until its gradients are there. Where the group breaks in a forward pass the step is lost, which the replica's
-    ``on_lost`` sees to, and the rest of the pass runs on zeros (``lost``).
+    until its gradients are there. Where the group breaks in a forward pass the step is lost, and the rest of the pass
+    runs on zeros (``lost``), as do all passes until another step begins.
     """
 
     def __init__(self, replica: OwnedReplica) -> None:
@@ -112,11 +112,13 @@ class Gathering:
 
     def _enter(self, i: int) -> None:
         """Block ``i`` is about to run forward."""
+        rescue = self._replica.division.rescue
+        self.lost = self.lost or rescue.step_lost()
         try:
             self._go_to(i)
         except GroupBroken as error:
             self.lost = True
-            self._replica.on_lost(error)
+            rescue.meet(error)
             for each in {0, i}:  # the workers that are left have met, and nothing is here any more
                 self._fill(each, None)
 

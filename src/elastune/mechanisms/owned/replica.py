@@ -65,8 +65,6 @@ class OwnedReplica(Replica):
         version: How many steps were applied to what this worker holds.
         on_break: What to do where a group breaks after a step, or state turns out to be lost; it returns once values
             are spread.
-        on_lost: What to do where a group breaks in a forward pass, whose values then mean nothing; it returns once the
-            step is lost.
         arrive: Brings state to where it belongs among other workers: what this one does after its step instead of
             spreading values, where the others wait for it to be as far as they are.
         spread_out: All values that this worker computes with are those of ``version``.
@@ -82,7 +80,6 @@ class OwnedReplica(Replica):
         self.reduced = self.applied = False
         self.version = 0
         self.on_break: Callable[[GroupBroken | Unrecoverable], None] = _raised
-        self.on_lost: Callable[[GroupBroken], None] = _raised
         self.arrive: Callable[[], None] | None = None
         self.spread_out, self.stranger = True, False
         self.brought = Placed()

@@ -23,9 +23,10 @@ from elastune.mechanisms.division import Division
 from elastune.mechanisms.pipeline.layers import Layers
 from elastune.mechanisms.pipeline.loans import Loans
 from elastune.mechanisms.pipeline.mail import Mail
-from elastune.mechanisms.pipeline.parcel import blank, map_tensors, pack, shapes_of
+from elastune.mechanisms.pipeline.parcel import map_tensors, pack, shapes_of
 from elastune.mechanisms.pipeline.schedules import CHUNKS, SCHEDULES, Action
 from elastune.mechanisms.pipeline.stage import Chunk, Flight, Gradients
+from elastune.mechanisms.pipeline.stand_in import StandIns
 from elastune.mechanisms.pipeline.streams import draw_from, drawn_state
 
 Moved = dict[int, torch.Tensor]
@@ -45,6 +46,7 @@ class PipelineDivision(Division):
     ) -> None:
         self.inner = inner
         self.parameters, self.module, self.model = inner.parameters, inner.module, inner.model
+        self.rescue = inner.rescue
         first_user: dict[int, int] = {}
         for layer in range(layers.count):
             for p in layers.parameters_of(range(layer, layer + 1)):
@@ -58,10 +60,9 @@ class PipelineDivision(Division):
         self._device = self.parameters[0].device
         self._buffers = list(self.module.buffers())
         self._start = [b.detach().clone() for b in self._buffers]
-        self._shapes: dict[str, str] = {}  # of the model's output, by those of its inputs
+        self._stand_ins = StandIns(layers, self._device)
         self._mail: Mail | None = None
         self._chunks: dict[int, Chunk] = {}
-        self._failed: GroupBroken | None = None  # until the step is dropped, or ``enter``
         self._forget()
 
     def _forget(self) -> None:
@@ -85,15 +86,16 @@ class PipelineDivision(Division):
 
     def enter(self, comms: Comms) -> None:
         self.inner.enter(comms)
-        if self._mail is not None:
-            self._mail.close()
         group = comms.group("pipeline")
+        if self._mail is not None and self._mail.group is not group:  # a group has one mail: whoever is rewound enters
+            self._mail.close()  # the same one again
+            self._mail = None
         self._forget()
-        self._mail, self._chunks, self._failed = None, {}, None
+        self._chunks = {}
         self.module.__dict__.pop("forward", None)
         if group.size == 1:
             return
-        self._mail = Mail(group, self._device)
+        self._mail = self._mail or Mail(group, self._device)
         runs = self.split.stages(group.size)
         self._last, self._turns = len(runs) - 1, len(runs) // group.size
         self._loans = Loans(self.parameters, [self._layers.parameters_of(run) for run in runs], group.size, group.rank)
@@ -120,29 +122,25 @@ class PipelineDivision(Division):
             torch._foreach_copy_(self._start, [b.detach() for b in self._buffers])
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's ``forward``. Where a group breaks, a stand-in: the user's lines run to where the session acts."""
+        """The model's ``forward``. Where a step is lost a stand-in: the user's lines run on without effect."""
         values = self._bound(args, kwargs)
+        described = f"{torch.is_grad_enabled()} {self.module.training} {shapes_of(values)}"
+        if not self.rescue.step_lost():
+            try:
+                return self._passed(values, described)
+            except GroupBroken as error:
+                self.rescue.meet(error)
+        return self._stand_ins.made_up(described, values)
+
+    def _passed(self, values: list[Any], key: str) -> Any:
         trains = torch.is_grad_enabled() and self._called < len(self._parts)
         if trains and self._owes:
             fix = "call the model once, on all that the loss needs"
             raise UserError("a pipeline runs the model once for each training batch", "a second call", fix)
-        key = f"{trains} {self.module.training} {shapes_of(values)}"
         if trains:
             self._called, self._owes = self._called + 1, True
-        if self._failed is None:
-            try:
-                with self._post.failures_told():
-                    return self._train(values, key) if trains else self._look(values, key)
-            except GroupBroken as error:
-                self._failed = error
-        other = f"{not trains} {self.module.training} {shapes_of(values)}"
-        for known in (key, other):
-            if known in self._shapes:
-                return self._stand_in(known)
-        raise self._failed  # nobody can tell the shape of what will not come
-
-    def _stand_in(self, key: str) -> Any:
-        return map_tensors(lambda t: t.to(self._device), blank(self._shapes[key]))
+        with self._post.failures_told():
+            return self._train(values, key) if trains else self._look(values, key)
 
     def _train(self, values: list[Any], key: str) -> Any:
         """What the user's newest call for a training batch returns."""
@@ -150,17 +148,20 @@ class PipelineDivision(Division):
         self._autocast = torch.is_autocast_enabled(self._device.type), torch.get_autocast_dtype(self._device.type)
         if 0 in self._chunks:
             self._inputs[k] = values, drawn_state()
-        self._due.extend(self._run(until=self._called_for(k), out_of_turn=key not in self._shapes))
+        new = key not in mail.described
+        self._due.extend(self._run(until=self._called_for(k), out_of_turn=new))
+        mail.described.add(key)
         if self._last in self._chunks:
             output, state = self._outputs.pop(k)
-            if key not in self._shapes:
-                self._shapes[key] = pack(output)[0]
-                mail.tell_all("shape", k, self._shapes[key])
+            if new:
+                text = pack(output)[0]
+                self._stand_ins.describe(key, text)
+                mail.tell_all("shape", k, text)
             draw_from(state)
             return output
-        if key not in self._shapes:
-            self._shapes[key] = mail.take_text("shape", k, self._run_ahead)
-        return self._stand_in(key)
+        if new:
+            self._stand_ins.describe(key, mail.take_text("shape", k, self._run_ahead))
+        return self._stand_ins.zeros(key)
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
         if self._mail is None:
@@ -170,8 +171,6 @@ class PipelineDivision(Division):
             rule, fix = "a pipeline learns from what its model returned", "call model(...) before session.backward"
             raise UserError(rule, "no call of the model for this batch", fix)
         k, self._owes = self._called - 1, False
-        if self._failed is not None:
-            raise self._failed
         if self._last in self._chunks:
             weighted = loss * part.weight
             self._flights[self._last, k].outputs = [weighted] if weighted.requires_grad else []
@@ -189,7 +188,6 @@ class PipelineDivision(Division):
             self._mail.drop_step()
         self._drop_loans()
         self._forget()
-        self._failed = None
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The model's inputs, in the order of its layers'. Raises ``UserError`` for others than those."""
@@ -233,16 +231,14 @@ class PipelineDivision(Division):
                     mail.give("look", c + 1, 0, [given, state, moved, self._loans.lend(c + 1)])
                 else:
                     mail.tell_all("seen", 0, *pack([given, state, moved]))
-            self._drop_loans()
+            if not self._todo:  # else they are the step's
+                self._drop_loans()
             if self._last not in self._chunks:
                 given, state, moved = mail.take("seen", 0, 0)
                 for place, value in moved.items():
                     self._buffers[int(place)].copy_(value)
                 draw_from(state)
-        given = map_tensors(torch.Tensor.detach, given)
-        if key not in self._shapes:
-            self._shapes[key] = pack(given)[0]
-        return given
+        return map_tensors(torch.Tensor.detach, given)
 
     def _drop_loans(self) -> None:
         if self._mail is not None:

@@ -31,10 +31,14 @@ class Mail:
 
     Messages are of a round: a step, or an evaluated batch. All stages go through the same ones, so what comes from a
     round that is over here belongs to one that was dropped.
+
+    ``described``: calls of the model whose output the last stage has described to the others.
     """
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self.rank, self.size = group.rank, group.size
+        self.group = group
+        self.described: set[str] = set()
         self._post = Post(group)
         self._device = device
         self._came: dict[tuple[Kind, int, int, int], Letter] = {}

@@ -15,6 +15,7 @@ import torch
 
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.slots import Fold, cut, subtrees, tree_sum
+from elastune.mechanisms.division import Rescue
 
 
 class BlockAxis:
@@ -30,6 +31,7 @@ class BlockAxis:
         traffic_bytes: bytes that this worker has sent to others for sums and gathers.
         computes: whether the model's forward pass runs at this moment.
         failed: why what forward passes bring is of no use any more, until ``enter``.
+        rescue: see ``Division``.
     """
 
     def __init__(self, count: int, *, exact: bool) -> None:
@@ -39,6 +41,7 @@ class BlockAxis:
         self.traffic_bytes = 0
         self.computes = False
         self.failed: GroupBroken | None = None
+        self.rescue = Rescue()
         self._since: float | None = None
         self._back_since = 0.0
         self.enter(Group())
@@ -122,21 +125,21 @@ class BlockAxis:
             for block, start in zip(self.own, starts, strict=True)
         ]
 
-    # -- in the user's forward pass, which runs to its end; ``failed`` is told where the session can act on it ---------
+    # -- in the user's forward pass, which runs to its end; ``failed`` is told behind it ------------------------------
 
     def sum_forward(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """As ``sum``; zeros where the group broke."""
+        """As ``sum``; zeros where the group broke, or the step is lost."""
         try:
-            if self.failed is None:
+            if self.failed is None and not self.rescue.step_lost():
                 return self.sum(parts)
         except GroupBroken as error:
             self.failed = error
         return torch.zeros_like(parts[0])
 
     def join_forward(self, parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
-        """As ``join``; zeros where the group broke."""
+        """As ``join``; zeros where the group broke, or the step is lost."""
         try:
-            if self.failed is None:
+            if self.failed is None and not self.rescue.step_lost():
                 return self.join(parts, sizes, dim)
         except GroupBroken as error:
             self.failed = error

@@ -51,7 +51,7 @@ class TensorDivision(Division):
     """
 
     def __init__(self, module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis) -> None:
-        self.axis = axis
+        self.axis, self.rescue = axis, axis.rescue
         self._ways = dict(ways)
         self.module = self.model = module
         self.whole_s = 0.0
@@ -131,6 +131,8 @@ class TensorDivision(Division):
         self.axis.computes = False
         output = tree_map(as_whole, output)
         self.whole_s += time.perf_counter() - self._since
+        if self.axis.failed is not None:
+            self.rescue.meet(self.axis.failed)
         return output
 
 

@@ -120,13 +120,16 @@ class RunState:
     def watch(self, replica: Replica) -> None:
         """Be told where a group breaks in what ``replica`` does by itself."""
         if isinstance(replica, OwnedReplica):
-            replica.on_break, replica.on_lost = self.mend, self._lose
+            replica.on_break, rescue = self.mend, replica.division.rescue
+            rescue.meet, rescue.step_lost = self._lose, lambda: self._transaction.phase is Phase.LOST
 
     def _lose(self, error: GroupBroken) -> None:
-        """The group broke in a forward pass: meet the survivors. The step is lost, or there is no way on from here."""
-        self._transaction.recover(error)
-        if self._transaction.phase is not Phase.LOST:
-            raise error
+        """The group broke in a forward pass: the open step is lost. What was evaluated is to be evaluated again."""
+        if self._transaction.phase is Phase.OPEN:
+            self._transaction.recover(error)
+        else:
+            self._transaction.unrepeatable = True
+            self.workers.restart(error)
 
     def mend(self, error: GroupBroken | Unrecoverable) -> None:
         """After a step was applied here a group broke, or state was found to be lost."""
