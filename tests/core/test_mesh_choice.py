@@ -67,6 +67,17 @@ def test_what_the_mechanism_does_not_divide_along_is_refused() -> None:
         SHARDS.refuse(Mesh(tensor=2))
     with pytest.raises(UserError, match="at most 4 workers along tensor"):
         LAYERS.refuse(Mesh(tensor=5))
+    few = MeshChoice.of(Means(mesh=Mesh(tensor=2), num_slots=2))
+    few.refuse(Mesh(data=2))
+    with pytest.raises(UserError, match="cuts a batch into 2 slots"):
+        few.refuse(Mesh(data=3))
+    assert Mesh(data=3) not in few.meshes(1, 4)
+
+
+@pytest.mark.parametrize(("choice", "workers"), [(SHARDS, 9), (LAYERS, 9), (EVERYTHING, 17), (MeshChoice(), 5)])
+def test_no_mesh_has_more_parts_than_are_told(choice: MeshChoice, workers: int) -> None:
+    for n in range(1, workers + 1):
+        assert choice.most_parts(n) == max(choice.for_workers(m).batch for m in range(1, n + 1))
 
 
 def test_a_mechanism_that_cannot_reshape_keeps_its_mesh() -> None:

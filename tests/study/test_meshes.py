@@ -10,6 +10,7 @@ import pytest
 from optuna.trial import FixedTrial
 
 from elastune import suggest_means
+from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program
@@ -25,6 +26,7 @@ from elastune.simulate.run import SurrogateModel, simulate
 from elastune.study.request import StudyRequest
 from elastune.study.results.command import run_command
 from elastune.study.results.study import Study
+from elastune.study.run import tune
 from elastune.study.trial_results import settings, system_defaults
 from elastune.study.validate import check
 from elastune.train.program.load import load
@@ -208,3 +210,47 @@ def test_a_command_names_the_mesh_and_what_goes_with_it() -> None:
     assert "--workers" not in command
     assert "--mechanism zero --offload" in run_command("mine.py", {}, Means(mechanism="zero", offload=True).to_json())
     assert "--mechanism" not in run_command("mine.py", {}, Means(workers=2).to_json())
+
+
+def test_a_trial_without_enough_memory_is_infeasible_with_the_bytes_it_wanted(
+    program: Any, tmp_path: Path, cluster: LocalCluster
+) -> None:
+    """The kernel refuses, as on a machine that has no more; the other worker of the trial does not wait for ever."""
+    means = Means(mesh=Mesh(shard=2), num_slots=2)
+    objectives = {"loss": "min"}
+    asked = StudyRequest(
+        program(GREEDY), tmp_path / "out", objectives, sampler="grid", trials=2, workers=2, means=means
+    )
+    tune(asked, cluster=cluster)
+    told = [entry.record for entry in read(tmp_path / "out" / "journal.jsonl")]
+    widths = {r.trial: r.config["width"] for r in told if isinstance(r, TrialStarted)}
+    ended = {widths[r.trial]: r for r in told if isinstance(r, TrialFinished)}
+    assert ended[8].state == "complete"
+    assert ended[1 << 22].state == "infeasible"
+    assert "wanted 1 GiB more (1,073,741,824 bytes)" in ended[1 << 22].reason
+
+
+GREEDY = """
+import resource
+import torch
+
+config = {"width": 8}
+
+def space(trial):
+    return {"width": trial.suggest_categorical("width", [8, 1 << 22])}
+
+def train(session):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), resource.RLIM_INFINITY))
+    width = session.config["width"]
+    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Linear(width, 1))
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = torch.utils.data.TensorDataset(torch.ones(8, 64))
+    for _ in session.epochs(1):
+        for (x,) in session.batches(data, batch_size=8):
+            loss = model(x).square().mean()
+            session.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(loss=float(loss.detach()))
+"""

@@ -14,6 +14,7 @@ from elastune.cli.setup import choose_device, choose_out, use_data
 from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import DEFAULT_SLOTS, Config, Means, Place, Program
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Execution(WorkerExecution):
     def means(self, workers: int | None, most_workers: int | None = None) -> Means:
         """The system parameters asked for. ``most_workers``: how many there may be later."""
         means = self.on(workers, self.chosen_mesh, self.copies)
-        least_slots = max(DEFAULT_SLOTS, means.parts_of_batch(max(means.workers, most_workers or 0)))
+        least_slots = max(DEFAULT_SLOTS, MeshChoice.of(means).most_parts(max(means.workers, most_workers or 0)))
         return replace(means, num_slots=least_slots if self.slots is None else self.slots)
 
 

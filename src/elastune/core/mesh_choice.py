@@ -24,6 +24,7 @@ class MeshChoice:
         shard: The most workers along this axis; 1 where the mechanism does not divide along it.
         tensor: Likewise.
         pipeline: Likewise.
+        slots: The most parts that a batch can be cut into.
         fixed: It stays the wanted one: the mechanism cannot reshape a run.
     """
 
@@ -31,6 +32,7 @@ class MeshChoice:
     shard: int = 1
     tensor: int = 1
     pipeline: int = 1
+    slots: int = UNBOUNDED
     fixed: bool = False
 
     @classmethod
@@ -44,6 +46,7 @@ class MeshChoice:
             shard=UNBOUNDED if "shard" in axes else 1,
             tensor=means.virtual_tensor if "tensor" in axes else 1,
             pipeline=wanted.pipeline if "pipeline" in axes else 1,
+            slots=means.num_slots,
         )
 
     def widened(self, layers: int) -> MeshChoice:
@@ -63,6 +66,15 @@ class MeshChoice:
         """
         return min(self._possible(workers), key=lambda mesh: self._cost(mesh, workers))
 
+    def most_parts(self, workers: int) -> int:
+        """Into how many parts up to so many ``workers`` may cut a batch, each at least one slot.
+
+        One worker more may stand as a mesh with fewer parts, where a replica is divided by more of them; with as many
+        more as carry a part there are more parts again.
+        """
+        inner = self.wanted.tensor * self.wanted.pipeline
+        return max(self.for_workers(n).batch for n in range(max(1, workers - inner), workers + 1))
+
     def refuse(self, mesh: Mesh) -> None:
         """Raise ``UserError`` where the run cannot have ``mesh``."""
         if self.fixed and mesh != self.wanted:
@@ -77,6 +89,9 @@ class MeshChoice:
                 )
             if size > most:
                 raise UserError(f"this run has at most {most} workers along {axis}", mesh, f"use {axis}={most}")
+        if mesh.batch > self.slots:
+            rule = f"this run cuts a batch into {self.slots} slots, one at least for each part"
+            raise UserError(rule, f"{mesh}: {mesh.batch} parts", "use fewer workers along data and shard")
 
     def meshes(self, low: int, high: int) -> list[Mesh]:
         """Every mesh of ``low`` to ``high`` workers that the run can have."""
@@ -84,7 +99,7 @@ class MeshChoice:
             replace(mesh, data=data)
             for mesh in self._possible(high)
             for data in range(1, mesh.data + 1)
-            if data * mesh.replica >= low
+            if data * mesh.replica >= low and data * mesh.shard <= self.slots
         }
         return sorted(found, key=str)
 

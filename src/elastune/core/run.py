@@ -124,11 +124,6 @@ class Means:
         mesh = None if self.mesh is None else self.mesh.fitted(workers)
         return replace(self, workers=workers if mesh is None else mesh.workers, mesh=mesh)
 
-    def parts_of_batch(self, workers: int) -> int:
-        """Into how many parts ``workers`` cut the samples of a global batch, at least one slot each."""
-        begun = self.first_mesh
-        return (begun.fitted(workers) or begun).batch
-
     def to_json(self) -> dict[str, Any]:
         """As a journal holds it: plain values, without those that say nothing of this mechanism."""
         parts, plain = self.parts, {f.name: getattr(self, f.name) for f in fields(self)}

@@ -7,6 +7,7 @@ from typing import get_args
 from elastune.core.errors import UserError
 from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Means, RunSpec, Schedule
 from elastune.mechanisms.registry import check_workers
 
@@ -31,7 +32,7 @@ def why_impossible(spec: RunSpec) -> UserError | None:
     most = means.workers if spec.elastic.high is None else spec.elastic.high
     try:
         _check_mesh(means, most)
-        parts = means.parts_of_batch(most)
+        parts = MeshChoice.of(means).most_parts(most)
         if means.num_slots < parts:
             rule = "there must be a slot for every worker" + (" that has samples of its own" if parts < most else "")
             raise UserError(rule, f"{means.num_slots} slots, {parts} workers", "use more --slots or fewer --workers")
@@ -126,7 +127,7 @@ def _check_copies(means: Means, most: int) -> None:
     if means.parts == MechanismName():
         fix = "leave --copies out: every worker holds all of it"
         raise UserError("copies are of state that is divided", f"--copies {means.copies}, {means.mechanism}", fix)
-    holders = means.parts_of_batch(most)
+    holders = MeshChoice.of(means).most_parts(most)
     if not 1 <= means.copies <= holders:
         rule = "each piece of state has from 1 to as many copies as there are workers along data and shard"
         fix = "use fewer --copies or more workers along data or shard"

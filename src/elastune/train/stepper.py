@@ -105,7 +105,7 @@ class Stepper:
         mesh, everyone = workers.comms.mesh, workers.size if trained.sync.all_contribute else None
         place = mesh.batch, mesh.batch_rank(workers.comms.rank)
         if self._warming_up:
-            place, everyone = (min(means.num_slots, means.parts_of_batch(means.workers)), 0), None
+            place, everyone = (min(means.num_slots, means.first_mesh.batch), 0), None
         view, start = workers.view, progress.position
         progress.memory.begin_view(view)
         replica = trained.replica
