@@ -42,10 +42,12 @@ class OwnedBucket:
         self._shapes = [split.leaves[i].shape for i in plan.leaves]
         self.numel = sum(self._sizes)
         self._dtype, self._device = dtype, device
+        self._received = self._ordered = torch.zeros(0, dtype=dtype)
         self._sums = SlotSums(lambda: torch.empty(self.numel, dtype=dtype, device=device), self._views)
 
-    def regroup(self, group: Group, num_slots: int, holders: Holders) -> None:
-        """Reduce on ``group`` from the next step on; ``plan`` has a part for each of its workers."""
+    def regroup(self, plan: BucketPlan, group: Group, num_slots: int, holders: Holders) -> None:
+        """Reduce on ``group`` from the next step on. ``plan``: of the same leaves, a part for each of its workers."""
+        self.plan = plan
         self._group, self._num_slots = group, num_slots
         runs, rank = cut(num_slots, group.size), group.rank
         self._run = runs[rank]
@@ -64,7 +66,6 @@ class OwnedBucket:
                 (own if adder == rank else copied).append((segment, at))
                 at += segment.size
         self.places = [*_joined(own), *_joined(copied)]
-        self._received = self._empty(0)
         self.held = torch.zeros(at, dtype=self._dtype, device=self._device)
         self.begin()
 
@@ -78,7 +79,8 @@ class OwnedBucket:
     def renew(self) -> None:
         """A library may still use the memory of a step that broke: take other memory."""
         self._sums.forget()
-        self._received, self.held = torch.empty_like(self._received), self.held.clone()
+        self._received = self._ordered = torch.zeros(0, dtype=self._dtype)
+        self.held = self.held.clone()
         self._works, self._sent = [], []
 
     def put(self, leaf: int, gradient: torch.Tensor | None) -> bool:
@@ -104,13 +106,17 @@ class OwnedBucket:
         sent = parts[0]
         if len(parts) > 1:
             pieces = [part.split(self._cuts) for part in parts]
-            sent = torch.cat([piece[worker] for worker in range(group.size) for piece in pieces])
+            if self._ordered.numel() != len(parts) * self.numel:
+                self._ordered = torch.empty(len(parts) * self.numel, dtype=self._dtype, device=self._device)
+            sent = self._ordered
+            torch.cat([piece[worker] for worker in range(group.size) for piece in pieces], out=sent)
         sent = sent.to(group.wire)
         out_sizes = [count * self._mine for count in self._parts_of]
-        if self._received.numel() < sum(out_sizes):
+        if self._received.numel() < sum(out_sizes) or self._received.device != group.wire:
             self._received = self._empty(sum(out_sizes))
         self._sent = [sent]
-        self._works = [group.all_to_all(self._received, sent, out_sizes, [len(parts) * n for n in self._cuts])]
+        out = self._received[: sum(out_sizes)]
+        self._works = [group.all_to_all(out, sent, out_sizes, [len(parts) * n for n in self._cuts])]
 
     def combine(self) -> None:
         """Add up this worker's part in tree order; where others hold it too, start to send it to them."""
@@ -119,7 +125,8 @@ class OwnedBucket:
             self.held = self._sent[0]
             return
         self._works.pop().wait()
-        rows = zip(self._nodes, self._received.view(len(self._nodes), self._mine).unbind(0), strict=True)
+        received = self._received[: len(self._nodes) * self._mine].view(len(self._nodes), self._mine)
+        rows = zip(self._nodes, received.unbind(0), strict=True)
         total = tree_sum(list(rows), self._num_slots, _add)
         if self._keeps:
             self.held = total.to(self._device)
@@ -151,12 +158,13 @@ class OwnedBucket:
         """Let go of all but ``held``, until the next step."""
         self.held = self.held.clone()
         self._sums.forget()
-        self._sent, self._received = [], self._empty(0)
+        self._sent = []
+        self._received = self._ordered = torch.zeros(0, dtype=self._dtype)
 
     @property
     def nbytes(self) -> int:
         """The memory of gradients, their sums and what travels."""
-        return self._sums.nbytes + self._received.nbytes + self.held.nbytes
+        return self._sums.nbytes + self._ordered.nbytes + self._received.nbytes + self.held.nbytes
 
     def _empty(self, numel: int) -> torch.Tensor:
         # Written to at once: the system gives memory at the first touch, which is not to fall into a step.
@@ -196,13 +204,23 @@ class OwnedReducer:
         self._squares: dict[int, float] = {}
         self._renewed: Group | None = None
 
-    def regroup(self, buckets: list[OwnedBucket], group: Group, num_slots: int, holders: Holders) -> None:
-        """Sum ``buckets`` on ``group`` from the next step on, over ``num_slots`` slots."""
+    def regroup(
+        self,
+        buckets: list[OwnedBucket],
+        plans: Sequence[BucketPlan],
+        group: Group,
+        num_slots: int,
+        holders: Holders,
+    ) -> None:
+        """Sum ``buckets``, cut as ``plans`` say, on ``group`` from the next step on, over ``num_slots`` slots.
+
+        A bucket from before whose leaves stay together may be among them: its memory is there already.
+        """
         self.drain()
         self.group, self.buckets = group, buckets
         self._bucket_of = {leaf: bucket for bucket in buckets for leaf in bucket.plan.leaves}
-        for bucket in buckets:
-            bucket.regroup(group, num_slots, holders)
+        for bucket, plan in zip(buckets, plans, strict=True):
+            bucket.regroup(plan, group, num_slots, holders)
 
     def begin(self) -> None:
         """A step begins."""

@@ -65,11 +65,12 @@ class OwnedAllReduce(Sync):
         self.group = comms.batch
         self._gate.regroup(comms.everyone, comms.mesh)
         replica, split = self.replica, self.replica.split
-        made = []
+        there = {bucket.plan.leaves: bucket for bucket in self._reducer.buckets}
+        buckets = []
         for plan in replica.plans:
             like = replica.store.parameters[plan.leaves[0]]
-            made.append(OwnedBucket(plan, split, like.dtype, like.device))
-        self._reducer.regroup(made, comms.batch, self._gate.num_slots, replica.held_by)
+            buckets.append(there.get(plan.leaves) or OwnedBucket(plan, split, like.dtype, like.device))
+        self._reducer.regroup(buckets, replica.plans, comms.batch, self._gate.num_slots, replica.held_by)
         self._computed = frozenset(replica.store.computed)
         self._rank = comms.mesh.batch_rank(comms.rank)
 
