@@ -5,7 +5,7 @@
    worker lacks, once), wall time of the slowest worker, and per 100 MB moved. Beside it, in the same processes: every
    tensor whole on every worker (a full gather), and torch's DCP (save and load, 4 and 8 shards to half as many rows).
 2. By the product: kill -9 of one of 4 workers that hold 100 MB of AdamW state in shares; the pause beside the time that
-   the bytes which have to move take alone, in one all-to-all among three workers.
+   the bytes which have to move take alone, in one all-to-all among three workers; and what the pause is made of.
 
     python benchmarks/reshape.py [--smoke] [--large] [--out benchmarks/results/reshape.json]
 
@@ -246,18 +246,48 @@ def checkpointed(size: str, workers: int) -> dict[str, Any]:
     return row
 
 
+def parts_of_pause(log: Path) -> dict[str, float]:
+    """Of that survivor of a kill who needed longest: seconds until it knew, to form the group, to move and place state,
+    for the rest of the meeting; then a step among fewer, on memory that is new, beside the step before. And the main
+    thread's CPU time of each, which the load of the machine does not show in.
+    """
+    told = {path.stem: json.loads(path.read_text()) for path in log.iterdir()}
+    killed_at = next(span["at"] for spans in told.values() for span in spans if span["name"] == "kill")
+    found = []
+    for spans in told.values():
+        after = [span for span in spans if span["at"] + span.get("s", 0.0) > killed_at and span["name"] != "kill"]
+        steps = [span for span in spans if span["name"] == "step" and span not in after]
+        if not steps or not after or spans[-1]["name"] == "kill":
+            continue  # the one that was killed, and who came in its place
+        met, formed, moved = (
+            next(span for span in after if span["name"] == name) for name in ("recover", "form_comms", "place")
+        )
+        next_step = [span for span in after if span["name"] == "step"][1]
+        row = {"told_s": met["at"] - killed_at}
+        for kind in ("s", "cpu_s"):
+            rest = met[kind] - formed[kind] - moved[kind]
+            ordinary = statistics.median(span[kind] for span in steps[1:])
+            row |= {f"formed_{kind}": formed[kind], f"moved_{kind}": moved[kind], f"met_{kind}": rest}
+            row |= {f"next_step_{kind}": next_step[kind], f"ordinary_step_{kind}": ordinary}
+        found.append(row)
+    return max(found, key=lambda row: row["formed_s"] + row["moved_s"] + row["met_s"])
+
+
 def killed(times: int, width: int) -> dict[str, Any]:
     """kill -9 of a holder: pauses, hashes, and how long the bytes would need by themselves."""
     program = Program(Path(__file__).parent / "programs" / "reshape_train.py")
     sizes = (784, width, width, width, 10)
     parameters = sum(a * b + b for a, b in pairwise(sizes))
-    pauses, hashes = [], set()
+    pauses, parts, hashes = [], [], set()
     with LocalCluster(capacity=4) as cluster, tempfile.TemporaryDirectory() as folder:
         runs = Runs(cluster, Path(folder), program)
         fixed = {"checkpoint_every_steps": 0}
         hashes.add(runs(1, spec=fixed, width=width).sha256)
         for time_ in range(times):
-            ran = runs(4, means={"mechanism": "zero"}, spec=fixed, width=width, kill=1 + time_ % 3)
+            log = Path(folder) / f"log{time_}"
+            log.mkdir()
+            ran = runs(4, means={"mechanism": "zero"}, spec=fixed, width=width, kill=1 + time_ % 3, log=str(log))
+            parts.append(parts_of_pause(log))
             hashes.add(ran.sha256)
             changes = [r for r in ran.records if isinstance(r, Regrouped)]
             pauses.append(changes[0].pause_s)
@@ -277,6 +307,7 @@ def killed(times: int, width: int) -> dict[str, Any]:
         "moved_mb": moved / 1e6,
         "pauses_s": pauses,
         "wire_s": wire_s,
+        "parts": {name: statistics.median(of[name] for of in parts) for name in parts[0]},
         "pause_of_wire": statistics.median(pauses) / wire_s,
         "same_bits": len(hashes) == 1,
     }

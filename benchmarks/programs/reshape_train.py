@@ -1,21 +1,70 @@
-"""A network whose AdamW state is about 100 MB, for the benchmark of reshapes: made data, a few steps."""
+"""A network whose AdamW state is about 100 MB, for the benchmark of reshapes: made data, a few steps.
+
+Each worker writes what it was doing, and when, into the folder ``log``.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import signal
+import time
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-config = {"width": 2304, "kill": -1}
+from elastune.elastic.worker import elastic_group
+from elastune.sync import owned
+
+config = {"width": 2304, "kill": -1, "log": ""}
+
+
+class Timeline:
+    """Spans of wall and CPU time, the latter of the main thread; gloo's threads are not in it."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self._began = time.time(), time.thread_time()
+
+    def watch(self, owner: Any, name: str) -> None:
+        """A span for every call of the function ``name`` of ``owner``."""
+        called = getattr(owner, name)
+
+        @functools.wraps(called)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.time(), time.thread_time()
+            try:
+                return called(*args, **kwargs)
+            finally:
+                self._add(name, began)
+
+        setattr(owner, name, timed)
+
+    def stepped(self) -> None:
+        """A span since the last step's end."""
+        self._add("step", self._began)
+        self._began = time.time(), time.thread_time()
+
+    def _add(self, name: str, began: tuple[float, float]) -> None:
+        cpu_s = time.thread_time() - began[1]
+        self.spans.append({"name": name, "at": began[0], "s": time.time() - began[0], "cpu_s": cpu_s})
+
+    def write(self, folder: str, worker: int) -> None:
+        if folder:
+            Path(folder, f"{worker}.json").write_text(json.dumps(self.spans))
 
 
 def train(session) -> None:
-    width = session.config["width"]
+    timeline, worker, width = Timeline(), session.state.workers.worker, session.config["width"]
+    timeline.watch(elastic_group.ElasticWorkerGroup, "recover")
+    timeline.watch(elastic_group, "form_comms")
+    timeline.watch(owned, "place")
     sizes = (784, width, width, width, 10)
     model = nn.Sequential()
     for i, (a, b) in enumerate(pairwise(sizes)):
@@ -29,7 +78,12 @@ def train(session) -> None:
     for _ in session.epochs(1):
         for x, y in session.batches(data, batch_size=32):
             session.backward(F.cross_entropy(model(x), y))
-            if session.ends_step and session.step == 8 and session.state.workers.worker == session.config["kill"]:
+            if session.ends_step and session.step == 8 and worker == session.config["kill"]:
+                timeline.spans.append({"name": "kill", "at": time.time()})
+                timeline.write(session.config["log"], worker)
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             optimizer.zero_grad()
+            if session.ends_step:
+                timeline.stepped()
+    timeline.write(session.config["log"], worker)
