@@ -75,14 +75,17 @@ def test_fast_mode_sums_once_a_worker(cluster: LocalCluster, tmp_path: Path) -> 
 
 
 def test_a_checkpoint_serves_every_mechanism(cluster: LocalCluster, tmp_path: Path) -> None:
-    whole = run_job(spec(tmp_path / "whole", {"workers": 1}), cluster=cluster)
+    whole = run_job(spec(tmp_path / "whole", {"workers": 1}, odd=False), cluster=cluster)
     for name, first, then in (
         ("a", {**ZERO, "workers": 3}, {"workers": 2}),
         ("b", {"workers": 2}, {**ZERO, "workers": 2}),
+        ("c", {"mechanism": "fsdp2", "workers": 3}, {"mechanism": "fsdp2", "workers": 2}),
     ):
-        begun = run_job(spec(tmp_path / name, first, max_steps=5), cluster=cluster)
+        begun = run_job(spec(tmp_path / name, first, max_steps=5, odd=False), cluster=cluster)
         assert begun.sha256 != whole.sha256
-        rest = run_job(replace(spec(tmp_path / name, then), resume=True), cluster=cluster)
+        in_pieces = bool(list((tmp_path / name).rglob("tensors-*-of-*.safetensors")))
+        assert in_pieces == ("mechanism" in first)
+        rest = run_job(replace(spec(tmp_path / name, then, odd=False), resume=True), cluster=cluster)
         assert (rest.steps, rest.sha256) == (whole.steps, whole.sha256)
 
 

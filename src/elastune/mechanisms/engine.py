@@ -54,11 +54,14 @@ class EngineReplica(Replica, ABC):
     """One worker's part of what an engine trains.
 
     ``names``: of the optimizer's parameters, by the numbers that torch gives them; ``shapes``: of the model's state.
+    ``in_pieces``: each worker writes and reads its own part of a checkpoint.
 
     ``accumulate`` of the base becomes ``run``: a backward pass in which the engine reduces by itself. The user's
     optimizer stays the object that schedulers and the user's lines hold: its ``step`` does what the engine does, once a
     step, and nothing between the slices of one.
     """
+
+    in_pieces: bool = False
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -179,7 +182,7 @@ class EngineReplica(Replica, ABC):
         return dict(self.module.state_dict())
 
     def load_model(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``model_state`` gave, under this mechanism or another."""
+        """Take over what ``model_state`` gave, under this mechanism or another, and stored tensors if ``in_pieces``."""
         self.module.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, Any]:
@@ -187,8 +190,12 @@ class EngineReplica(Replica, ABC):
         return dict(self.optimizer.state_dict())
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``optimizer_state`` gave, under this mechanism or another."""
+        """Take over what ``optimizer_state`` gave, as ``load_model`` does."""
         self.optimizer.load_state_dict(dict(state))
+
+    def written(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What this worker writes of ``model_state`` and ``optimizer_state``, where each writes its part."""
+        return self.model_state(), self.optimizer_state()
 
     def groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups of parameters, as its ``state_dict`` has them; parameters by number."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.slots import cut, subtrees, tree_sum
 from elastune.mechanisms.engine import SlotEngine
-from elastune.mechanisms.fsdp2_replica import Fsdp2Replica, local
+from elastune.mechanisms.fsdp2_replica import Fsdp2Replica, local, rows_of
 
 
 class OrderedScatter(ReduceScatter):
@@ -151,18 +150,10 @@ class ExactFsdp2Replica(Fsdp2Replica, SlotEngine):
         if not self._mine:
             return 0.0
         kept = [(p, local(grad)) for p, grad in zip(self.params, self._mine, strict=True) if grad is not None]
-        rows = [(_rows(p, self.comms.everyone.size), grad.reshape(-1)) for p, grad in kept]
+        rows = [(rows_of(p, self.comms.everyone.size), grad.reshape(-1)) for p, grad in kept]
         norm = global_norm(squares_of_rows(rows, self.comms.everyone))
         factor = clip_factor(norm, max_norm)
         if factor != 1.0:
             for _, grad in kept:
                 grad.mul_(factor)
         return norm
-
-
-def _rows(p: torch.Tensor, workers: int) -> list[range]:
-    """The elements of ``p`` that each worker has: as many rows each as the first one, as far as there are rows."""
-    length = p.numel() // max(1, p.shape[0])
-    most = -(-p.shape[0] // workers)
-    edges = [min(p.shape[0], most * worker) * length for worker in range(workers + 1)]
-    return [range(low, high) for low, high in pairwise(edges)]

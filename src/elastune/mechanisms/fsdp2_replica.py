@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from elastune.comm.comms import Comms
 from elastune.core.batch_slices import BatchSlice
+from elastune.core.stretches import Stretch, whole_stretch
 from elastune.mechanisms.engine import EngineReplica, Held
+from elastune.mechanisms.owned.placement import VALUES
+from elastune.mechanisms.scattered import Scattered, elements, whole
 
 
 class Fsdp2Replica(EngineReplica):
     """One worker's rows. The module stays the user's; its parameters are others from here on."""
 
     gathers = True
+    in_pieces = True
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms) -> None:
         whole = dict(module.named_parameters(remove_duplicate=False))
@@ -93,18 +98,59 @@ class Fsdp2Replica(EngineReplica):
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         ordered = [p for params in self._order for p in params]
         kept = {
-            i: {
-                key: self._rows(value, ordered[i]) if _shaped(value, ordered[i]) else value for key, value in of.items()
-            }
+            i: {key: self._rows(value, ordered[i] if _shaped(value, ordered[i]) else None) for key, value in of.items()}
             for i, of in state["state"].items()
         }
         self.optimizer.load_state_dict({**state, "state": kept})
 
+    def written(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What lies in rows, by its rows; anything else is rank 0's."""
+        self._hold_whole(False)
+        first = {id(p): name for name, p in self.module.named_parameters()}  # of names of tied weights
+        kept = self.module.state_dict(keep_vars=True)
+        model = self._pieces((name, f"{first.get(id(value), name)}:{VALUES}", value) for name, value in kept.items())
+        told = self.optimizer.state_dict()
+        state = {
+            i: self._pieces((key, f"{self.names[i]}:{key}", value) for key, value in kept.items())
+            for i, kept in told["state"].items()
+        }
+        return model, {**told, "state": state}
+
+    def _pieces(self, tensors: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+        """What this worker writes of ``tensors``: their keys, their names in a checkpoint, and what is here."""
+        found: dict[str, Any] = {}
+        for key, name, value in tensors:
+            if isinstance(value, DTensor):
+                rows = local(value.detach()).reshape(-1)
+                pieces = ((self._stretch(value), rows),) if len(rows) else ()
+                found[key] = Scattered(name, tuple(value.shape), value.dtype, pieces)
+            elif self.comms.rank == 0:
+                found[key] = value.detach() if isinstance(value, torch.Tensor) else value
+        return found
+
+    def _stretch(self, like: DTensor) -> Stretch:
+        """Where this worker's rows lie in ``like``."""
+        rows = rows_of(like, self.comms.everyone.size)[self.comms.rank]
+        return Stretch(whole_stretch(like.shape).box, rows.start, rows.stop)
+
     def _rows(self, values: Any, like: Any) -> Any:
-        """This worker's part of ``values``, which it has whole."""
+        """This worker's part of ``values``, which are here, whole, or stored."""
         if not isinstance(like, DTensor):
-            return values
-        return distribute_tensor(values.to(like.device), self._mesh, like.placements, src_data_rank=None)
+            return whole(values) if hasattr(values, "read") else values
+        if tuple(values.shape) != tuple(like.shape):
+            raise ValueError(f"a tensor of shape {tuple(values.shape)} in place of {tuple(like.shape)}")
+        rows = elements(values, self._stretch(like)).to(like.device).view(local(like).shape)
+        return DTensor.from_local(
+            rows, self._mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+
+def rows_of(p: torch.Tensor, workers: int) -> list[range]:
+    """The elements of ``p`` that each worker has: as many rows each as the first one, as far as there are rows."""
+    length = p.numel() // max(1, p.shape[0])
+    most = -(-p.shape[0] // workers)
+    edges = [min(p.shape[0], most * worker) * length for worker in range(workers + 1)]
+    return [range(low, high) for low, high in pairwise(edges)]
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
@@ -126,7 +172,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _shaped(value: Any, p: torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == p.shape
+    return tuple(getattr(value, "shape", ())) == tuple(p.shape)  # which is no scalar
 
 
 def local(tensor: Any) -> torch.Tensor:

@@ -210,7 +210,8 @@ class TrainingState:
     @property
     def in_shares(self) -> bool:
         """Whether workers hold different pieces of it, so that each writes its own."""
-        return isinstance(self.replica, OwnedReplica)
+        replica = self.replica
+        return isinstance(replica, OwnedReplica) or (isinstance(replica, EngineReplica) and replica.in_pieces)
 
     def whole(self) -> States:
         """All of it, whatever of it lies on other workers.
@@ -257,6 +258,16 @@ class TrainingState:
                     "optimizer",
                     lambda: by_name(written_state(replica)["optimizer"], names),
                     lambda state: load_whole_optimizer(replica, by_number(state, names)),
+                ),
+                *others,
+            )
+        if isinstance(replica, EngineReplica) and replica.in_pieces:
+            return (
+                _Saved("model", lambda: replica.written()[0], replica.load_model),
+                _Saved(
+                    "optimizer",
+                    lambda: by_name(replica.written()[1], names),
+                    lambda state: replica.load_optimizer(by_number(state, names)),
                 ),
                 *others,
             )
