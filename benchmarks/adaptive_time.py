@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from adaptive_trial import MICRO_BATCH, MOMENTUM, cnn
+from forked import on_workers
 from torch.utils.data import TensorDataset
 
 from elastune.comm.join import join
@@ -100,7 +100,7 @@ def _link(folder: str, rounds: int, size_bytes: int) -> LinkMeasured:
     """Of repeated measurements between two processes over the loopback interface, the quietest for ``size_bytes``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     out = f"{folder}/link.json"
-    mp.spawn(_reduce, (f"file://{folder}/rendezvous", rounds, out), nprocs=2)
+    on_workers(_reduce, 2, f"file://{folder}/rendezvous", rounds, out)
     links = [LinkMeasured(2, *row) for row in json.loads(Path(out).read_text())]
     return min(links, key=lambda link: link.latency_s + size_bytes * link.seconds_per_byte)
 

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from forked import on_workers
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -288,7 +289,11 @@ def weighed(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: s
 def spawned(act: Callable[..., None], world: int, cell: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        mp.spawn(act, (world, f"file://{folder}/rendezvous", cell, str(out)), nprocs=world)
+        args = world, f"file://{folder}/rendezvous", cell, str(out)
+        if act is weighed:  # what a process shares with the one that it was forked from would not count
+            mp.spawn(act, args, nprocs=world)
+        else:
+            on_workers(act, world, *args)
         return json.loads(out.read_text())
 
 

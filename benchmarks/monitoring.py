@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
+from forked import on_workers
 from overhead import MODELS, SAMPLES
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -122,7 +122,7 @@ def measure(model: str, world: int, mode: str, monitor: str, rounds: int) -> dic
     cell: dict[str, Any] = {"model": model, "workers": world, "mode": mode, "monitor": monitor, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/times.json"
-        mp.spawn(worker, (world, f"file://{folder}/rendezvous", cell, out), nprocs=world)
+        on_workers(worker, world, world, f"file://{folder}/rendezvous", cell, out)
         times: dict[str, dict[str, list[float]]] = json.loads(Path(out).read_text())
     for kind, of_kind in times.items():
         for name in [*of_kind][1:]:

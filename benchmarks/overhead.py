@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
+from forked import on_workers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -129,7 +129,7 @@ def measure(model: str, world: int, batch: int, rounds: int, steps: int) -> dict
     cell = {"model": model, "workers": world, "batch_per_worker": batch, "rounds": rounds, "steps": steps}
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/times.json"
-        mp.spawn(worker, (world, f"file://{folder}/rendezvous", cell, out), nprocs=world)
+        on_workers(worker, world, world, f"file://{folder}/rendezvous", cell, out)
         times: dict[str, list[float]] = json.loads(Path(out).read_text())
     for name in ("fast", "exact"):
         ratios = sorted(a / b for a, b in zip(times[name], times["ddp"], strict=True))

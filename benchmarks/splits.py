@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
+from forked import on_workers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
@@ -128,7 +128,7 @@ def measured(case: str, link: str, steps: int) -> dict[str, Any]:
             host.slow(link, BURST)
         out = Path(folder) / "found.json"
         spaces = [host.space.path for host in hosts.hosts]
-        mp.spawn(worker, (world, spaces, f"file://{folder}/meet", case, steps, str(out)), nprocs=world)
+        on_workers(worker, world, world, spaces, f"file://{folder}/meet", case, steps, str(out))
         found: dict[str, Any] = json.loads(out.read_text())
     return found
 
