@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import typer
 
+from elastune.cli.commands.agent import agent
 from elastune.cli.commands.doctor import doctor
 from elastune.cli.commands.explain import explain
 from elastune.cli.commands.export import export
@@ -50,7 +51,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for command in (run, resize, reshape, tune, simulate, frontier, report, explain, export, doctor):
+for command in (run, resize, reshape, tune, simulate, frontier, report, explain, export, doctor, agent):
     app.command()(_told(command))
 
 

@@ -6,7 +6,6 @@ import os
 import select
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,13 @@ from elastune.cluster.base import Cluster
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.launcher import Launcher
 from elastune.cluster.run_files import RunFiles
-from elastune.cluster.worker import WORK
+from elastune.cluster.worker import HOST, WORK
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.mechanisms.registry import settled
 
+OWN_PREFIX = "ELASTUNE_"  # of the variables that a run takes along to other machines
 LOOK_S = 0.05  # between looks at a launcher that has no descriptor
 LAUNCHER_LOOK_S = 1.0  # between looks at one that has: it may have more to do than to tell
 CLOSE_LIMIT_S = 5.0
@@ -67,7 +67,7 @@ class ElasticCluster(Cluster):
         self.pump(0.0)
         count = spec.means.workers
         if not 1 <= count <= self.free:
-            rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} on this machine"
+            rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} in the cluster"
             raise UserError(rule, count, "ask for fewer, or give the cluster a larger capacity")
         spec = settled(replace(spec, out=spec.out.resolve()))
         run = ElasticRun(self._task(spec), self.launcher, host=self._host, silence_s=self._silence_s, pump=self.pump)
@@ -134,14 +134,19 @@ class ElasticCluster(Cluster):
     def _task(self, spec: RunSpec) -> WorkerSpec:
         """What all workers of a run have in common, those too that it will start later."""
         here = str(Path.cwd())
-        environment = _environment(os.environ, spec.means.threads, self.launcher.interface)
-        return WorkerSpec(self._entry, spec, Place(), environment, here, [path or here for path in sys.path])
+        paths = [path or here for path in sys.path]
+        if self.launcher.own_environment:
+            ours = {name: value for name, value in os.environ.items() if name.startswith(OWN_PREFIX) and name != HOST}
+            environment = {**ours, **_threads(spec.means.threads)}
+            paths = [path for path in paths if not path.startswith((sys.prefix, sys.base_prefix))]
+            return WorkerSpec(self._entry, spec, Place(), environment, here, paths, adds=True)
+        environment = {**os.environ, **_threads(spec.means.threads), "GLOO_SOCKET_IFNAME": self.launcher.interface}
+        return WorkerSpec(self._entry, spec, Place(), environment, here, paths)
 
     def _tell_room(self) -> None:
         for run in self._runs.values():
             run.room(self.free)
 
 
-def _environment(base: Mapping[str, str], threads: int, interface: str) -> dict[str, str]:
-    count = str(threads)
-    return {**base, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "GLOO_SOCKET_IFNAME": interface}
+def _threads(count: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}

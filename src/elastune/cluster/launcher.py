@@ -104,6 +104,8 @@ class Launcher(ABC):
 
     interface: str = "lo"
     """The network interface by which its workers reach each other."""
+    own_environment: bool = False
+    """Whether its workers have environments of their own, elsewhere: a run then adds to them what it sets itself."""
 
     @property
     @abstractmethod

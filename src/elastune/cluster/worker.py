@@ -29,6 +29,7 @@ from elastune.train.program.causes import cause_of, trace_of
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
 WORK = "elastune.train.work:launched"
+HOST = "ELASTUNE_HOST"  # the name that whoever started this process gave its machine
 LAST_FUNCTIONS_S = 5  # less than whoever supervises a finished run waits for its processes
 
 
@@ -43,9 +44,8 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a log is read while it grows, in whatever locale
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
-        client = CoordinatorClient(bootstrap.coordinator, bootstrap.token, bootstrap.worker, host=host)
+        client = CoordinatorClient(bootstrap.coordinator, bootstrap.token, bootstrap.worker, host=host_name())
     except UserError as error:
         print(f"elastune: {error}", file=sys.stderr)
         os._exit(ORPHANED_CODE)
@@ -61,6 +61,11 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     os._exit(code & 0xFF)
 
 
+def host_name() -> str:
+    """What this machine is called: where each has a name of its own, copies of state are kept on different ones."""
+    return os.environ.get(HOST) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
     told = client.spec
     if told is None:
@@ -68,10 +73,19 @@ def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
         return 1
     place = replace(told.place, device=bootstrap.device)
     try:
-        os.environ.clear()
+        if told.adds:
+            sys.path[:0] = [path for path in told.import_path if path not in sys.path]
+        else:
+            os.environ.clear()
+            sys.path[:] = told.import_path
         os.environ.update(told.environment)
-        os.chdir(told.folder)
-        sys.path[:] = told.import_path
+        try:
+            os.chdir(told.folder)
+        except OSError as error:
+            rule = "the controller's working directory must be on every machine that has workers"
+            why = f"{host_name()}: {told.folder}: {error.strerror}"
+            client.report(RunFailed("user_error", str(UserError(rule, why, "mount it, or copy it there")), place.rank))
+            return 1
         return int(resolve(told.entry)(told.spec, place, client))
     except BaseException as error:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
         with suppress(OSError):

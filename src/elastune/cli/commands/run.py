@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from elastune.cli import options
+from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import Execution, FaultOptions, Folders, Notices, Training
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
@@ -24,6 +25,7 @@ from elastune.core.run import Adapt, Elastic, Place, Program, RunSpec
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
     from elastune.cli.progress import Progress, RunTracker
+    from elastune.cluster.base import Cluster
     from elastune.cluster.notices import NoticeSource
     from elastune.job.run import Observe
     from elastune.journal.records import Record, RunFailed
@@ -37,6 +39,7 @@ def run(
     folders: Folders,
     faults: FaultOptions,
     notices: Notices,
+    where: ClusterOptions,
     workers: options.Workers = None,
     max_steps: Annotated[int | None, typer.Option(help="End after this many steps.")] = None,
     checkpoint_every: Annotated[
@@ -71,6 +74,7 @@ def run(
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution.mode, place)
+    where.place()
     begin, elastic = choose_workers(workers, heartbeat, collective_timeout, execution.chosen_mesh)
     if place is not None:
         begin = _static_workers(workers, place, folders.out)
@@ -96,10 +100,22 @@ def run(
     )
     if place is not None:
         return _run_static(spec, place, folders.json, tensorboard)
-    return _run_local(spec, folders.json, chosen, sources, tensorboard)
+    changes = workers is not None and ":" in workers
+    with where.hosts(elastic.low if changes else spec.means.workers) or nullcontext() as cluster:
+        if cluster is not None and changes and execution.mesh is None:
+            begin = min(elastic.high or begin, cluster.free)
+            spec = replace(spec, means=execution.means(begin, most_workers=elastic.high))
+        return _run_local(spec, folders.json, chosen, sources, tensorboard, cluster)
 
 
-def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[NoticeSource], tensorboard: bool) -> int:
+def _run_local(
+    spec: RunSpec,
+    as_json: bool,
+    faults: Faults,
+    notices: list[NoticeSource],
+    tensorboard: bool,
+    cluster: Cluster | None,
+) -> int:
     from elastune.cli.progress import Progress
     from elastune.job.run import JobFailed, run_job
 
@@ -108,7 +124,7 @@ def _run_local(spec: RunSpec, as_json: bool, faults: Faults, notices: list[Notic
     noticed = False
     with Progress(tracker) as progress, _observing(spec, progress, tensorboard) as observe:
         try:
-            run_job(spec, observe=observe, notices=notices, injector=injector)
+            run_job(spec, cluster=cluster, observe=observe, notices=notices, injector=injector)
         except JobFailed as failed:  # the journal tells of it, too
             noticed = failed.noticed
         finally:

@@ -1,4 +1,4 @@
-"""The coordinator's end of all connections: let in by token, read and written without ever blocking.
+"""A controller's end of all connections of a kind: let in by token, read and written without ever blocking.
 
 What peers do comes out as events of ``ConnectionServer.wait``; nothing is called back. A
 peer that breaks the protocol is cut off.
@@ -12,12 +12,12 @@ import hmac
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from elastune.comm.sockets import repeat_soon
 from elastune.elastic.protocol import messages
-from elastune.elastic.protocol.messages import Hello, Message
 from elastune.elastic.protocol.transport import (
     LINE_LIMIT_BYTES,
     READ_BYTES,
@@ -28,20 +28,35 @@ from elastune.elastic.protocol.transport import (
 
 HELLO_LIMIT_BYTES = 1 << 12
 GUEST_LIMIT_S = 5.0
-GUESTS_LIMIT = 256  # those without a worker's number: strangers and clients; one more ends the oldest
+GUESTS_LIMIT = 256  # those who do not stay: strangers and clients; one more ends the oldest
 CONNECTIONS_LIMIT = 1024
 OUTPUT_LIMIT_BYTES = 1 << 24
 MUTE_S = 0.1
 GONE = "its connection closed"
 
 
+class Greeting(Protocol):
+    """A peer's first message. Nothing else is read before its ``token`` was found right."""
+
+    @property
+    def token(self) -> str:
+        """What lets it in."""
+        ...
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is no guest, who is gone after a few seconds."""
+        ...
+
+
 class Connection:
-    """One peer. ``worker``: its number, once it has shown the token; None for a client. ``dead``: why it is cut off."""
+    """One peer. ``worker``: the number that its owner gives it; None: it has none. ``dead``: why it is cut off."""
 
     def __init__(self, peer: socket.socket, born: float) -> None:
         self.socket = peer
         self.born = born
         self.stranger = True
+        self.stays = False
         self.worker: int | None = None
         self.dead = ""
         self.lines = Lines(HELLO_LIMIT_BYTES)
@@ -55,7 +70,7 @@ class Greeted:
     """``connection`` has shown the token."""
 
     connection: Connection
-    hello: Hello
+    hello: Any
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,7 @@ class Heard:
     """``connection`` says ``message``, in ``size_bytes``."""
 
     connection: Connection
-    message: Message
+    message: Any
     size_bytes: int
 
 
@@ -81,12 +96,23 @@ HubEvent = Greeted | Heard | Closed
 class ConnectionServer:
     """A listening socket and everybody who came. Used by one thread.
 
-    Raises ``OSError`` where ``host`` cannot be listened on.
+    ``port``: 0 for any that is free. ``greeting``: the kind of message that peers begin with; ``decode`` reads a line
+    of theirs, and raises ``ValueError`` for what is no message. Raises ``OSError`` where it cannot listen there.
     """
 
-    def __init__(self, host: str, token: str, bell: WakeupPipe) -> None:
+    def __init__(
+        self,
+        host: str,
+        token: str,
+        bell: WakeupPipe,
+        *,
+        port: int = 0,
+        greeting: type[Greeting] = messages.Hello,
+        decode: Callable[[bytes], object] = messages.decode,
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=CONNECTIONS_LIMIT)
+        self._listener = socket.create_server((host, port), family=family, backlog=CONNECTIONS_LIMIT)
+        self._greeting, self._decode = greeting, decode
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._token = token.encode()
@@ -99,6 +125,10 @@ class ConnectionServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(bell, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """Readable when ``wait`` would find something."""
+        return self._selector.fileno()
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -127,7 +157,7 @@ class ConnectionServer:
 
     def _watch(self, connection: Connection) -> None:
         """Have the selector look for what is to be done with it now."""
-        reads = self._hears or connection.worker is None
+        reads = self._hears or not connection.stays
         events = reads * selectors.EVENT_READ | bool(connection.output) * selectors.EVENT_WRITE
         watched = connection.socket in self._selector.get_map()
         if events and watched:
@@ -196,20 +226,20 @@ class ConnectionServer:
             for line in lines:
                 if connection.dead or connection.last_words:  # by its owner, meanwhile
                     return
-                yield Heard(connection, messages.decode(line), len(line))
+                yield Heard(connection, self._decode(line), len(line))
         except ValueError:
             self._cut_off(connection, "it sent what is no message")
         except ProtocolError as error:
             self._cut_off(connection, f"it broke the protocol: {error}")
 
-    def _greet(self, connection: Connection, line: bytes) -> Hello:
-        hello = messages.decode(line)
-        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token):
+    def _greet(self, connection: Connection, line: bytes) -> Greeting:
+        hello = self._decode(line)
+        if not isinstance(hello, self._greeting) or not hmac.compare_digest(hello.token.encode(), self._token):
             raise ProtocolError("no right greeting")
         connection.stranger = False
-        connection.worker = hello.worker
+        connection.stays = hello.stays
         connection.lines.limit_bytes = LINE_LIMIT_BYTES
-        if hello.worker is not None:
+        if hello.stays:
             del self._guests[connection.socket.fileno()]
             self._watch(connection)
         return hello

@@ -243,7 +243,7 @@ class Coordinator:
     # -- what workers and clients say ---------------------------------------------------------------------------------
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
-        worker = hello.worker
+        worker = connection.worker = hello.worker
         if worker is None:
             return
         if not self._roll.expects(worker) or worker in self._peers or self._over:

@@ -172,6 +172,11 @@ class Hello:
     host: str = ""
     kind: Literal["hello"] = "hello"
 
+    @property
+    def stays(self) -> bool:
+        """Whether the connection lasts: that of a client ends with the answer."""
+        return self.worker is not None
+
 
 @dataclass(frozen=True, config=_RULES)
 class Welcome:

@@ -17,7 +17,9 @@ class WorkerSpec:
 
     ``entry`` is the ``module:function`` to call; ``environment`` the whole environment; ``folder`` the working
     directory; ``import_path`` Python's ``sys.path``. They are the controller's, as at the start of the run: what
-    started the worker's process may be older, or elsewhere. ``place.device`` is for that launcher to say.
+    started the worker's process may be older. Where ``adds`` is true that process has surroundings of its own, on
+    another machine perhaps: environment and import path are what comes to those. ``place.device`` is for the launcher
+    to say.
     """
 
     entry: str
@@ -26,6 +28,7 @@ class WorkerSpec:
     environment: dict[str, str]
     folder: str
     import_path: list[str]
+    adds: bool = False
 
 
 def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:

@@ -1,0 +1,94 @@
+"""``elastune agent``: let this machine's workers serve a controller elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.clusters import Interface
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import Notices
+from elastune.cli.output import FAILED, OK, print_error
+from elastune.core.errors import UserError
+
+if TYPE_CHECKING:
+    from elastune.cluster.agents.agent import Link
+    from elastune.cluster.agents.messages import AgentHello
+
+
+@flatten
+def agent(
+    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the controller listens for agents.")],
+    token_file: Annotated[Path, typer.Option(metavar="FILE", help="The controller's token file, copied here.")],
+    notices: Notices,
+    workers: Annotated[
+        int | None, typer.Option(help="Room for so many workers. [default: this machine's cores]")
+    ] = None,
+    interface: Interface = None,
+    name: Annotated[str | None, typer.Option(help="What to call this machine. [default: its own name]")] = None,
+    patience: Annotated[str, typer.Option(metavar="TIME", help="How long to look for the controller.")] = "10m",
+    grace: Annotated[
+        str, typer.Option(metavar="TIME", help="How long workers may take to leave after a SIGTERM to this process.")
+    ] = "30s",
+    folder: Annotated[
+        Path | None, typer.Option(help="For logs of runs whose folder is not on this machine. [default: a new one]")
+    ] = None,
+    device: options.Device = "auto",
+) -> int:
+    """Serve the controller at HOST:PORT (elastune run --cluster hosts:PORT ...) with workers on this machine.
+
+    Ends with the controller, with code 0; where that is lost, with 1. SIGTERM: its workers leave their runs, then the
+    agent ends.
+    """
+    from elastune.cluster.agents.agent import Agent, hello_of
+    from elastune.cluster.agents.interface import address_of, interface_with
+    from elastune.cluster.agents.token import read_token
+    from elastune.cluster.fork.launcher import ForkLauncher
+    from elastune.cluster.fork.spawner import PRELOAD
+    from elastune.cluster.worker import HOST, WORK
+    from elastune.train.machine import cores, software
+
+    patience_s, grace_s = parse.duration(patience, "--patience"), parse.duration(grace, "--grace")
+    if interface is not None:
+        address_of(interface)
+    host = name or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    hello = hello_of(read_token(token_file), software(), host, cores() if workers is None else workers)
+    sources = notices.sources()
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    link = _join(join, hello, patience_s)
+    own = interface or interface_with(link.socket.getsockname()[0])
+    os.environ.update({HOST: host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
+    logs = folder or Path(tempfile.mkdtemp(prefix="elastune-agent-"))
+    launcher = ForkLauncher(hello.workers, preload=(*PRELOAD, WORK.partition(":")[0]))
+    try:
+        print_error(f"host {host}: serving {join} by {own}, room for {hello.workers} workers")
+        why = Agent(link, launcher, logs, notices=sources, leaving=lambda: grace_s if asked else None).serve()
+    finally:
+        launcher.close()
+        for source in sources:
+            source.close()
+    if why:
+        print_error(f"the controller was lost: {why}")
+        return FAILED
+    return OK
+
+
+def _join(address: str, hello: AgentHello, patience_s: float) -> Link:
+    from elastune.cluster.agents.agent import join
+
+    until = time.monotonic() + patience_s
+    try:
+        return join(address, hello, patience_s)
+    except OSError as error:
+        waited = f"{patience_s - max(0.0, until - time.monotonic()):.0f} s"
+        why = f"{address}: {error.strerror or error}, after {waited}"
+        raise UserError("a controller must listen there", why, "start it, or see the address and firewalls") from None

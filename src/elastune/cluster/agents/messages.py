@@ -1,0 +1,154 @@
+"""What agents and their controller say to each other: JSON, one object a line, checked when it is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from elastune.cluster.launcher import Bootstrap
+
+_RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
+TEXT_LIMIT = 1 << 16
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+# -- what an agent says -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, config=_RULES)
+class AgentHello:
+    """An agent's first line. ``versions``: of what it would train with; ``host``: its machine's name; ``workers``: how
+    many there is room for."""
+
+    token: str
+    versions: dict[str, Name]
+    host: Name
+    workers: Annotated[int, Field(ge=1, le=1 << 16)]
+    kind: Literal["agent_hello"] = "agent_hello"
+
+    @property
+    def stays(self) -> bool:
+        """An agent is no guest."""
+        return True
+
+
+@dataclass(frozen=True, config=_RULES)
+class WorkerStarted:
+    """The worker that ``key`` names runs, as ``pid`` on the agent's machine."""
+
+    key: Count
+    pid: Count
+    kind: Literal["worker_started"] = "worker_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class WorkerEnded:
+    """Its process has ended, or was never there; see ``cluster.launcher.ProcessEnded``."""
+
+    key: Count
+    code: int | None
+    log: Text = ""
+    why: Text = ""
+    kind: Literal["worker_ended"] = "worker_ended"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Sight:
+    """What an agent sees of a worker: its state and processor time (``coordinator.liveness.Vitals``), its last line."""
+
+    key: Count
+    state: Annotated[str, Field(min_length=1, max_length=1)]
+    cpu_s: Seconds
+    line: Text = ""
+
+
+@dataclass(frozen=True, config=_RULES)
+class AgentBeat:
+    """The agent lives, and sees this of its workers. Of the controller: it lives."""
+
+    sights: list[Sight] = Field(default_factory=list)
+    kind: Literal["agent_beat"] = "agent_beat"
+
+
+@dataclass(frozen=True, config=_RULES)
+class HostNoticed:
+    """The agent's machine will be taken away in ``seconds``: nothing more is to be started there."""
+
+    seconds: Seconds
+    why: Text = ""
+    kind: Literal["host_noticed"] = "host_noticed"
+
+
+# -- what it is told --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, config=_RULES)
+class AgentWelcome:
+    """The agent is let in. It beats every ``beat_s``, and may take a controller for gone after ``silence_s``."""
+
+    beat_s: Seconds
+    silence_s: Seconds
+    kind: Literal["agent_welcome"] = "agent_welcome"
+
+
+@dataclass(frozen=True, config=_RULES)
+class AgentRefused:
+    """The agent cannot be used: ``why``."""
+
+    why: Text
+    kind: Literal["agent_refused"] = "agent_refused"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StartWorker:
+    """Start one, on a ``device`` of that kind. ``logs``: the folder of its log, where that can be had."""
+
+    key: Count
+    bootstrap: Bootstrap
+    device: Name
+    logs: Text
+    kind: Literal["start_worker"] = "start_worker"
+
+
+@dataclass(frozen=True, config=_RULES)
+class EndWorker:
+    """Kill it, with all that it has started; ``why`` is for its log."""
+
+    key: Count
+    why: Text = ""
+    kind: Literal["end_worker"] = "end_worker"
+
+
+@dataclass(frozen=True, config=_RULES)
+class AgentBye:
+    """Nothing more is wanted: end, and everything with you."""
+
+    kind: Literal["agent_bye"] = "agent_bye"
+
+
+Said = AgentHello | WorkerStarted | WorkerEnded | AgentBeat | HostNoticed
+Told = AgentWelcome | AgentRefused | StartWorker | EndWorker | AgentBye | AgentBeat
+_SAID: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="kind")])
+_TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="kind")])
+
+
+def encode(message: Said | Told) -> bytes:
+    """One line of JSON, with its line end."""
+    text = json.dumps(asdict(message), separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def decode_said(line: bytes) -> Said:
+    """What an agent says in ``line``. Raises ``ValueError`` for anything else."""
+    return _SAID.validate_json(line, strict=True)
+
+
+def decode_told(line: bytes) -> Told:
+    """What an agent is told in ``line``. Raises ``ValueError`` for anything else."""
+    return _TOLD.validate_json(line, strict=True)
