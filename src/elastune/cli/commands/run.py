@@ -74,7 +74,9 @@ def run(
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution.mode, place)
-    where.place()
+    if where.place().port is not None and place is not None:
+        rule = "workers of torchrun, srun or mpirun are where those started them"
+        raise UserError(rule, f"--cluster {where.cluster}", "leave it out, or start the command by itself")
     begin, elastic = choose_workers(workers, heartbeat, collective_timeout, execution.chosen_mesh)
     if place is not None:
         begin = _static_workers(workers, place, folders.out)

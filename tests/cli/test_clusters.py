@@ -1,0 +1,73 @@
+"""``--cluster`` and ``elastune agent``, told wrong things: one line, exit code 2."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from elastune.cli.app import main
+from elastune.cluster.agents.token import make_token
+
+PROGRAM = str(Path(__file__).parents[2] / "examples" / "digits.py")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--cluster", "host:1"], "--cluster must be local or hosts:PORT"),
+        (["--cluster", "hosts:99999", "--token-file", "x"], "--cluster must be local or hosts:PORT"),
+        (["--cluster", "hosts:7070"], "needs a secret"),
+        (["--token-file", "x"], "--token-file belongs to a cluster of agents"),
+        (["--interface", "lo"], "--interface belongs to a cluster of agents"),
+        (["--cluster", "hosts:7070", "--token-file", "x", "--interface", "none0"], "--interface must name"),
+        (["--cluster", "hosts:7070", "--token-file", "x", "--gather", "soon"], "--gather"),
+    ],
+)
+def test_run(
+    options: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", PROGRAM, *options]) == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--cluster", f"hosts:{port}", "--token-file", "token", "--gather", "1s", "--workers", "2"]
+        assert main(["run", PROGRAM, *options]) == 2
+        assert "must be able to listen" in capsys.readouterr().err
+    assert main(["run", PROGRAM, *options]) == 2
+    assert "room for 2 workers must come within 1 s (got room for 0)" in capsys.readouterr().err
+
+
+def test_under_another_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, ("0", "2", "0", "127.0.0.1", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert main(["run", PROGRAM, "--cluster", "hosts:7070", "--token-file", "x", "--out", "o"]) == 2
+    assert "where those started them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--join", "127.0.0.1:1", "--patience", "0.1s"], "a controller must listen there"),
+        (["--join", "rubbish"], "must be HOST:PORT"),
+        (["--join", "127.0.0.1:1", "--workers", "0"], "room for 1 to 65536 workers"),
+        (["--join", "127.0.0.1:1", "--interface", "none0"], "--interface must name"),
+    ],
+)
+def test_agent(options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    assert main(["agent", *options, "--token-file", str(token)]) == 2
+    assert "--token-file must name" in capsys.readouterr().err or "none0" in options
+    make_token(token)
+    assert main(["agent", *options, "--token-file", str(token)]) == 2
+    assert told in capsys.readouterr().err

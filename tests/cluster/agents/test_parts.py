@@ -1,0 +1,121 @@
+"""What agents are made of: who gets the next workers, the token's file, interfaces, words on the connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastune.cluster.agents.interface import address_of, addresses, interface_with
+from elastune.cluster.agents.messages import (
+    AgentBeat,
+    AgentBye,
+    AgentHello,
+    AgentWelcome,
+    EndWorker,
+    HostNoticed,
+    Sight,
+    StartWorker,
+    WorkerEnded,
+    WorkerStarted,
+    decode_said,
+    decode_told,
+    encode,
+)
+from elastune.cluster.agents.packing import pack
+from elastune.cluster.agents.token import make_token, read_token
+from elastune.cluster.launcher import Bootstrap
+from elastune.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "own", "expected"),
+    [
+        ({1: 4, 2: 4}, 3, {}, [1, 1, 1]),
+        ({1: 4, 2: 2}, 2, {}, [2, 2]),  # the smallest that takes them all
+        ({1: 4, 2: 8, 3: 2}, 10, {}, [2] * 8 + [3] * 2),
+        ({1: 4, 2: 2}, 2, {1: 1}, [1, 1]),  # beside the run's others
+        ({1: 1, 2: 2}, 3, {1: 3}, [1, 2, 2]),
+        ({1: 0, 2: 1}, 1, {1: 3}, [2]),
+        ({}, 0, {}, []),
+    ],
+)
+def test_workers_go_host_by_host(free: dict[int, int], count: int, own: dict[int, int], expected: list[int]) -> None:
+    assert pack(free, count, own) == expected
+
+
+@given(free=st.dictionaries(st.integers(1, 9), st.integers(0, 5)), count=st.integers(0, 50))
+def test_nobody_gets_more_than_there_is_room_for(free: dict[int, int], count: int) -> None:
+    if count > sum(free.values()):
+        with pytest.raises(ValueError, match="room"):
+            pack(free, count)
+        return
+    found = pack(free, count)
+    assert len(found) == count
+    assert all(found.count(agent) <= free[agent] for agent in found)
+    assert found == [agent for agent in dict.fromkeys(found) for _ in range(found.count(agent))]  # host by host
+
+
+def test_a_token_is_made_once_and_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "token"
+    token = make_token(path)
+    assert read_token(path) == token
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UserError, match="a new token needs a new file"):
+        make_token(path)
+    os.chmod(path, 0o640)
+    with pytest.raises(UserError, match="mode 640"):
+        read_token(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"with a space in the middle", b"\xff" * 30])
+def test_a_file_that_holds_no_token(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(UserError, match="16 characters"):
+        read_token(path)
+
+
+def test_interfaces_and_their_addresses() -> None:
+    assert "127.0.0.1" in addresses()["lo"]
+    assert (interface_with("127.0.0.1"), interface_with("::ffff:127.0.0.1")) == ("lo", "lo")
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(UserError, match="must be this machine's"):
+        interface_with("192.0.2.77")
+    with pytest.raises(UserError, match="--interface"):
+        address_of("none0")
+
+
+SAID = [
+    AgentHello("token", {"torch": "2"}, "host", 4),
+    WorkerStarted(1, 77),
+    WorkerEnded(1, -9, "its log", "why"),
+    WorkerEnded(2, None),
+    AgentBeat([Sight(1, "S", 0.5, "epoch 3")]),
+    HostNoticed(30.0, "spot"),
+]
+TOLD = [AgentWelcome(1.0, 15.0), StartWorker(1, Bootstrap(0, "a:1", "t"), "cpu", "/out/logs"), EndWorker(1), AgentBye()]
+
+
+def test_what_is_said_is_what_is_heard() -> None:
+    assert [decode_said(encode(message)) for message in SAID] == SAID
+    assert [decode_told(encode(message)) for message in TOLD] == TOLD
+
+
+def test_what_no_agent_says_is_a_value_error() -> None:
+    """And nothing else: whoever reads it cuts the connection."""
+    odd = [None, -1, 1.5, "x" * 70000, [], {}, True]
+    for message in (json.loads(encode(message)) for message in SAID):
+        lines = [json.dumps({**message, name: value}) for name in message for value in odd]
+        for line in [*lines, "null", "[" * 9999, "\0"]:
+            with contextlib.suppress(ValueError):
+                assert decode_said(line.encode())
+        for wrong in ({**message, "more": 1}, {**message, "kind": "other"}, {"kind": message["kind"], "x": 0}):
+            with pytest.raises(ValueError, match="validation error"):
+                decode_said(json.dumps(wrong).encode())
