@@ -144,7 +144,7 @@ class EngineReplica(Replica, ABC):
         self._mine = []
 
     def abandon(self) -> None:
-        self._mine = []
+        self._reduced, self._mine = False, []
         super().abandon()
 
     def clip_divided(self, held: Sequence[torch.Tensor], max_norm: float) -> float:
@@ -218,7 +218,3 @@ class SlotEngine(EngineReplica):
     @abstractmethod
     def settle(self, used: Sequence[bool]) -> None:
         """Complete the step's sums; ``used``: which of ``params`` any worker's slots have given gradients."""
-
-    def abandon(self) -> None:
-        self._reduced = False
-        super().abandon()

@@ -19,7 +19,7 @@ from elastune.cluster.agents.messages import (
     AgentWelcome,
     EndWorker,
     HostNoticed,
-    Sight,
+    WorkerSeen,
     StartWorker,
     WorkerEnded,
     WorkerStarted,
@@ -97,7 +97,7 @@ SAID = [
     WorkerStarted(1, 77),
     WorkerEnded(1, -9, "its log", "why"),
     WorkerEnded(2, None),
-    AgentBeat([Sight(1, "S", 0.5, "epoch 3")]),
+    AgentBeat([WorkerSeen(1, "S", 0.5, "epoch 3")]),
     HostNoticed(30.0, "spot"),
 ]
 TOLD = [AgentWelcome(1.0, 15.0), StartWorker(1, Bootstrap(0, "a:1", "t"), "cpu", "/out/logs"), EndWorker(1), AgentBye()]

@@ -22,7 +22,7 @@ from elastune.cluster.agents.messages import (
     AgentWelcome,
     EndWorker,
     HostNoticed,
-    Sight,
+    WorkerSeen,
     StartWorker,
     WorkerEnded,
     WorkerStarted,
@@ -180,7 +180,7 @@ class Agent:
         for key, worker in self._workers.items():
             if (vitals := self._launcher.vitals(worker)) is not None:
                 line = self._launcher.last_line(worker)[:200]
-                sights.append(Sight(key, vitals.state, vitals.cpu_s, line))
+                sights.append(WorkerSeen(key, vitals.state, vitals.cpu_s, line))
         self._say(AgentBeat(sights))
 
     def _gone(self) -> bool:

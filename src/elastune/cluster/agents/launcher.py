@@ -18,7 +18,7 @@ from elastune.cluster.agents.messages import (
     AgentWelcome,
     EndWorker,
     HostNoticed,
-    Sight,
+    WorkerSeen,
     StartWorker,
     WorkerEnded,
     WorkerStarted,
@@ -53,7 +53,7 @@ class AgentHost:
     connection: Connection
     heard_at: float
     workers: dict[int, Bootstrap] = field(default_factory=dict)
-    sights: dict[int, Sight] = field(default_factory=dict)
+    sights: dict[int, WorkerSeen] = field(default_factory=dict)
     notice: HostNoticed | None = None
 
     @property
@@ -234,7 +234,7 @@ class AgentLauncher(Launcher):
     def _tell(self, number: int, message: messages.Told) -> None:
         self._hub.send([self._agents[number].connection], messages.encode(message))
 
-    def _sight(self, worker: Bootstrap) -> Sight | None:
+    def _sight(self, worker: Bootstrap) -> WorkerSeen | None:
         number, key = self._place.get(worker, (0, 0))
         agent = self._agents.get(number)
         return agent.sights.get(key) if agent is not None else None

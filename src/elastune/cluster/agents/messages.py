@@ -59,7 +59,7 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, config=_RULES)
-class Sight:
+class WorkerSeen:
     """What an agent sees of a worker: its state and processor time (``coordinator.liveness.Vitals``), its last line."""
 
     key: Count
@@ -72,7 +72,7 @@ class Sight:
 class AgentBeat:
     """The agent lives, and sees this of its workers. Of the controller: it lives."""
 
-    sights: list[Sight] = Field(default_factory=list)
+    sights: list[WorkerSeen] = Field(default_factory=list)
     kind: Literal["agent_beat"] = "agent_beat"
 
 
