@@ -22,9 +22,9 @@ from elastune.cluster.agents.messages import (
     AgentWelcome,
     EndWorker,
     HostNoticed,
-    WorkerSeen,
     StartWorker,
     WorkerEnded,
+    WorkerSeen,
     WorkerStarted,
 )
 from elastune.cluster.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted

@@ -18,9 +18,9 @@ from elastune.cluster.agents.messages import (
     AgentWelcome,
     EndWorker,
     HostNoticed,
-    WorkerSeen,
     StartWorker,
     WorkerEnded,
+    WorkerSeen,
     WorkerStarted,
 )
 from elastune.cluster.agents.packing import pack
