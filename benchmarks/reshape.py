@@ -79,10 +79,11 @@ def state(split: Split, mesh: Mesh, rank: int, copies: int) -> Kept:
     """What worker ``rank`` has in ``mesh``; nothing where it has no place."""
     shards: list[Shard] = []
     if rank < mesh.workers:
-        holds = held(split, mesh, rank, copies)
+        holds = held(split, mesh, copies)[rank]
         shards = [Shard(s, {name: truth(s, name) for name in NAMES[1:]}, held=True) for s in holds]
-        whole = [Segment(i, 0, split.leaves[i].size) for i in split.computed(mesh, rank)]
-        shards += [Shard(s, {VALUES: truth(s, VALUES)}, held=False) for s in whole]
+        computed = split.computed(mesh, rank)
+        values = [Segment(i, 0, split.leaves[i].size) for i in computed] + [s for s in holds if s.leaf not in computed]
+        shards += [Shard(s, {VALUES: truth(s, VALUES)}, held=False) for s in values]
     facts = {shard.segment.leaf: {"step": 1.0} for shard in shards if shard.held}
     return Kept(split, copies, False, 1 if shards else -1, tuple(shards), facts)
 
@@ -90,39 +91,37 @@ def state(split: Split, mesh: Mesh, rank: int, copies: int) -> Kept:
 def least(split: Split, before: Mesh, after: Mesh, copies: int) -> int:
     """Bytes that are wanted where they are not, counted element by element."""
     total = 0
-    for rank in range(after.workers):
-        has = [(held(split, before, rank, copies), split.computed(before, rank))] if rank < before.workers else []
-        masks: dict[int, torch.Tensor] = {}
-        for segments, _ in has:
-            for s in segments:
-                mask = masks.setdefault(s.leaf, torch.zeros(split.leaves[s.leaf].size, dtype=torch.bool))
-                mask[s.start : s.stop] = True
-        for s in held(split, after, rank, copies):
-            here = int(masks[s.leaf][s.start : s.stop].sum()) if s.leaf in masks else 0
-            total += 8 * (s.size - here)
-        there = {leaf for _, computed in has for leaf in computed}
-        total += sum(4 * split.leaves[i].size for i in split.computed(after, rank) if i not in there)
+    had = held(split, before, copies)
+    for rank, holds in enumerate(held(split, after, copies)):
+        here = [torch.zeros(leaf.size, dtype=torch.bool) for leaf in split.leaves]
+        for s in had[rank] if rank < before.workers else ():
+            here[s.leaf][s.start : s.stop] = True
+        total += sum(8 * int((~here[s.leaf][s.start : s.stop]).sum()) for s in holds)
+        for leaf in split.computed(before, rank) if rank < before.workers else ():
+            here[leaf][:] = True
+        computed = split.computed(after, rank)
+        values = [Segment(i, 0, split.leaves[i].size) for i in computed] + [s for s in holds if s.leaf not in computed]
+        total += sum(4 * int((~here[s.leaf][s.start : s.stop]).sum()) for s in values)
     return total
 
 
 def full_gather(group: Group, split: Split, had: Kept, mesh: Mesh, copies: int) -> None:
     """The usual way: each tensor whole on every worker, its own part cut out."""
+    holds, computed = held(split, mesh, copies), [split.computed(mesh, rank) for rank in range(mesh.workers)]
+
+    def has(rank: int, shard: Shard) -> bool:
+        return shard.segment in holds[rank] if shard.held else shard.segment.leaf in computed[rank]
+
     for leaf in range(len(split.leaves)):
         whole = {name: torch.zeros(split.leaves[leaf].size) for name in NAMES}
         for shard in had.shards:
             if shard.segment.leaf == leaf:
-                first = min(rank for rank in range(mesh.workers) if _has(split, mesh, rank, copies, shard))
+                first = next((rank for rank in range(mesh.workers) if has(rank, shard)), None)
                 if first == group.rank:
                     for name, tensor in shard.tensors.items():
                         whole[name][shard.segment.start : shard.segment.stop] = tensor
         for tensor in whole.values():
             group.all_reduce(tensor).wait()
-
-
-def _has(split: Split, mesh: Mesh, rank: int, copies: int, shard: Shard) -> bool:
-    if not shard.held:
-        return shard.segment.leaf in split.computed(mesh, rank)
-    return shard.segment in held(split, mesh, rank, copies)
 
 
 def through_meshes(worker: Worker, size: str, chain: list[str], times: int, copies: int, beside: bool) -> None:
@@ -296,9 +295,9 @@ def killed(times: int, width: int) -> dict[str, Any]:
     moved = 0
     for rank, old in left.items():
         masks = {i: torch.zeros(leaf.size, dtype=torch.bool) for i, leaf in enumerate(split.leaves)}
-        for s in held(split, Mesh(shard=4), old, 2):
+        for s in held(split, Mesh(shard=4), 2)[old]:
             masks[s.leaf][s.start : s.stop] = True
-        moved += sum(8 * int((~masks[s.leaf][s.start : s.stop]).sum()) for s in held(split, Mesh(shard=3), rank, 2))
+        moved += sum(8 * int((~masks[s.leaf][s.start : s.stop]).sum()) for s in held(split, Mesh(shard=3), 2)[rank])
     with processes(3, wire, moved) as them:
         wire_s = max(them.hear(rank)[0] for rank in range(3))
     row = {

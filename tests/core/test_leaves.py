@@ -32,9 +32,9 @@ MESHES = st.builds(Mesh, st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)
 @given(MESHES, st.integers(1, 3))
 def test_everything_has_holders_wherever_workers_compute_with_it(mesh: Mesh, copies: int) -> None:
     layout = state_layout(split(), mesh, copies)
-    everything = pieces(split(), held(split(), Mesh(), 0, 1))
+    everything = pieces(split(), held(split(), Mesh(), 1)[0])
     assert moves(layout, {mesh.workers: tuple(everything)}), "nothing is lost"
-    assert redundancy(layout) >= min(copies, mesh.batch)
+    assert redundancy(layout) >= min(copies, mesh.workers)
 
 
 @given(MESHES)
@@ -50,23 +50,29 @@ def test_cuts_are_at_units(mesh: Mesh) -> None:
 
 def test_shares_are_even() -> None:
     large = whole_leaves([("a", (1000, 1000), "float32", True), ("b", (777, 1234), "float32", True)])
-    sizes = [sum(s.size for s in held(large, Mesh(shard=4), rank, 1)) for rank in range(4)]
+    sizes = [sum(s.size for s in own) for own in held(large, Mesh(shard=4), 1)]
     assert max(sizes) - min(sizes) <= 4 * UNIT
 
 
 def test_copies_are_on_other_hosts_where_there_are_any() -> None:
-    hosts = ["a", "a", "b", "b"]
-    for adder in range(4):
-        first, second = holders(Mesh(shard=4), adder, 2, hosts)
-        assert (first, hosts[first] != hosts[second]) == (adder, True)
-    assert holders(Mesh(shard=4), 3, 2, ["a"] * 4) == (3, 0)
-    assert holders(Mesh(data=2, shard=2), 0, 2) == (0, 2), "the data axis has copies of its own"
-    assert holders(Mesh(data=3), 1, 1) == (1, 0, 2)
-    assert holders(Mesh(), 0, 2) == (0,)
+    assert holders(Mesh(shard=4), 2, "aabb") == ((0, 2), (1, 3), (2, 0), (3, 1)), "and each holds as much"
+    assert holders(Mesh(shard=4), 2, "aaaa")[3] == (3, 0)
+    assert holders(Mesh(data=2, shard=2), 2)[0] == (0, 2), "the data axis has copies of its own"
+    assert holders(Mesh(data=2, shard=2), 2, "abab")[0] == (0, 2, 1), "but not on another host"
+    assert set(holders(Mesh(data=3), 1)[1]) == {0, 1, 2}
+    assert holders(Mesh(), 2) == ((0,),)
+
+
+def test_copies_are_with_other_parts_of_the_model_where_a_replica_is_alone() -> None:
+    assert holders(Mesh(tensor=4), 2) == ((0, 1), (1, 2), (2, 3), (3, 0))
+    assert holders(Mesh(tensor=2, pipeline=2), 2, "aabb") == ((0, 2), (1, 3), (2, 0), (3, 1))
+    assert holders(Mesh(shard=2, tensor=2), 2)[0] == (0, 2), "first with those that compute with the same"
+    assert holders(Mesh(shard=2, tensor=2), 2, "abab")[0] == (0, 1), "but not on the same host"
 
 
 def test_any_death_leaves_a_copy() -> None:
-    for mesh in (Mesh(shard=3), Mesh(data=2, shard=2), Mesh(shard=2, tensor=2), Mesh(shard=2, pipeline=3)):
+    meshes = Mesh(shard=3), Mesh(data=2, shard=2), Mesh(shard=2, tensor=2), Mesh(tensor=3), Mesh(tensor=2, pipeline=3)
+    for mesh in meshes:
         layout = state_layout(split(), mesh, 2)
         for dead in range(mesh.workers):
             left = {rank: own for rank, own in layout.items() if rank != dead}

@@ -1,13 +1,17 @@
-"""Who writes what of a checkpoint: each unit one worker, and one that holds it."""
+"""Who holds what, and who writes what of a checkpoint: each unit has as many holders as copies, and one writer."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.core.leaves import UNIT, Leaf, Split
+from elastune.core.leaves import UNIT, Leaf, Split, whole_leaves
 from elastune.core.mesh import Mesh
-from elastune.core.ownership import held, written
+from elastune.core.ownership import Segment, held, wards, written
 
 sizes = st.one_of(st.integers(1, 40), st.integers(UNIT - 1, 3 * UNIT + 1))
 
@@ -28,18 +32,74 @@ def splits(draw: st.DrawFn) -> Split:
     return Split(tuple(leaves), blocks, (1.0,) * layers)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    splits(),
-    st.builds(Mesh, st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 4])),
-    st.integers(1, 3),
+MESHES = st.builds(
+    Mesh, st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 4])
 )
+
+
+@settings(max_examples=60, deadline=None)
+@given(splits(), MESHES, st.integers(1, 3), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_each_unit_has_holders_enough_on_hosts_enough(
+    split: Split, mesh: Mesh, copies: int, most_hosts: int, dice: random.Random
+) -> None:
+    """As far as there are so many, wherever the workers are."""
+    if split.blocks < mesh.tensor:
+        mesh = Mesh(mesh.data, mesh.shard, 1, mesh.pipeline)
+    hosts = [dice.randrange(most_hosts) for _ in range(mesh.workers)]
+    found: dict[tuple[int, int], list[int]] = {}
+    for rank, own in enumerate(held(split, mesh, copies, hosts)):
+        for segment in own:
+            assert segment.start % UNIT == 0
+            for unit in range(segment.start, segment.stop, UNIT):
+                found.setdefault((segment.leaf, unit), []).append(rank)
+    for i, leaf in enumerate(split.leaves):
+        for unit in range(0, leaf.size, UNIT):
+            ranks = found[i, unit]
+            assert len(set(ranks)) == len(ranks), "nobody holds it twice"
+            assert len(ranks) >= min(copies, mesh.workers)
+            assert len({hosts[rank] for rank in ranks}) >= min(copies, len(set(hosts)))
+    inside = [_units(own) for own in held(split, mesh, 1)]
+    for ward in wards(split, mesh, copies, hosts):
+        assert copies > 1
+        assert _units([ward.segment]) <= inside[ward.source], "who sends its sum has it without others' help"
+
+
+def _units(segments: Iterable[Segment]) -> set[tuple[int, int]]:
+    return {(s.leaf, unit) for s in segments for unit in range(s.start, s.stop, UNIT)}
+
+
+@pytest.mark.parametrize("mesh", [Mesh(tensor=4), Mesh(pipeline=4), Mesh(tensor=2, pipeline=2)], ids=str)
+@pytest.mark.parametrize("hosts", ["aaaa", "aabb", "abab", "abcd"])
+def test_wards_are_spread(mesh: Mesh, hosts: str) -> None:
+    """Layers of equal size: each worker holds its own part and another one's."""
+    blocks = 4 if mesh.tensor > 1 else 1
+    leaves = [
+        Leaf(f"{layer}#{b}", str(layer), ((b, b + 1), (0, UNIT)), layer=layer, block=b if blocks > 1 else None)
+        for layer in range(4)
+        for b in range(blocks)
+    ]
+    split = Split(tuple(leaves), blocks, (1.0,) * 4)
+    assert {sum(s.size for s in own) for own in held(split, mesh, 2, hosts)} == {4 * blocks * UNIT // 2}
+
+
+def test_no_wards_where_the_batch_group_has_copies_enough() -> None:
+    split = whole_leaves([("a", (3 * UNIT,), "float32", True), ("b", (3,), "float32", False)])
+    for mesh in (Mesh(data=2), Mesh(shard=3), Mesh(data=2, shard=2)):
+        assert not wards(split, mesh, 2)
+    blocks = Split(tuple(Leaf(f"a#{b}", "a", ((b, b + 1), (0, UNIT)), block=b) for b in range(2)), 2)
+    assert not wards(blocks, Mesh(data=2, tensor=2), 2)
+    assert not wards(blocks, Mesh(data=2, tensor=2), 2, "aabb")
+    assert wards(blocks, Mesh(data=2, tensor=2), 2, "abab"), "replicas that lie across hosts"
+    assert not wards(split, Mesh(tensor=2), 2), "each computes with all of it"
+
+
+@settings(max_examples=40, deadline=None)
+@given(splits(), MESHES, st.integers(1, 3))
 def test_each_element_has_one_writer_who_holds_it(split: Split, mesh: Mesh, copies: int) -> None:
     if split.blocks < mesh.tensor:
         mesh = Mesh(mesh.data, mesh.shard, 1, mesh.pipeline)
     spans: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(split.leaves))}
-    for rank in range(mesh.workers):
-        own = held(split, mesh, rank, copies)
+    for rank, own in enumerate(held(split, mesh, copies)):
         for segment in written(split, mesh, rank):
             spans[segment.leaf].append((segment.start, segment.stop))
             assert any(h.leaf == segment.leaf and h.start <= segment.start and segment.stop <= h.stop for h in own), (

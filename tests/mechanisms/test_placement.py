@@ -50,7 +50,7 @@ def has_state(leaf: int) -> bool:
 
 def shares_of(mesh: Mesh, rank: int, copies: int) -> list[Shard]:
     found = []
-    for segment in held(SPLIT, mesh, rank, copies):
+    for segment in held(SPLIT, mesh, copies)[rank]:
         names = ["exp_avg", "exp_avg_sq"] if has_state(segment.leaf) else []
         found.append(Shard(segment, {name: truth(segment, name) for name in names}, held=True))
     for leaf in SPLIT.computed(mesh, rank):
@@ -61,7 +61,7 @@ def shares_of(mesh: Mesh, rank: int, copies: int) -> list[Shard]:
 
 def wanted(mesh: Mesh, rank: int, copies: int) -> Wanted:
     whole = tuple(Segment(leaf, 0, SPLIT.leaves[leaf].size) for leaf in SPLIT.computed(mesh, rank))
-    return Wanted(held(SPLIT, mesh, rank, copies), whole)
+    return Wanted(held(SPLIT, mesh, copies)[rank], whole)
 
 
 def facts_of(shards: list[Shard]) -> dict[int, Any]:
@@ -119,8 +119,8 @@ def missing_bytes(before: Mesh, after: Mesh, copies: int) -> int:
     for rank in range(after.workers):
         units: dict[int, torch.Tensor] = {}
         if rank < before.workers:
-            units = _elements(held(SPLIT, before, rank, copies))
-        state = _elements(held(SPLIT, after, rank, copies))
+            units = _elements(held(SPLIT, before, copies)[rank])
+        state = _elements(held(SPLIT, after, copies)[rank])
         total += sum((12 if has_state(leaf) else 0) * n for leaf, n in _left(state, units).items())
         had = set(SPLIT.computed(before, rank)) if rank < before.workers else set()
         total += sum(4 * SPLIT.leaves[i].size for i in SPLIT.computed(after, rank) if i not in had)

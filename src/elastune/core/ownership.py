@@ -8,8 +8,9 @@ at no byte more than one: what is sent as a gradient need not be sent as a value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from elastune.core.layout import Layout, Piece
 from elastune.core.leaves import UNIT, Split
@@ -90,45 +91,124 @@ def _cut_at_units(split: Split, leaves: Sequence[int], parts: int) -> tuple[tupl
     return tuple(tuple(part) for part in found)
 
 
-def holders(mesh: Mesh, adder: int, copies: int, hosts: Sequence[object] = ()) -> tuple[int, ...]:
-    """The batch ranks that hold what batch rank ``adder`` adds up, itself first.
+def holders(mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple[int, ...], ...]:
+    """By worker of ``mesh``: those that hold what it adds up.
 
-    All that differ from it in the data axis alone hold the same; where those are fewer than ``copies``, further workers
-    of other hosts are added (``hosts``: the host of each batch rank), of its own where there are no others.
+    All that differ from it in the data axis alone do. Where these are fewer than ``copies``, or together on fewer hosts
+    than could be (``hosts``: that of each rank), there are further ones: if possible on a host that has none yet and in
+    the batch group, which computes with the same leaves; of those the one that holds the least.
     """
-    own = [data * mesh.shard + adder % mesh.shard for data in range(mesh.data)]
-    own.remove(adder)
-    found = [adder, *own]
-    others = [(adder + step) % mesh.batch for step in range(1, mesh.batch)]
-    places = list(hosts) or list(range(mesh.batch))
-    while len(found) < min(copies, mesh.batch):
-        left = [rank for rank in others if rank not in found]
-        taken = {places[rank] for rank in found}
-        found.append(next((rank for rank in left if places[rank] not in taken), left[0]))
+    inner, places = mesh.tensor * mesh.pipeline, list(hosts) or list(range(mesh.workers))
+    loads = [1] * mesh.workers
+    found: dict[int, tuple[int, ...]] = {}
+    for first in range(mesh.shard * inner):
+        own = list(mesh.group("data", first))
+        while not _enough(own, places, copies):
+            taken = {places[rank] for rank in own}
+            added = min(
+                (rank for rank in range(mesh.workers) if rank not in own),
+                key=lambda rank: (
+                    places[rank] in taken,
+                    rank % inner != first % inner,
+                    loads[rank],
+                    (rank - first) % mesh.workers,
+                ),
+            )
+            loads[added] += 1
+            own.append(added)
+        found |= dict.fromkeys(mesh.group("data", first), tuple(own))
+    return tuple(found[rank] for rank in range(mesh.workers))
+
+
+def _enough(ranks: Collection[int], places: Sequence[object], copies: int) -> bool:
+    """Whether these are as many workers as there should be copies, on as many hosts, as far as there are so many."""
+    hosts = {places[rank] for rank in ranks}
+    return len(ranks) >= min(copies, len(places)) and len(hosts) >= min(copies, len(set(places)))
+
+
+def holders_inside(mesh: Mesh, rank: int, copies: int, hosts: Sequence[object] = ()) -> list[tuple[int, ...]]:
+    """``holders`` within the batch group of ``rank``: by batch rank, in batch ranks."""
+    group, of = mesh.batch_group(rank), holders(mesh, copies, hosts)
+    return [tuple(group.index(other) for other in of[adder] if other in group) for adder in group]
+
+
+@dataclass(frozen=True)
+class Ward:
+    """``holder`` holds the state of ``segment`` for others: it does not come by the sum with its batch group, so worker
+    ``source`` of those that do sends it.
+    """
+
+    segment: Segment
+    source: int
+    holder: int
+
+
+def wards(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[Ward, ...]:
+    """What is held outside of the batch groups that compute with it, since inside there are too few ``holders``.
+
+    Where every worker along the tensor axis computes with a leaf, each has its state: that counts. In order of leaves.
+    """
+    inner, places = mesh.tensor * mesh.pipeline, list(hosts) or list(range(mesh.workers))
+    of = holders(mesh, copies, hosts)
+    inside = [[other for other in own if other % inner == rank % inner] for rank, own in enumerate(of)]
+    if all(_enough(each, places, copies) for each in inside):
+        return ()
+    found: list[Ward] = []
+    for leaf, shares in _shares(split, mesh).items():
+        edges = sorted({edge for segment, _ in shares for edge in (segment.start, segment.stop)})
+        for start, stop in pairwise(edges):
+            firsts = [first for segment, first in shares if segment.start <= start < segment.stop]
+            there = {rank for first in firsts for rank in inside[first]}
+            if not _enough(there, places, copies):
+                outside = (rank for rank in of[firsts[0]] if rank not in there)
+                found += [Ward(Segment(leaf, start, stop), firsts[0], rank) for rank in outside]
     return tuple(found)
 
 
-def held(split: Split, mesh: Mesh, rank: int, copies: int, hosts: Sequence[object] = ()) -> tuple[Segment, ...]:
-    """What worker ``rank`` of ``mesh`` holds the state of, in order of leaves; what it adds up is cut from the rest.
+def _shares(split: Split, mesh: Mesh) -> dict[int, list[tuple[Segment, int]]]:
+    """By leaf: what the workers of each batch group hold alike, each with the first of those."""
+    found: dict[int, list[tuple[Segment, int]]] = {}
+    for place, (computed, plans) in enumerate(_plans(split, mesh)):
+        for shard in range(mesh.shard):
+            adders = range(shard, mesh.batch, mesh.shard)
+            own = _joined([segment for plan in plans for adder in adders for segment in plan.parts[adder]])
+            for segment in (*own, *_untrained(split, computed)):
+                found.setdefault(segment.leaf, []).append((segment, shard * mesh.tensor * mesh.pipeline + place))
+    return dict(sorted(found.items()))
 
-    ``hosts``: the host of each rank of the mesh. A leaf that is not trained is held by all that compute with it.
+
+def _plans(split: Split, mesh: Mesh) -> list[tuple[tuple[int, ...], tuple[BucketPlan, ...]]]:
+    """What each batch group computes with, and its buckets."""
+    computed = [split.computed(mesh, place) for place in range(mesh.tensor * mesh.pipeline)]
+    return [(leaves, buckets(split, leaves, mesh.batch)) for leaves in computed]
+
+
+def _untrained(split: Split, computed: Sequence[int]) -> list[Segment]:
+    """Leaves that get no gradients: all that compute with one hold it."""
+    return [Segment(i, 0, split.leaves[i].size) for i in computed if not split.leaves[i].trained]
+
+
+def held(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple[Segment, ...], ...]:
+    """By worker of ``mesh``: what it holds the state of, in order of leaves. ``hosts``: that of each rank.
+
+    What it adds up is cut from what it has copies of, and that from its wards: their sums come apart.
     """
-    computed = split.computed(mesh, rank)
-    own = mesh.batch_rank(rank)
-    batch_hosts = [hosts[member] for member in mesh.batch_group(rank)] if hosts else ()
-    held_by = [holders(mesh, adder, copies, batch_hosts) for adder in range(mesh.batch)]
-    added: list[Segment] = []
-    copied = [Segment(i, 0, split.leaves[i].size) for i in computed if not split.leaves[i].trained]
-    for bucket in buckets(split, computed, mesh.batch):
-        for adder, part in enumerate(bucket.parts):
-            if own in held_by[adder]:
-                (added if adder == own else copied).extend(part)
-    return tuple(sorted((*_joined(added), *_joined(copied)), key=lambda segment: (segment.leaf, segment.start)))
+    found: dict[int, tuple[Segment, ...]] = {}
+    for place, (computed, plans) in enumerate(_plans(split, mesh)):
+        inside = holders_inside(mesh, place, copies, hosts)
+        for own, rank in enumerate(mesh.batch_group(place)):
+            adders = [adder for adder in range(mesh.batch) if own in inside[adder] and adder != own]
+            added = [segment for plan in plans for segment in plan.parts[own]]
+            copied = [segment for plan in plans for adder in adders for segment in plan.parts[adder]]
+            found[rank] = (*_joined(added), *_joined([*copied, *_untrained(split, computed)]))
+    for ward in wards(split, mesh, copies, hosts):
+        found[ward.holder] += (ward.segment,)
+    return tuple(_sorted(found[rank]) for rank in range(mesh.workers))
 
 
 def state_layout(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> Layout:
     """The pieces of flat leaves that each worker of ``mesh`` holds; see ``held``."""
-    return {rank: tuple(pieces(split, held(split, mesh, rank, copies, hosts))) for rank in range(mesh.workers)}
+    return {rank: tuple(pieces(split, own)) for rank, own in enumerate(held(split, mesh, copies, hosts))}
 
 
 def pieces(split: Split, segments: Sequence[Segment]) -> list[Piece]:
@@ -136,10 +216,14 @@ def pieces(split: Split, segments: Sequence[Segment]) -> list[Piece]:
     return [Piece(split.leaves[segment.leaf].name, ((segment.start, segment.stop),)) for segment in segments]
 
 
+def _sorted(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    return tuple(sorted(segments, key=lambda segment: (segment.leaf, segment.start)))
+
+
 def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """In order, neighbours as one."""
     found: list[Segment] = []
-    for segment in sorted(segments, key=lambda segment: (segment.leaf, segment.start)):
+    for segment in _sorted(segments):
         if found and found[-1].leaf == segment.leaf and found[-1].stop == segment.start:
             found[-1] = Segment(segment.leaf, found[-1].start, segment.stop)
         else:

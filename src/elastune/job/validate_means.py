@@ -127,8 +127,6 @@ def _check_copies(means: Means, most: int) -> None:
     if means.parts == MechanismName():
         fix = "leave --copies out: every worker holds all of it"
         raise UserError("copies are of state that is divided", f"--copies {means.copies}, {means.mechanism}", fix)
-    holders = MeshChoice.of(means).most_parts(most)
-    if not 1 <= means.copies <= holders:
-        rule = "each piece of state has from 1 to as many copies as there are workers along data and shard"
-        fix = "use fewer --copies or more workers along data or shard"
-        raise UserError(rule, f"--copies {means.copies}, {holders} workers", fix)
+    if not 1 <= means.copies <= most:
+        rule = "each piece of state has from 1 to as many copies as there are workers"
+        raise UserError(rule, f"--copies {means.copies}, {most} workers", "use fewer --copies or more workers")

@@ -13,6 +13,7 @@ from elastune.comm.exact import ExactReducer
 from elastune.comm.gate import Gate
 from elastune.comm.group import Group
 from elastune.comm.owned import OwnedBucket, OwnedReducer
+from elastune.comm.wards import WardSums
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Mode
@@ -71,6 +72,7 @@ class OwnedAllReduce(Sync):
             like = replica.store.parameters[plan.leaves[0]]
             buckets.append(there.get(plan.leaves) or OwnedBucket(plan, split, like.dtype, like.device))
         self._reducer.regroup(buckets, replica.plans, comms.batch, self._gate.num_slots, replica.held_by)
+        self._wards = WardSums(replica.wards, split, comms.everyone, replica.store.parameters[0].device)
         self._computed = frozenset(replica.store.computed)
         self._rank = comms.mesh.batch_rank(comms.rank)
 
@@ -154,6 +156,7 @@ class OwnedAllReduce(Sync):
             self._moved = self._moves.finish()
         squares = reducer.squares()
         reducer.wait()
+        self._wards.exchange(reducer.sums())
         if not self._leaves_early:
             reducer.release()
         statistics = {slot: part.tensor() for slot, part in self._parts.items()}
@@ -167,8 +170,9 @@ class OwnedAllReduce(Sync):
         self.totals = gate.control
         norms = (float(gate.squares.sum()), 0.0) if self._measures else None
         self.statistics = step_statistics(gate.statistics, norms)
-        held = [bucket.held for bucket in self._reducer.buckets]
-        replica.receive(self._reducer.sums(), gate.used, gate.squares, lambda factor: _scale(held, factor))
+        held = [*(bucket.held for bucket in self._reducer.buckets), *self._wards.held]
+        sums = [*self._reducer.sums(), *self._wards.sums()]
+        replica.receive(sums, gate.used, gate.squares, lambda factor: _scale(held, factor))
         if self.exact:
             replica.buffers.move(self._moved)
 
@@ -192,6 +196,7 @@ class OwnedAllReduce(Sync):
 
     def _drain(self) -> None:
         self._reducer.drain()
+        self._wards.drain()
         if self._moves is not None:
             self._moves.drain()
 

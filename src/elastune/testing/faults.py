@@ -10,10 +10,10 @@ forming (a group; STEP is then the version's number), giving and taking (a state
 (this worker's part of a checkpoint is about to be written), written (it is, and nobody else knows), publishing (all
 parts are there, and no checkpoint yet), agreeing (on what was decided between epochs).
 Of state that lies in shares: launched (all that this worker has is sent to who adds it up), added (what it adds up is
-added), gate (before it says so), gated (all have), applied (the optimizer has updated its shares), spreading (their
-values, some have arrived), waiting (for what another stage of a pipeline has to say),
-placing (state is about to move; STEP is the view's number, as in the next one), placed (all
-of it is here; others may lack theirs).
+added), lending (its sums are about to go to who holds them for it, outside of its batch group), gate (before it says
+so), gated (all have), applied (the optimizer has updated its shares), spreading (their values, some have arrived),
+waiting (for what another stage of a pipeline has to say), placing (state is about to move; STEP is the view's number,
+as in the next one), placed (all of it is here; others may lack theirs).
 Any other place is one that the program itself passes by ``reach``.
 """
 
@@ -29,6 +29,7 @@ from typing import Any
 from elastune.comm.gate import Gate
 from elastune.comm.group import Group, GroupBroken
 from elastune.comm.owned import OwnedReducer
+from elastune.comm.wards import WardSums
 from elastune.elastic.worker import elastic_group, state_transfer
 from elastune.mechanisms.owned import moving
 from elastune.mechanisms.owned.moving import Kept
@@ -158,6 +159,7 @@ def _wrap_shares(before: Callable[..., None]) -> None:
 
     before(OwnedReducer, "combine", "launched")
     before(OwnedReducer, "squares", "added")
+    before(WardSums, "exchange", "lending")
     before(Gate, "pass_through", "gate")
     before(OwnedAllReduce, "_complete", "gated")
     before(OwnedReplica, "settle", "applied")

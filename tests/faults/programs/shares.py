@@ -24,6 +24,7 @@ config = {
     "until": "",
     "width": 192,
     "batchnorm": True,
+    "late": True,
     "early": False,
 }
 
@@ -69,7 +70,7 @@ def train(session) -> None:
     for _ in session.epochs(config["epochs"]):
         model.train()
         for x, y in session.batches(samples, batch_size=config["batch_size"]):
-            net.uses_late = session.step >= 3
+            net.uses_late = config["late"] and session.step >= 3
             scores = model(x)
             if scores.requires_grad:
                 scores.register_hook(lambda g: reach("backward"))

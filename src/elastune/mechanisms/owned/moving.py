@@ -44,10 +44,11 @@ class Kept:
     def wanted(self, mesh: Mesh, hosts: Sequence[str], size: int) -> list[Wanted]:
         """What each of ``size`` workers is to have where the first of them stand as ``mesh`` says."""
         found = []
-        for rank in range(mesh.workers):
-            holds = held(self.split, mesh, rank, self.copies, hosts)
-            whole = (Segment(i, 0, self.split.leaves[i].size) for i in self.split.computed(mesh, rank))
-            found.append(Wanted(holds, holds if self.frees else tuple(whole)))
+        for rank, holds in enumerate(held(self.split, mesh, self.copies, hosts)):
+            computed = () if self.frees else self.split.computed(mesh, rank)
+            whole = (Segment(i, 0, self.split.leaves[i].size) for i in computed)
+            others = (segment for segment in holds if segment.leaf not in computed)
+            found.append(Wanted(holds, (*whole, *others)))
         return found + [NOTHING] * (size - mesh.workers)
 
     def brought(self, group: Group, mesh: Mesh, hosts: Sequence[str], device: torch.device) -> Placed:

@@ -14,7 +14,7 @@ from elastune.comm.units import clip_factor, global_norm
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import Piece, Unrecoverable
-from elastune.core.ownership import BucketPlan, Segment, buckets, held, holders
+from elastune.core.ownership import BucketPlan, Segment, Ward, buckets, held, holders_inside, wards
 from elastune.mechanisms.base import Ready, Replica
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.memory import storage_bytes
@@ -56,7 +56,8 @@ class OwnedReplica(Replica):
     Attributes:
         plans: The buckets of this worker's batch group.
         own: What this worker adds up.
-        held_by: By batch rank: who holds what it adds up, itself first.
+        held_by: By batch rank: who of the batch group holds what it adds up.
+        wards: What workers outside of the batch groups hold.
         copies: How many workers hold each share, where there are as many.
         state_names, shapes: See ``ProgramModel``.
         leaves_of: By the name of a parameter: its leaves.
@@ -94,6 +95,7 @@ class OwnedReplica(Replica):
         self.own: frozenset[Segment] = frozenset()
         self._own_first = OwnFirst(store)
         self.held_by: list[tuple[int, ...]] = []
+        self.wards: tuple[Ward, ...] = ()
         store.rebuild(*self.wanted_in(comms))
         self.enter(comms)
         optimizer.register_step_pre_hook(lambda _, args, kwargs: self._steps(args, kwargs))
@@ -102,15 +104,15 @@ class OwnedReplica(Replica):
     def wanted_in(self, comms: Comms) -> tuple[tuple[int, ...], tuple[Segment, ...]]:
         """What this worker is to compute with, and to hold, in the mesh of ``comms``."""
         mesh, rank = comms.mesh, comms.rank
-        return self.split.computed(mesh, rank), held(self.split, mesh, rank, self.copies, comms.hosts)
+        return self.split.computed(mesh, rank), held(self.split, mesh, self.copies, comms.hosts)[rank]
 
     def enter(self, comms: Comms) -> None:
         """Stand where ``comms`` says, with a store that has what belongs there."""
         mesh = comms.mesh
-        hosts = [comms.hosts[member] for member in mesh.batch_group(comms.rank)] if comms.hosts else ()
         self.comms = comms
         self.plans = buckets(self.split, self.store.computed, mesh.batch)
-        self.held_by = [holders(mesh, adder, self.copies, hosts) for adder in range(mesh.batch)]
+        self.held_by = holders_inside(mesh, comms.rank, self.copies, comms.hosts)
+        self.wards = wards(self.split, mesh, self.copies, comms.hosts)
         self.own = frozenset(segment for plan in self.plans for segment in plan.parts[mesh.batch_rank(comms.rank)])
         self.division.enter(comms)
 

@@ -54,7 +54,7 @@ class LeafStore:
 
     Attributes:
         computed: Indices of the leaves that this worker computes with: their parameters have storage and values.
-        held: The segments whose state is here, in order of leaves; all of ``computed`` leaves.
+        held: The segments whose state is here, in order of leaves; of leaves that others compute with as well.
         places: By the name of a tensor that the optimizer updates: its number in ``optimizer.state_dict()``.
         numbers: These numbers, by group.
         frees: Parameters have storage only while somebody uses them (``sharded``); shards have memory of their own.
@@ -242,7 +242,7 @@ class LeafStore:
         """New values of shards that have memory of their own go into the leaves' storage, where that is here."""
         if not self.frees:
             for shard in self.shards:
-                if not shard.is_view:
+                if not shard.is_view and self._computes(shard.segment.leaf):
                     self.write_values(shard.segment, shard.parameter.detach())
 
     # -- another layout -----------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class LeafStore:
         for i, values in fresh.items():
             allocate(self.parameters[i])
             self.parameters[i].detach().copy_(values.view(self.split.leaves[i].shape))
-        shards = [self._shard(segment, values) for segment, values, _ in prepared]
+        shards = [self._shard(segment, values, segment.leaf in there) for segment, values, _ in prepared]
         for i, p in enumerate(self.parameters):
             p.grad = None
             if i not in there or self.frees:
@@ -288,10 +288,10 @@ class LeafStore:
         self._place_steps()
         self._initial = {}
 
-    def _shard(self, segment: Segment, values: torch.Tensor) -> ShardParameter:
-        """The shard of a segment of values ``values``."""
+    def _shard(self, segment: Segment, values: torch.Tensor, stays: bool) -> ShardParameter:
+        """The shard of a segment of values ``values``. ``stays``: its leaf has storage here."""
         p = self.parameters[segment.leaf]
-        if self.frees or self.offload or not p.is_contiguous():
+        if self.frees or self.offload or not stays or not p.is_contiguous():
             own = values.to(self.home, copy=True)
             return ShardParameter(segment, nn.Parameter(own, p.requires_grad), is_view=False)
         view = p.detach().view(-1)[segment.start : segment.stop]

@@ -270,7 +270,7 @@ class MechanismKit:
 
     def test_a_lost_workers_pieces_come_back(self, mesh: Mesh) -> None:
         """From those that hold them; where nobody does, the plan says so."""
-        copied = self.copies > 1 and mesh.batch > 1 and isinstance(self.mechanism, Owned)
+        copied = self.copies > 1 and isinstance(self.mechanism, Owned)
         if mesh.data == 1 and not copied:
             with pytest.raises(Unrecoverable):
                 self.trained(mesh, "replace")
