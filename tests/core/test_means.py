@@ -131,7 +131,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"virtual_tensor": 2, "mechanism": "zero"}, {}, "use --mechanism tensor"),
     ({"workers": 2, "copies": 2}, {}, "every worker holds all of it"),
     ({"mesh": Mesh(shard=2), "copies": 3}, {}, "fewer --copies"),
-    ({"mesh": Mesh(tensor=2), "copies": 2}, {}, "fewer --copies"),
+    ({"mesh": Mesh(tensor=2), "copies": 3}, {}, "fewer --copies"),
     ({"mesh": Mesh(shard=2), "copies": 0}, {}, "fewer --copies"),
     ({"mesh": Mesh(shard=2), "copies": -1}, {}, "fewer --copies"),
     ({"schedule": "gpipe"}, {}, "a schedule is that of a pipeline"),

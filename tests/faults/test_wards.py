@@ -5,6 +5,7 @@ kill -9 at the named places of a step: the survivors go on, with the same bits a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
 from elastune.journal.records import Restarted, StateLost
 from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
+from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
 
@@ -76,3 +79,28 @@ def test_killed_in_a_pipeline_that_is_alone(runs: Runs, unpiped: Ran, dies: int,
     ran = runs(2, means=means, faults=[f"kill {dies} 5 {place}"], elastic=Elastic(low=1, high=2), late=False)
     kept_on(ran, unpiped)
     assert ran.lost == [dies]
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[NamespaceLauncher]:
+    """With room for two workers each."""
+    with Network(2) as network:
+        launcher = NamespaceLauncher(network, 2)
+        yield launcher
+        launcher.close()
+
+
+@pytest.mark.parametrize("place", ["lending", "gated"])
+def test_a_whole_host_is_lost(two_hosts: NamespaceLauncher, tmp_path: Path, undisturbed: Ran, place: str) -> None:
+    """Two of four blocks with it, at once: the other host has a copy of each."""
+
+    def act(run: HostRun) -> None:
+        if len(run.processes) == 4:
+            assert [run.processes[worker].host for worker in range(4)] == [run.network.hosts[at] for at in (0, 0, 1, 1)]
+            run.launcher.limit = 2  # nobody is replaced: one host is left
+
+    runs = HostRuns(two_hosts, tmp_path, PROGRAM)
+    means = {"mechanism": "tensor", "mesh": Mesh(tensor=4)}
+    ran = runs(4, act=act, means=means, faults=[f"kill {worker} 5 {place}" for worker in (0, 1)])
+    kept_on(ran, undisturbed)
+    assert sorted(ran.lost) == [0, 1]

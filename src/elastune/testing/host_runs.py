@@ -1,4 +1,4 @@
-"""Elastic runs over several hosts: a launcher that starts one worker a host, and what is done to them there."""
+"""Elastic runs over several hosts: a launcher that starts workers on them, and what is done to them there."""
 
 from __future__ import annotations
 
@@ -44,15 +44,20 @@ class Process:
 
 
 class NamespaceLauncher(Launcher):
-    """One worker on each host of ``network``, forked by a server there. What is cut off cannot be ended."""
+    """``each`` workers on every host of ``network``, one host after the other, forked by a server there.
+
+    What is cut off cannot be ended. ``limit``: room for so many workers.
+    """
 
     interface = INTERFACE
 
-    def __init__(self, network: Network, preload: Sequence[str] = (*PRELOAD, "elastune.train.work")) -> None:
+    def __init__(
+        self, network: Network, each: int = 1, preload: Sequence[str] = (*PRELOAD, "elastune.train.work")
+    ) -> None:
         self.network = network
-        self.limit = len(network.hosts)
+        self.limit = each * len(network.hosts)
         self.processes: dict[int, Process] = {}
-        self._servers = [ForkLauncher(1, preload=preload, prefix=host.space.command()) for host in network.hosts]
+        self._servers = [ForkLauncher(each, preload=preload, prefix=host.command()) for host in network.hosts]
         self._at: dict[Bootstrap, int] = {}
 
     @property
@@ -61,11 +66,12 @@ class NamespaceLauncher(Launcher):
 
     @property
     def free(self) -> int:
-        return max(0, min(self.limit - sum(not server.free for server in self._servers), len(self._idle())))
+        taken = sum(server.capacity - server.free for server in self._servers)
+        return max(0, min(self.limit - taken, len(self._idle())))
 
     def _idle(self) -> list[int]:
         hosts = enumerate(zip(self.network.hosts, self._servers, strict=True))
-        return [at for at, (host, server) in hosts if server.free and not host.is_cut]
+        return [at for at, (host, server) in hosts if not host.is_cut for _ in range(server.free)]
 
     def start(self, workers: Sequence[Bootstrap], needs: Needs) -> None:
         for worker, at in zip(workers, self._idle(), strict=False):
