@@ -9,7 +9,7 @@ from elastune.core.errors import UserError
 from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.options import split
-from elastune.core.run import Mode, Schedule
+from elastune.core.run import Means, Mode, Schedule
 from elastune.mechanisms.registry import DIVIDES, MECHANISMS, STATES
 from elastune.recipes.settings import choice
 from elastune.recipes.spaces import WholeBounds, choose_from, draw_int
@@ -60,43 +60,43 @@ def suggest_means(
         >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
         >>> elastune.suggest_means(trial, mechanisms=("zero", "sharded", "tensor"), meshes=("shard=4", "tensor=4"))
     """
-    found: dict[str, Any] = {}
     if workers is not None and meshes:
         raise UserError("a mesh says how many workers there are", f"workers={workers}", "give workers or meshes")
-    if workers is not None:
-        found["workers"] = draw_int(trial, "workers", workers, log=True)
+    found: dict[str, Any] = {} if workers is None else {"workers": draw_int(trial, "workers", workers, log=True)}
     if modes:
         found["mode"] = choose_from(trial, "mode", modes, get_args(Mode))
+    found |= _suggest_division(trial, mechanisms, meshes)
+    name = Means.from_json({key: found.get(key) for key in ("mechanism", "mesh")}).parts
+    for policy in policies:
+        split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
+    asked: list[tuple[str, Sequence[Any], bool, tuple[str, ...] | None]] = [
+        ("micro_batch", micro_batches, True, None),
+        ("copies", copies, name != MechanismName() and not name.foreign, None),
+        ("virtual_tensor", virtual_tensor, name.tensor, None),
+        ("schedule", schedules, name.pipeline, get_args(Schedule)),
+        ("zero_stage", zero_stages, name.foreign in STAGED, None),
+        ("policy", policies, True, None),
+    ]
+    for key, choices, has, known in asked:
+        if choices and has:
+            found[key] = choose_from(trial, key, choices, known)
+    return found
+
+
+def _suggest_division(trial: Any, mechanisms: Sequence[str], meshes: Sequence[str]) -> dict[str, Any]:
+    """A mechanism, and a mesh that it fits, of those that are given."""
     grids = {mesh: Mesh.parse(mesh) for mesh in meshes}
     names = {text: _known(text) for text in mechanisms}
     for text, name in names.items():
         if grids and not _fitting(name, grids):
             raise UserError("each mechanism must fit one of the meshes", f"{text}; {', '.join(grids)}", "add one")
+    found: dict[str, Any] = {}
     if names:
         found["mechanism"] = choose_from(trial, "mechanism", [str(name) for name in names.values()])
     if grids:
         fitting = _fitting(MechanismName.parse(found["mechanism"]), grids) if names else list(meshes)
         own = "mesh" if len(fitting) == len(meshes) else f"mesh of {found['mechanism']}"
         found["mesh"] = choose_from(trial, own, fitting)
-    parts = (
-        MechanismName.parse(found["mechanism"])
-        if names
-        else MechanismName.least_for(grids[found["mesh"]] if grids else None)
-    )
-    if micro_batches:
-        found["micro_batch"] = choose_from(trial, "micro_batch", micro_batches)
-    if copies and parts != MechanismName() and not parts.foreign:
-        found["copies"] = choose_from(trial, "copies", copies)
-    if virtual_tensor and parts.tensor:
-        found["virtual_tensor"] = choose_from(trial, "virtual_tensor", virtual_tensor)
-    if schedules and parts.pipeline:
-        found["schedule"] = choose_from(trial, "schedule", schedules, get_args(Schedule))
-    if zero_stages and parts.foreign in STAGED:
-        found["zero_stage"] = choose_from(trial, "zero_stage", zero_stages)
-    for policy in policies:
-        split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
-    if policies:
-        found["policy"] = choose_from(trial, "policy", policies)
     return found
 
 

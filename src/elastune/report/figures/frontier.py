@@ -9,7 +9,7 @@ from typing import Literal
 from elastune.core.text import count, duration, estimate, modelled, number, plain, rate
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.report.figures import palette
-from elastune.report.figures.figures import Axis, Figure, Level, Panel, Series
+from elastune.report.figures.figures import Axis, Figure, Level, Marker, Panel, Series
 
 What = Literal["quality", "seconds", "throughput"]
 NAIVE = "before: naive rule (batch and learning rate × workers)"
@@ -61,8 +61,8 @@ def front(found: FrontierFound) -> Figure:
             line="solid",
             hollow=tuple(row.seconds_label == "modelled" for row in joined),
         ),
-        _against_seconds("before: naive rule", naive, found),
-        _against_seconds(TUNED, tuned, found),
+        *_by_mechanism("before: naive rule", "square", naive, palette.BEFORE, found),
+        *_by_mechanism(TUNED, "circle", tuned, palette.AFTER, found),
     ]
     pick = found.rows[found.pick] if found.pick is not None else None
     if pick is not None and math.isfinite(pick.quality):
@@ -139,13 +139,30 @@ def _reach(row: FrontierRow, what: What) -> tuple[float, float] | None:
     return value - value / factor, value * factor - value
 
 
-def _against_seconds(name: str, rows: Sequence[FrontierRow], found: FrontierFound) -> Series:
+def _by_mechanism(
+    name: str, marker: Marker, rows: Sequence[FrontierRow], color: str, found: FrontierFound
+) -> list[Series]:
+    """Rows of one rule; each mechanism's in its own colour, where there are several."""
+    mechanisms = sorted({row.mechanism for row in found.rows})
+    if len(mechanisms) == 1:
+        return [_against_seconds(name, marker, rows, color, found)]
+    colors = {mechanism: palette.SEQUENCE[i % len(palette.SEQUENCE)] for i, mechanism in enumerate(mechanisms)}
+    series = []
+    for mechanism in dict.fromkeys(row.mechanism for row in rows):
+        own = [row for row in rows if row.mechanism == mechanism]
+        series.append(_against_seconds(f"{name}, {plain(mechanism, 40)}", marker, own, colors[mechanism], found))
+    return series
+
+
+def _against_seconds(
+    name: str, marker: Marker, rows: Sequence[FrontierRow], color: str, found: FrontierFound
+) -> Series:
     return Series(
         name,
         tuple(row.seconds for row in rows),
         tuple(row.quality for row in rows),
-        palette.AFTER if name == TUNED else palette.BEFORE,
-        marker="circle" if name == TUNED else "square",
+        color,
+        marker=marker,
         error=tuple(_reach(row, "quality") for row in rows),
         hollow=tuple(row.seconds_label == "modelled" for row in rows),
         labels=tuple(describe_row(row, found) for row in rows),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
@@ -134,13 +135,17 @@ def _points(ax: Axes, series: Series, floor: float) -> None:
     if series.line is not None and len(series.x) > MAX_CROSSINGS:
         return
     size = 14.0 if shape == "ring" else 11.0 if series.inside else 4.0 if series.faint else 6.0
-    for hollow in (False, True):
-        alike = [i for i in valued if series.is_hollow(i) == hollow]
-        ax.plot(*_at(series, alike), zorder=order, **_look(series, shape, size, hollow))
-    for i in valued if series.inside else ():
-        color = series.color if series.is_hollow(i) else "white"
-        place: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "fontweight": "bold"}
-        ax.annotate(series.inside[i], (series.x[i], series.y[i] or 0.0), color=color, zorder=order + 0.1, **place)
+    if not series.inside:
+        for hollow in (False, True):
+            alike = [i for i in valued if series.is_hollow(i) == hollow]
+            ax.plot(*_at(series, alike), zorder=order, **_look(series, shape, size, hollow))
+        return
+    place: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "fontweight": "bold"}
+    for i in valued:  # one by one: where markers overlap, the later hides the words of the earlier
+        hollow = series.is_hollow(i)
+        ax.plot(*_at(series, [i]), zorder=order, **_look(series, shape, size, hollow))
+        color = series.color if hollow else "white"
+        ax.annotate(series.inside[i], (series.x[i], series.y[i] or 0.0), color=color, zorder=order, **place)
 
 
 def _at(series: Series, points: Sequence[int]) -> tuple[list[float], list[float]]:
@@ -163,8 +168,7 @@ def _look(series: Series, shape: Marker, size: float, hollow: bool) -> dict[str,
 def _draw_legend(canvas: Canvas, handles: Sequence[Line2D], width: float) -> None:
     """Below the panels, in as many rows as its words need."""
     names = [str(handle.get_label()) for handle in handles]
-    rows = math.ceil(sum(len(name) + 10 for name in names) / (13 * width))
-    columns = math.ceil(len(names) / rows)
+    columns = next((n for n in range(len(names), 1, -1) if _fits(names, n, width)), 1)
     legend = canvas.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -189,3 +193,9 @@ def _legend(figure: Figure) -> list[Line2D]:
         hollow.set_label("hollow, dashed: modelled time")
         handles["modelled"] = hollow
     return list(handles.values())
+
+
+def _fits(names: Sequence[str], columns: int, width: float) -> bool:
+    """Whether a legend of so many ``columns``, filled as matplotlib does, is no wider than ``width`` inches."""
+    longest = [max(map(len, column)) for column in np.array_split(np.array(names), columns)]
+    return sum(length + 10 for length in longest) <= 13 * width
