@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from elastune.core.run import Means
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.pipeline.division import PipelineDivision
 from elastune.mechanisms.pipeline.layers import Layers, layers_of
+from elastune.mechanisms.pipeline.parcel import map_tensors
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,15 @@ class Pipeline:
         cuts: Names of modules (as ``named_modules`` has them) before which it may be cut, and nowhere else; none:
             before every module that its forward pass calls. With one fewer than there are stages, this is the cut.
         costs: What each layer costs, in any unit; they begin with the model's first and at each of ``cuts``. None:
-            by the number of its parameters.
+            what is counted with ``example``.
+        example: Inputs that the model can be called with, a few samples. A layer then costs the floating-point
+            operations of its matrix products, convolutions and attention, counted in one forward pass. Without it
+            the number of its parameters.
     """
 
     cuts: tuple[str, ...] = ()
     costs: tuple[float, ...] | None = None
+    example: tuple[Any, ...] | None = None
 
 
 def plan_stages(model: nn.Module, plan: Pipeline) -> nn.Module:
@@ -52,7 +58,13 @@ def divide(division: Division, means: Means) -> PipelineDivision:
     layers = layers_of(division.module, plan.cuts)
     layers = layers.without_cuts(division.in_parts([str(n.target) for n in layers.nodes if n.op == "call_module"]))
     check_stages(layers, means.mesh or Mesh())
-    costs = plan.costs if plan.costs is not None else estimated_costs(layers)
+    costs: Sequence[float]
+    if plan.costs is not None:
+        costs = plan.costs
+    elif plan.example is not None:
+        costs = counted_costs(layers, plan.example)
+    else:
+        costs = estimated_costs(layers)
     if len(costs) != layers.count:
         rule = "a plan's costs are those of its layers"
         raise UserError(rule, f"{len(costs)} costs of {layers.count} layers", "give one for the start and one a cut")
@@ -68,5 +80,26 @@ def check_stages(layers: Layers, mesh: Mesh) -> None:
 
 def estimated_costs(layers: Layers) -> Sequence[float]:
     """By layer: the numbers in its parameters, as *modelled* time; a layer without any costs a little."""
-    sizes = [sum(p.numel() for p in layers.parameters_of(range(i, i + 1))) for i in range(layers.count)]
-    return [size + max(1, max(sizes)) * 1e-3 for size in sizes]
+    return _none_free([sum(p.numel() for p in layers.parameters_of(range(i, i + 1))) for i in range(layers.count)])
+
+
+def counted_costs(layers: Layers, example: Sequence[Any]) -> Sequence[float]:
+    """By layer: floating-point operations of a forward pass of ``example``. Counts are equal on every worker, whenever
+    it comes, as times would not be; what is not counted (a layer without products) costs a little.
+
+    Raises:
+        UserError: Where ``example`` is not what the model is called with.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # takes long to import
+
+    if len(example) != len(layers.inputs):
+        rule = f"an example has the model's inputs that have no default: {', '.join(layers.inputs)}"
+        raise UserError(rule, f"{len(example)} values", "give a tuple of them")
+    device = next(layers.module.parameters()).device
+    counts = [FlopCounterMode(display=False) for _ in range(layers.count)]
+    layers.probe(map_tensors(lambda t: t.to(device), list(example)), lambda layer: counts[layer])
+    return _none_free([count.get_total_flops() for count in counts])
+
+
+def _none_free(costs: Sequence[float]) -> Sequence[float]:
+    return [cost + max(1, max(costs)) * 1e-3 for cost in costs]

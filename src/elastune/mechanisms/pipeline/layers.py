@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from elastune.core.errors import UserError
@@ -100,6 +102,20 @@ class Layers:
         if ends:
             return fx.map_arg(self.result, lambda used: self._value(used, values))
         return [values[name] for name in keep]
+
+    def probe(self, inputs: Sequence[Any], around: Callable[[int], AbstractContextManager[Any]]) -> Any:
+        """A forward pass that leaves no trace: what the model returns. ``around`` is entered for each layer."""
+        buffers = [(b, b.detach().clone()) for b in self.module.buffers()]
+        given: Any = inputs
+        with torch.no_grad(), torch.random.fork_rng():
+            for layer in range(self.count):
+                names = self.handed_on(layer) or self.inputs
+                with around(layer):
+                    values = dict(zip(names, given, strict=True))
+                    given = self.run(range(layer, layer + 1), values, self.handed_on(layer + 1))
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        return given
 
     def _value(self, node: fx.Node, values: Values) -> Any:
         return _looked_up(self.module, node) if node.op == "get_attr" else values[node.name]

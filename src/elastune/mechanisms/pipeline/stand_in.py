@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,29 +40,22 @@ class StandIns:
         """
         if self.knows(key):
             return self.zeros(key)
-        layers, trains = self._layers, torch.is_grad_enabled()
-        buffers = [(b, b.detach().clone()) for b in layers.module.buffers()]
-        given: Any = values
-        with torch.no_grad(), torch.random.fork_rng():
-            for layer in range(layers.count):
-                names = layers.handed_on(layer) or layers.inputs
-                given = self._run(layer, dict(zip(names, given, strict=True)))
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        given, trains = self._layers.probe(values, self._zeros_for), torch.is_grad_enabled()
 
         def as_output(t: torch.Tensor) -> torch.Tensor:
             return t.requires_grad_() if trains and t.is_floating_point() else t
 
         return map_tensors(as_output, given)
 
-    def _run(self, layer: int, values: dict[str, Any]) -> Any:
-        layers, own = self._layers, range(layer, layer + 1)
-        away = [p for p in layers.parameters_of(own) if not p.untyped_storage().size()]
+    @contextmanager
+    def _zeros_for(self, layer: int) -> Iterator[None]:
+        """Around a layer: its parameters are zeros where they are not here."""
+        away = [p for p in self._layers.parameters_of(range(layer, layer + 1)) if not p.untyped_storage().size()]
         kept = [p.data for p in away]
         for p in away:
             p.data = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
         try:
-            return layers.run(own, values, layers.handed_on(layer + 1))
+            yield
         finally:
             for p, data in zip(away, kept, strict=True):
                 p.data = data
