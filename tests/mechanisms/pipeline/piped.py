@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from elastune.comm.comms import Comms, form_comms, replicated
 from elastune.comm.gloo import GlooFactory
@@ -84,6 +85,23 @@ class TiedOften(nn.Module):
         return self.last(x)
 
 
+class Again(nn.Module):
+    """A layer that goes forward again in the backward pass, dropout included."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def checkpointed() -> nn.Module:
+    model = Transformer()
+    model.blocks = nn.ModuleList(Again(block) for block in model.blocks)
+    return model
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(
         nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, CLASSES)
@@ -100,7 +118,9 @@ def cnn() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "transformer": Transformer, "tied": TiedOften}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp, "cnn": cnn, "transformer": Transformer, "tied": TiedOften, "checkpointed": checkpointed
+}  # fmt: skip
 INPUTS = {"mlp": (12,), "cnn": (1, 8, 8), "tied": (12,)}
 
 
@@ -113,13 +133,14 @@ class Case:
     micro_batch: int | None = None
     plan: Pipeline | None = None
     abandons: bool = False
+    bf16: bool = False
 
 
 def data(case: Case, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A global batch; the last one is shorter."""
     generator = torch.Generator().manual_seed(step)
     size = BATCH - 3 * (step == STEPS - 1)
-    if case.model == "transformer":
+    if case.model not in INPUTS:
         tokens = torch.randint(0, CLASSES, (size, 7), generator=generator)
         return tokens[:, :6].contiguous(), tokens[:, 1:].contiguous()
     x = torch.randn(size, *INPUTS[case.model], generator=generator)
@@ -181,7 +202,8 @@ class Run:
                 self.buffers.restore()
             torch.manual_seed(1000 * step + part.samples.start)
             samples = slice(part.samples.start, part.samples.stop)
-            output = division.model(x[samples])
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.case.bf16):
+                output = division.model(x[samples]).float()
             loss = F.cross_entropy(output.flatten(0, -2), y[samples].flatten())
             weights[part.slot] = weights.get(part.slot, 0.0) + part.weight
             self.losses.append(float(loss.detach()))

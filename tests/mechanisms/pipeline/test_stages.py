@@ -54,3 +54,19 @@ def test_bits_of_one_process(stages: int) -> None:
                 assert torch.equal(tensor, state[name]), (case, name)
         buffers = {name for name in state if "running" in name or "tracked" in name}
         assert owners == {name: stages if name in buffers else 1 for name in state}, case
+
+
+@pytest.mark.parametrize(("stages", "schedules"), [(2, SCHEDULES), (3, ["zero-bubble"])])
+def test_bits_of_checkpointed_activations_and_of_bf16(stages: int, schedules: list[Schedule]) -> None:
+    """What a stage computes again in its backward pass is what it computed, at whatever time the schedule has it."""
+    import piped
+
+    kinds = [("checkpointed", False), ("transformer", True), ("cnn", True), ("checkpointed", True)]
+    cases = [piped.Case(model, schedule, bf16=bf16) for model, bf16 in kinds for schedule in schedules]
+    wanted = {kind: piped.alone(piped.Case(kind[0], bf16=kind[1])) for kind in kinds}
+    for case, workers in zip(cases, trained(cases, stages), strict=True):
+        state, _, losses = wanted[case.model, case.bf16]
+        assert [told for _, _, told in workers if told is not None] == [losses], case
+        for own, _, _ in workers:
+            for name, tensor in own.items():
+                assert torch.equal(tensor, state[name]), (case, name)
