@@ -81,6 +81,7 @@ def test_fast_mode(cluster: LocalCluster, tmp_path: Path) -> None:
         ("branches", 2, "torch.fx must be able to follow"),
         ("twice", 2, "once for each training batch"),
         ("not called", 2, "learns from what its model returned"),
+        ("counts again", 2, "not run again in the backward pass"),
     ],
 )
 def test_what_a_pipeline_cannot_do_is_refused(

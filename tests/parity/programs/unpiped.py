@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn, optim
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 config = {"trouble": "", "at": 4}
@@ -26,6 +27,17 @@ class Fails(nn.Module):
         return x
 
 
+class CountsAgain(nn.Module):
+    """In the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.norm, x, use_reentrant=False)
+
+
 class Branches(nn.Module):
     """On values."""
 
@@ -41,6 +53,8 @@ def train(session: Any) -> None:
     trouble = session.config["trouble"]
     layers: list[nn.Module] = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3)]
     layers.insert(session.config["at"], Fails(trouble))
+    if trouble == "counts again":
+        layers.insert(1, CountsAgain())
     if trouble == "few":
         del layers[2:]
     model: nn.Module = Branches() if trouble == "branches" else nn.Sequential(*layers)

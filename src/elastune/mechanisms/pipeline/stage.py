@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from elastune.core.errors import UserError
 from elastune.mechanisms.pipeline.halves import WeightHalf, input_half
 from elastune.mechanisms.pipeline.layers import Layers
 from elastune.mechanisms.pipeline.parcel import map_tensors, tensors_in
@@ -122,7 +123,8 @@ class Chunk:
         roots += [(self.parameters[i], g) for i, g in earlier.items()]
         if roots:
             outputs, seeds = zip(*roots, strict=True)
-            torch.autograd.backward(outputs, seeds)
+            with self._keeping_buffers():
+                torch.autograd.backward(outputs, seeds)
         flight.outputs = []
         return self._taken()
 
@@ -136,7 +138,8 @@ class Chunk:
         roots = [(t, g) for t, g in zip(flight.outputs, gradients, strict=True) if g is not None]
         if self.splits and roots and flight.arrival.edges:
             outputs, seeds = zip(*roots, strict=True)
-            found = input_half(outputs, seeds, flight.arrival.edges)
+            with self._keeping_buffers():
+                found = input_half(outputs, seeds, flight.arrival.edges)
             if found is not None:
                 flight.arrival.gradients, flight.half = found
                 flight.outputs = []
@@ -156,6 +159,15 @@ class Chunk:
             if p.grad is not None:
                 found[i], p.grad = p.grad, None
         return found
+
+    @contextmanager
+    def _keeping_buffers(self) -> Iterator[None]:
+        """Around a backward pass. Raises ``UserError`` where it moves buffers: those here are another micro-batch's."""
+        before = [buffer._version for _, buffer, _, _ in self._buffers]
+        yield
+        if before != [buffer._version for _, buffer, _, _ in self._buffers]:
+            rule = "what counts batches (BatchNorm) is not run again in the backward pass of a pipeline"
+            raise UserError(rule, "a checkpoint around it", "leave it out of torch.utils.checkpoint")
 
     # -- buffers ------------------------------------------------------------------------------------------------------
 
