@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -225,3 +226,19 @@ def test_what_others_wait_for_comes_before_numbers_are_exchanged(runs: Runs) -> 
     ran = runs(2, means=ZERO, early=True)
     assert isinstance(ran.outcome, RunFailed)
     assert "session.mean comes after optimizer.step()" in ran.outcome.detail
+
+
+def test_copies_that_differ_end_the_run(runs: Runs) -> None:
+    """Whatever made them so: the reshape finds it, and no result comes of it."""
+    ran = runs(4, means=ZERO, reshape=["3 data=2,shard=2"], pause_s=0.1, tampers=True)
+    assert isinstance(ran.outcome, RunFailed)
+    assert re.search(r"copies must be equal: (values|optimizer state) of \S+ that ranks .* have", ran.outcome.detail)
+
+
+def test_what_is_not_loaded_yet_is_not_what_others_have(runs: Runs, undisturbed: Ran, tmp_path: Path) -> None:
+    """One worker goes on from a checkpoint, one has not read it yet, and a third is lost: state must move."""
+    same_run: dict[str, Any] = {"means": ZERO, "out": tmp_path / "out", "lost_loading": True}
+    runs(3, spec={"max_steps": 5}, **same_run)
+    rest = runs(3, spec={"resume": True}, **same_run)
+    assert rest.lost == [2]
+    assert rest.sha256 == undisturbed.sha256

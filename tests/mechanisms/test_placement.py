@@ -11,7 +11,7 @@ import torch
 
 from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken
-from elastune.core.layout import Unrecoverable
+from elastune.core.layout import CopiesDiffer, Unrecoverable
 from elastune.core.leaves import UNIT, Leaf, Split
 from elastune.core.mesh import Mesh
 from elastune.core.ownership import Segment, held
@@ -101,7 +101,7 @@ def walk(worker: Worker, copies: int) -> None:
         want = [wanted(after, r, copies) if r < after.workers else Wanted((), ()) for r in range(worker.size)]
         version = 7 if had else -1
         placed = bring(group, SPLIT, version, had, facts_of(had), want)
-        meet(group)
+        meet(group, SPLIT, placed, exact=True)
         assert placed.version == 7
         if stays:
             check(placed, want[worker.rank], had)
@@ -157,8 +157,7 @@ def die_and_go_on(worker: Worker) -> None:
     want = [wanted(Mesh(shard=2, data=2), r, 2) for r in range(4)]
     broken = False
     try:
-        bring(group, SPLIT, 7, had, facts_of(had), want)
-        meet(group)
+        meet(group, SPLIT, bring(group, SPLIT, 7, had, facts_of(had), want), exact=True)
     except GroupBroken:
         broken = True
     assert broken
@@ -169,7 +168,7 @@ def die_and_go_on(worker: Worker) -> None:
     group = GlooFactory("lo", 60.0).form(worker.store, "rest", worker.rank, 3)
     want = [wanted(after, r, 2) for r in range(3)]
     placed = bring(group, SPLIT, 7, had, facts_of(had), want)
-    meet(group)
+    meet(group, SPLIT, placed, exact=True)
     check(placed, want[worker.rank], had)
     # Both holders of something gone: all are told, and what.
     group2 = GlooFactory("lo", 60.0).form(worker.store, "two", worker.rank, 3)
@@ -194,3 +193,27 @@ def test_a_death_in_it_changes_nothing_and_what_is_lost_is_told() -> None:
         for rank in range(3):
             assert them.hear(rank) == ("done",)
         them.all_end_well(0, 1, 2)
+
+
+def differ_in_a_bit(worker: Worker) -> None:
+    """What lies on two workers is not the same on both, in the optimizer's state or in values; nothing moves."""
+    group, mesh = worker.form("all"), Mesh(data=2, shard=2)
+    want = [wanted(mesh, rank, 2) for rank in range(4)]
+    for kind, told in (("exp_avg_sq", "optimizer state"), (VALUES, "values")):
+        had = shares_of(mesh, worker.rank, 2)
+        if worker.rank == 2:
+            tampered = next(shard for shard in had if kind in shard.tensors)
+            tampered.tensors[kind][-1:].view(torch.uint8)[0] ^= 1
+        placed = bring(group, SPLIT, 7, had, facts_of(had), want)
+        assert not placed.bytes
+        with pytest.raises(CopiesDiffer, match=rf"{told} of 0\.\d\.\S+ that ranks .* have differ"):
+            meet(group, SPLIT, placed, exact=True)
+        meet(group, SPLIT, placed, exact=False)
+    worker.say("done")
+
+
+def test_copies_that_differ_in_a_bit_are_told_by_all() -> None:
+    with processes(4, differ_in_a_bit) as them:
+        for rank in range(4):
+            assert them.hear(rank) == ("done",)
+        them.all_end_well()

@@ -40,6 +40,10 @@ class Move:
     target: int
 
 
+class CopiesDiffer(Exception):
+    """Workers that must hold the same bits do not: whatever the run came to would be worth nothing."""
+
+
 class Unrecoverable(Exception):
     """Nobody holds ``pieces``: all workers must go back to a checkpoint."""
 

@@ -219,7 +219,7 @@ class OwnedAllReduce(Sync):
             self._arrive(comms, over or comms.everyone)
 
     def _arrive(self, comms: Comms, group: Group) -> None:
-        place(self.replica, comms, group)
+        place(self.replica, comms, group, exact=self.exact)
         self.replica.arrive = None
         self._enter(comms)
         if self._moves is not None:

@@ -4,6 +4,7 @@ evaluation, a frozen layer, one that is not used at first."""
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import torch
@@ -11,8 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastune.comm.group import GroupBroken
+from elastune.elastic.worker.elastic_group import ElasticWorkerGroup
 from elastune.recipes.datasets import digits
 from elastune.testing.faults import inject
+from elastune.train.checkpoints.run_state import RunState
 
 config = {
     "batch_size": 64,
@@ -26,6 +30,8 @@ config = {
     "batchnorm": True,
     "late": True,
     "early": False,
+    "tampers": False,
+    "lost_loading": False,
 }
 
 
@@ -49,8 +55,31 @@ class Net(nn.Module):
         return self.last(h)
 
 
+LOST_LOADING: list[int] = []  # once is enough
+
+
+def lose_while_loading(worker: int) -> None:
+    """Worker 2 dies before it loads a checkpoint; worker 0 believes that it was lost before, and has loaded nothing."""
+    gather = ElasticWorkerGroup._gather_alike
+
+    def gathered(group: ElasticWorkerGroup, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
+        rows = gather(group, mine, what)
+        if what.startswith("the files of"):
+            ElasticWorkerGroup._gather_alike = gather
+            raise GroupBroken("an injected fault")
+        return rows
+
+    if worker == 0 and not LOST_LOADING:
+        LOST_LOADING.append(worker)
+        ElasticWorkerGroup._gather_alike = gathered
+    if worker == 2:
+        RunState._load = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train(session) -> None:
     config = session.config
+    if config["lost_loading"]:
+        lose_while_loading(session.state.workers.worker)
     model = Net(config["width"], config["batchnorm"])
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -78,6 +107,8 @@ def train(session) -> None:
             reach("after")
             if config["early"] and session.ends_step:
                 session.mean(scores.detach())
+            if config["tampers"] and session.step == 2 and session.rank == 1:
+                next(iter(optimizer.state.values()))["exp_avg"][0] += 1.0
             if session.ends_step:
                 if not (config["until"] and os.path.exists(config["until"])):
                     time.sleep(config["pause_s"])

@@ -23,13 +23,13 @@ NOTHING = Wanted((), ())
 
 @dataclass(frozen=True)
 class Kept:
-    """What one worker has of a model's state after ``version`` steps, and what is needed to place it anew.
+    """What one worker has of a model's state of ``version``, and what is needed to place it anew.
 
     Attributes:
         split: The leaves.
         copies: How many workers hold each share.
         frees: Workers keep no values but those that they hold.
-        version: Steps that were applied to it; -1: there is nothing.
+        version: See ``OwnedReplica``; -1: there is nothing.
         shards: What is here.
         facts: By leaf that is held: see ``placement.bring``.
     """
@@ -81,7 +81,7 @@ def kept(replica: OwnedReplica) -> Kept:
     return Kept(replica.split, replica.copies, store.frees, version, everything, {**replica.brought.facts, **facts})
 
 
-def place(replica: OwnedReplica, comms: Comms, group: Group) -> Placed:
+def place(replica: OwnedReplica, comms: Comms, group: Group, *, exact: bool) -> Placed:
     """Bring all state to where it belongs in the mesh of ``comms``; all workers of ``group`` call this.
 
     ``group`` begins with the workers of the mesh; further ones (``hand_over``) have something to give.
@@ -89,6 +89,7 @@ def place(replica: OwnedReplica, comms: Comms, group: Group) -> Placed:
     Raises:
         GroupBroken: Nothing has changed, but that what has come may be here twice.
         Unrecoverable: On every worker: nobody has a piece.
+        CopiesDiffer: On every worker, where ``exact``: two have not the same bits of a piece.
     """
     if replica.stranger:  # all of it comes anew: since an attempt before this one the others may have taken steps
         replica.brought = Placed()
@@ -96,15 +97,15 @@ def place(replica: OwnedReplica, comms: Comms, group: Group) -> Placed:
     # What an attempt before this one has brought was not asked for again.
     found.shards += [shard for shard in replica.brought.shards if VALUES in shard.tensors]
     replica.brought = found
-    meet(group)
+    meet(group, replica.split, found, exact=exact)
     restore(replica, comms, found)
     return found
 
 
 def hand_over(replica: OwnedReplica, group: Group, mesh: Mesh, hosts: Sequence[str]) -> None:
     """As a worker that leaves: give others what they lack. ``group`` begins with the workers of ``mesh``."""
-    kept(replica).brought(group, mesh, hosts, replica.store.home)
-    meet(group)
+    found = kept(replica).brought(group, mesh, hosts, replica.store.home)
+    meet(group, replica.split, found, exact=False)  # it has nothing of this any more
 
 
 def restore(replica: OwnedReplica, comms: Comms, found: Placed) -> None:

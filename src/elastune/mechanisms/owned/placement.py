@@ -1,12 +1,14 @@
 """State to where it belongs: workers tell what they have, plan the same transfers, and carry them out.
 
 What comes lies in memory of its own, beside what a worker had before: a group that breaks on the way has changed
-nothing. Only once everybody has everything (``meet``) may anything be let go.
+nothing. Only once everybody has everything (``meet``) may anything be let go. There workers also compare what several
+of them are to have: copies that a fault has made different end the run instead of showing in its result.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,10 +17,10 @@ from typing import Any
 import torch
 
 from elastune.comm.group import Group, Work
-from elastune.core.layout import Piece, Unrecoverable
+from elastune.core.layout import CopiesDiffer, Piece, Unrecoverable
 from elastune.core.leaves import Split
 from elastune.core.ownership import Segment
-from elastune.mechanisms.owned.transfers import Holdings, Item, Transfer, plan_transfers, rounds
+from elastune.mechanisms.owned.transfers import Holdings, Item, Shared, Transfer, plan_transfers, rounds, shared
 
 VALUES = "values"
 CPU = torch.device("cpu")
@@ -49,11 +51,12 @@ class Placed:
     """What a placement brought a worker to.
 
     Attributes:
-        version: Steps that are applied in it.
+        version: See ``OwnedReplica``.
         shards: Every shard that is to be held, optimizer's tensors only; and the values that were not here before.
         facts: Of each leaf, what is not a tensor of its size; see ``bring``.
         bytes: What was sent between workers, all together.
         most: What the busiest worker has sent.
+        shared: What several workers are to have, and its ``digests``: 0 where this worker is not one of them.
     """
 
     version: int = -1
@@ -61,6 +64,8 @@ class Placed:
     facts: dict[int, Any] = field(default_factory=dict)
     bytes: int = 0
     most: int = 0
+    shared: Sequence[Shared] = ()
+    digests: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ def bring(
     Args:
         group: All that have something or want something.
         split: The leaves.
-        version: Steps that are applied in what this worker has; -1: it has nothing. What is older than the newest that
-            anybody has counts for nothing.
+        version: Of what this worker has, counted from 0; -1: it has nothing. What is older than the newest that anybody
+            has counts for nothing.
         shards: What this worker has; parts of a leaf may be there twice.
         facts: By leaf that it holds: numbers that every shard of the leaf has alike (a JSON value).
         want: By rank of the group.
@@ -126,13 +131,24 @@ def bring(
             sent[transfer.source] += (transfer.stop - transfer.start) * sizes[transfer.item]
         _carry_out(group, hop, sizes, own, goal)
     placed.bytes, placed.most = sum(sent), max(sent, default=0)
+    placed.shared = shared(wanted)
+    placed.digests = [_digest(own, each) if group.rank in each.ranks else 0 for each in placed.shared]
     return placed
 
 
-def meet(group: Group) -> None:
-    """Return once everybody has come here: what was brought is everywhere. Raises ``GroupBroken``."""
-    if group.size > 1:
-        group.gather_floats([1.0])
+def meet(group: Group, split: Split, placed: Placed, *, exact: bool) -> None:
+    """Return once everybody has come here: what was brought is everywhere; where ``exact``, copies are equal.
+
+    Raises:
+        GroupBroken: With nothing changed.
+        CopiesDiffer: On every worker.
+    """
+    rows = [row.tolist() for row in group.gather_tensors(torch.tensor(placed.digests, dtype=torch.int64))]
+    for place, each in enumerate(placed.shared if exact else ()):
+        if len({rows[rank][place] for rank in each.ranks}) > 1:
+            what, name = "values" if each.item.values else "optimizer state", split.leaves[each.item.leaf].name
+            found = f"{what} of {name} that ranks {', '.join(map(str, each.ranks))} have"
+            raise CopiesDiffer(f"copies must be equal: {found} differ; --resume from a checkpoint, and report this")
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
@@ -180,6 +196,17 @@ def _size(split: Split, item: Item, kinds: Mapping[int, list[list[str]]]) -> int
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
+    return found
+
+
+def _digest(own: _Reader, what: Shared) -> int:
+    """Of its bits, one tensor after the other: the same however they lie here."""
+    parts = sorted(own.parts(what.item, what.start, what.stop), key=lambda part: part[0])
+    found = 0
+    for name in _names(parts[0][2], what.item):
+        for first, last, shard in parts:
+            bits = _slice(shard, name, first, last).cpu().contiguous().view(torch.uint8)
+            found = zlib.crc32(bits.numpy(), found)  # type: ignore[arg-type]  # numpy's stubs do not know it for a buffer
     return found
 
 

@@ -63,7 +63,8 @@ class OwnedReplica(Replica):
         leaves_of: By the name of a parameter: its leaves.
         reduced: A step's sums are here, and its gradients are not dropped yet.
         applied: The optimizer has updated the shares with them.
-        version: How many steps were applied to what this worker holds.
+        version: Of what this worker holds: 0 as the program has built it, then 1 and the steps that were applied to it.
+            So what lies on a worker that is still loading does not pass for what others have loaded.
         on_break: What to do where a group breaks after a step, or state turns out to be lost; it returns once values
             are spread.
         arrive: Brings state to where it belongs among other workers: what this one does after its step instead of

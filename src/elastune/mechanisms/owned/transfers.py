@@ -55,6 +55,15 @@ class TransferPlan:
     lost: tuple[tuple[Item, int, int], ...]
 
 
+class Shared(NamedTuple):
+    """The elements ``start`` to ``stop`` of ``item``, which all of ``ranks`` are to have, and nobody else."""
+
+    item: Item
+    start: int
+    stop: int
+    ranks: tuple[int, ...]
+
+
 class _Atom(NamedTuple):
     """A range that the same workers ``have`` and the same others ``want``."""
 
@@ -121,6 +130,13 @@ def _atoms(item: Item, have: Sequence[Holdings], want: Sequence[Holdings]) -> It
         else:
             found.append(_Atom(item, start, stop, having, wanting))
     return found
+
+
+def shared(want: Sequence[Holdings]) -> list[Shared]:
+    """What several workers want, by rank, in an order that is the same on all of them."""
+    items = sorted({item for of in want for item in of})
+    atoms = (atom for item in items for atom in _atoms(item, [{}] * len(want), want))
+    return [Shared(atom.item, atom.start, atom.stop, atom.want) for atom in atoms if len(atom.want) > 1]
 
 
 def _cut(atom: _Atom, parts: int) -> list[tuple[int, int]]:

@@ -190,7 +190,7 @@ class RunState:
             return
         kept, mesh = self._kept(), comms.mesh
         found = kept.brought(comms.everyone, mesh, comms.hosts, torch.device("cpu"))
-        meet(comms.everyone)
+        meet(comms.everyone, kept.split, found, exact=self._spec.means.mode == "exact")
         there = [shard for shard in kept.shards if VALUES in shard.tensors]
         values = [Shard(shard.segment, {VALUES: shard.tensors[VALUES]}, held=False) for shard in there]
         self._keep(self._snapshot, replace(kept, shards=(*found.shards, *values), facts=found.facts))
@@ -316,7 +316,12 @@ class RunState:
             from elastune.train.checkpoints.dcp import read_dcp, states_of_dcp  # torch's takes long to import
 
             take_over(self.trained, states_of_dcp(read_dcp(self._spec.from_dcp)), str(self._spec.from_dcp))
-            self.save()  # whatever becomes of that folder, this run can begin again
+        if self._owned is not None:
+            self._owned.version = 1 + self._progress.position.step
+        if found is None and (self._spec.parent is not None or self._spec.from_dcp is not None):
+            self.save()  # whatever becomes of the folder that it came from, this run can begin again
+        elif found is not None:  # nobody takes a step while another can still be lost with nothing loaded
+            self.workers.gather([], f"what is in {found[0].name}")
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
 
@@ -336,15 +341,10 @@ class RunState:
         self._check_meaning(kept, "a run resumes with the {} it was begun with")
         assert self.trained is not None
         load_states((*self.trained.saved_parts, *self._before_model), kept.states, str(path))
-        if self._owned is not None:  # else a worker that is still loading would count as having the same
-            self._owned.version = self._progress.position.step
         self._adapter.load(self._adapter.to_json(), resumed=True)
 
     def _inherit(self, folder: Path, trained: TrainingState) -> None:
-        """Begin with the newest checkpoint in ``folder``, another run's. What its policies changed is not taken over.
-
-        It is written down as this run's first at once: whatever becomes of the parent, this run can begin again.
-        """
+        """Begin with the newest checkpoint in ``folder``, another run's; what its policies changed is left out."""
         seen = checkpoints.complete(folder)
         newest = float(checkpoints.step_of(seen[-1])) if seen else -1.0
         # The parent may go on meanwhile: all take the same.
@@ -359,7 +359,6 @@ class RunState:
         inherit(trained, kept.states, str(path))
         own = {"batch_size": None, "micro_batch": None, "reports": 0}
         load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **own}}, str(path))
-        self.save()
 
     def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
         """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""
