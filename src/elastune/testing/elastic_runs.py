@@ -69,6 +69,7 @@ class Runs:
         means: dict[str, Any] | None = None,
         out: Path | None = None,
         spec: dict[str, Any] | None = None,
+        limit_s: float = LIMIT_S,
         **config: Any,
     ) -> Ran:
         """Run the program to its end; ``act`` is called whenever there may be news."""
@@ -82,7 +83,7 @@ class Runs:
             **(spec or {}),
         )
         handle = self._cluster.start(run)
-        watch = JobSupervisor(handle, timeout_s=LIMIT_S)
+        watch = JobSupervisor(handle, timeout_s=limit_s)
         records: list[Record] = []
         try:
             while watch.outcome is None:
