@@ -46,7 +46,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # Every benchmark once, at its smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
-SMOKES := blocks reshape mechanisms splits chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hashes elastic_live overhead killed_studies journal gpu
+SMOKES := blocks reshape mechanisms splits chaos mesh_chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hashes elastic_live overhead killed_studies journal gpu
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SMOKES += $(if $(LCBENCH),sampler multi_fidelity) $(if $(TRACES),elastic_search)

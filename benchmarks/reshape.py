@@ -124,6 +124,11 @@ def full_gather(group: Group, split: Split, had: Kept, mesh: Mesh, copies: int) 
             group.all_reduce(tensor).wait()
 
 
+def together(group: Group) -> None:
+    """Return once everybody is here."""
+    group.gather_floats([1.0])
+
+
 def through_meshes(worker: Worker, size: str, chain: list[str], times: int, copies: int, beside: bool) -> None:
     """From mesh to mesh of ``chain``, each change ``times`` times; says one row of each."""
     split, group = gpt(*SIZES[size]), worker.form("all", 3600.0)
@@ -131,10 +136,10 @@ def through_meshes(worker: Worker, size: str, chain: list[str], times: int, copi
         had = state(split, before, worker.rank, copies)
         seconds: list[float] = []
         for _ in range(times):
-            meet(group)
+            together(group)
             began = time.perf_counter()
             found = had.brought(group, after, (), torch.device("cpu"))
-            meet(group)
+            meet(group, split, found, exact=True)
             seconds.append(time.perf_counter() - began)
         right = all(
             torch.equal(tensor, truth(shard.segment, name))
@@ -143,10 +148,10 @@ def through_meshes(worker: Worker, size: str, chain: list[str], times: int, copi
         )
         gather_s = 0.0
         if beside and step < 3:
-            meet(group)
+            together(group)
             began = time.perf_counter()
             full_gather(group, split, had, before, copies)
-            meet(group)
+            together(group)
             gather_s = time.perf_counter() - began
         worker.say(str(before), str(after), found.bytes, found.most, seconds, gather_s, right)
         worker.meet(f"{size} {step}")
@@ -196,10 +201,10 @@ def wire(worker: Worker, size: int) -> None:
     data, out = torch.zeros(sum(sizes), dtype=torch.uint8), torch.zeros(sum(sizes), dtype=torch.uint8)
     found = []
     for _ in range(5):
-        meet(group)
+        together(group)
         began = time.perf_counter()
         group.all_to_all(out, data, sizes, sizes).wait()
-        meet(group)
+        together(group)
         found.append(time.perf_counter() - began)
     worker.say(statistics.median(found))
     worker.meet("measured")

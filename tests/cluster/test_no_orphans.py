@@ -168,7 +168,7 @@ def test_ctrl_c_is_for_the_controller_to_decide(tmp_path: Path, gone) -> None:
         os.killpg(controller.pid, signal.SIGINT)
         assert controller.stdout.readline() == "3 3\n"
         controller.wait(20)
-        gone(processes, limit_s=1.0)
+        gone(processes, limit_s=3.0)
 
 
 def test_workers_end_with_their_controller_while_the_server_is_frozen(tmp_path: Path, gone, running) -> None:

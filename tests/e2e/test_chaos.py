@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CHAOS = BENCHMARKS / "chaos.py"
 
 
 @pytest.mark.soak
@@ -29,3 +30,13 @@ def test_a_few_faults_leave_no_trace(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, f"{ended.stdout[-3000:]}{ended.stderr[-3000:]}"
     assert ended.stdout.endswith("ok: 8 faults, and nothing shows\n")
+
+
+@pytest.mark.soak
+def test_kills_and_reshapes_of_divided_models_leave_no_trace() -> None:
+    command = [sys.executable, BENCHMARKS / "mesh_chaos.py", "--events", "12", "--seed", "100"]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=1200, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert ended.returncode == 0, f"{ended.stdout[-3000:]}{ended.stderr[-3000:]}"
+    assert ended.stdout.endswith("kills and reshapes, and nothing shows\n")

@@ -218,7 +218,8 @@ def test_random_kills_and_reshapes(runs: Runs, means: dict[str, Any], seed: int)
     assert [r["loss"] for r in ran.reports if "loss" in r] == [r["loss"] for r in alone.reports if "loss" in r]
     assert any(r.planned for r in ran.regrouped)
     restarts, lost = (len([r for r in ran.records if isinstance(r, kind)]) for kind in (Restarted, StateLost))
-    assert restarts <= max(lost, 1)
+    # Without a loss of state, too: where one dies while others begin, or evaluate before there is a snapshot in memory.
+    assert restarts <= lost + len(ran.lost)
 
 
 def test_what_others_wait_for_comes_before_numbers_are_exchanged(runs: Runs) -> None:

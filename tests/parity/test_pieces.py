@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
 from elastune.job.run import run_job
 from elastune.train.checkpoints.checkpoint import complete
@@ -49,6 +51,19 @@ def assert_nothing_is_twice(path: Path) -> None:
             elements += sum(opened.get_tensor(key).numel() for key in opened.keys())  # noqa: SIM118
     wanted = [piece for entry in index.values() for piece in entry["pieces"]]
     assert elements == sum(stop - start for *_, start, stop in wanted)
+
+
+def test_every_mechanism_reads_what_every_other_has_written(cluster: LocalCluster, tmp_path: Path) -> None:
+    """State of blocks, stages and shares; what is read has the hash of what was written, before a step is taken."""
+    meshes = {"zero": Mesh(data=3), "sharded": Mesh(shard=2), "tensor": Mesh(tensor=2), "pipeline": Mesh(pipeline=2)}
+    kinds: dict[str, dict[str, Any]] = {name: {"mechanism": name, "mesh": mesh} for name, mesh in meshes.items()}
+    for writer, means in kinds.items():
+        written = run_job(spec(tmp_path / writer, means, 2), cluster=cluster)
+        for reader in kinds.keys() - {writer}:
+            out = tmp_path / f"{writer}-{reader}"
+            shutil.copytree(tmp_path / writer, out)
+            read = run_job(replace(spec(out, kinds[reader], 2), resume=True), cluster=cluster)
+            assert (read.steps, read.sha256) == (2, written.sha256), (writer, reader)
 
 
 @pytest.mark.parametrize("which", [0, 2])
