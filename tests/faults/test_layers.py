@@ -53,3 +53,12 @@ def test_reshaped_live(runs: Runs, undisturbed: Ran) -> None:
     ran = runs(4, means=MEANS, reshape=wishes, pause_s=0.1, elastic=Elastic(low=1, high=4))
     same(ran, undisturbed)
     assert len([r for r in ran.regrouped if r.planned]) >= len(wishes) - 1
+
+
+def test_a_group_that_breaks_in_an_evaluation_without_a_loss(runs: Runs, undisturbed: Ran) -> None:
+    """What the rest of that pass computes means nothing, and is not in what is summed: all evaluate again."""
+    means = {**MEANS, "mesh": Mesh(tensor=2)}
+    ran = runs(2, means=means, faults=["break 1 10 scatter"], elastic=Elastic(low=1, high=2))
+    same(ran, undisturbed)
+    assert not ran.lost
+    assert ran.regrouped

@@ -65,7 +65,7 @@ class Injector:
     def __init__(self, session: Session, faults: list[Fault]) -> None:
         self._session = session
         self._worker = session.state.workers.worker
-        self._faults = [fault for fault in faults if fault.worker == self._worker]
+        self._faults = [fault for fault in faults if fault.worker == self._worker and fault not in _HAPPENED]
 
     @property
     def view(self) -> int:
@@ -77,6 +77,7 @@ class Injector:
         step = self._session.step if step is None else step
         for fault in [f for f in self._faults if (f.place, f.step) == (place, step)]:
             self._faults.remove(fault)
+            _HAPPENED.add(fault)
             print(f"fault: {fault}", flush=True)
             if fault.kind == "break":
                 raise GroupBroken("an injected fault")
@@ -87,6 +88,7 @@ class Injector:
 
 
 _INJECTORS: list[Injector] = []
+_HAPPENED: set[Fault] = set()
 
 
 def inject(session: Session) -> Callable[[str], None]:
