@@ -69,14 +69,23 @@ def test_a_worker_without_samples_runs_a_copy_that_counts_nothing() -> None:
 
 
 def test_workers_that_need_each_other_make_as_many_passes() -> None:
-    """What is added comes first, and counts for nothing."""
+    """What is added comes first, and counts for nothing. Slots that end in one pass lie side by side."""
     for batch, slots, workers, micro_batch in itertools.product((1, 10, 29), (4, 5), (2, 3, 4), (None, 3)):
         options = "exact", micro_batch
         even = [shares(batch, slots, workers, rank, *options, even=True) for rank in range(workers)]
         assert len({len(own) for own in even}) == 1
         for rank, own in enumerate(even):
-            plain = shares(batch, slots, workers, rank, *options)
-            added = len(own) - len(plain)
-            assert own[added:] == plain
+            real = [part for part in own if part.weight]
+            added = len(own) - len(real or own[-1:])
             assert all(part.weight == 0.0 and part.ends_slot and not part.ends_step for part in own[:added])
+            assert all(part.slot % workers == rank for part in real)
             assert len({id(part) for part in own}) == len(own), "a pass is known by its object"
+        for parts in zip(*even, strict=True):
+            ends = tuple(part.slot if part.weight and part.ends_slot else -1 for part in parts)
+            assert {part.ending for part in parts} == {ends}
+        everything = sorted((part.slot, part.samples.start) for own in even for part in own if part.weight)
+        alone = shares(batch, slots, 1, 0, *options)
+        assert everything == [(part.slot, part.samples.start) for part in alone]
+        ending = [slot for part in even[0] for slot in sorted(part.ending) if slot >= 0]
+        if micro_batch is None and batch >= slots:
+            assert ending == list(range(slots))

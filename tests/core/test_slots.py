@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.slots import Fold, cut, subtrees, tree_sum
+from elastune.core.slots import Deal, Fold, TreeSum, cut, dealt, subtrees, tree_sum
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
@@ -23,10 +23,10 @@ def test_cut_refuses_nonsense(total: int, parts: int) -> None:
         cut(total, parts)
 
 
-def written(num_slots: int, workers: int) -> str:
+def written(num_slots: int, workers: int, deal: Deal = cut) -> str:
     """The sum as text: where the parentheses stand is the order of additions."""
     parts: list[tuple[range, str]] = []
-    for run in cut(num_slots, workers):
+    for run in deal(num_slots, workers):
         fold = Fold(run, num_slots, lambda a, b: f"({a}+{b})")
         for slot in run:
             fold.push(slot, str(slot))
@@ -38,7 +38,38 @@ def written(num_slots: int, workers: int) -> str:
 @given(st.integers(1, 70), st.data())
 def test_order_of_additions_does_not_depend_on_workers(num_slots: int, data: st.DataObject) -> None:
     workers = data.draw(st.integers(1, num_slots))
-    assert written(num_slots, workers) == written(num_slots, 1)
+    assert written(num_slots, workers) == written(num_slots, workers, dealt) == written(num_slots, 1)
+
+
+@given(st.integers(1, 40), st.data())
+def test_nor_on_the_order_in_which_slots_come(num_slots: int, data: st.DataObject) -> None:
+    """Those that never come are zero."""
+    there = data.draw(st.permutations(range(num_slots)))[: data.draw(st.integers(0, num_slots))]
+    found = TreeSum[str](num_slots, lambda a, b: f"({a}+{b})")
+    for slot in there:
+        found.put(slot, str(slot))
+    parts = [(range(slot, slot + 1), str(slot) if slot in there else "0.0") for slot in range(num_slots)]
+    assert found.total(lambda: "0.0") == tree_sum(parts, num_slots, lambda a, b: f"({a}+{b})")
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_few_sums_of_slots_that_are_dealt_out_wait_for_others(num_slots: int, workers: int) -> None:
+    """Once all workers have ended one, those that have fewer a pass later."""
+    hands = dealt(num_slots, workers)
+    assert sorted(slot for hand in hands for slot in hand) == list(range(num_slots))
+    passes = max(map(len, hands))
+    found = TreeSum[int](num_slots, lambda a, b: a + b)
+    for number in range(passes):
+        for hand in hands:
+            if (own := number - passes + len(hand)) >= 0:
+                found.put(hand[own], 1)
+        assert len(found) <= 1 + num_slots.bit_length()
+    assert found.total(lambda: 0) == num_slots
+
+
+def test_dealt_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="dealt needs"):
+        dealt(3, 0)
 
 
 def test_the_tree_of_eight_and_of_five() -> None:

@@ -69,7 +69,7 @@ def test_killed_at_every_place_of_a_step(runs: Runs, undisturbed: Ran, place: st
     assert ran.lost == [1]
 
 
-@pytest.mark.parametrize("place", ["forward", "backward", "gate", "applied"])
+@pytest.mark.parametrize("place", ["forward", "backward", "leaving", "launched", "gate", "applied"])
 def test_killed_where_parameters_lie_in_shares_as_well(runs: Runs, undisturbed: Ran, place: str) -> None:
     """In a forward pass, too, others may be waiting for values: their step is lost, and their pass means nothing."""
     ran = runs(4, means={"mechanism": "sharded"}, faults=[f"kill 1 5 {place}"])

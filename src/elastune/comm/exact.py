@@ -15,7 +15,7 @@ from elastune.comm.group import Group, Work
 from elastune.comm.reducer import SLACK, Bucket, Reducer, plan
 from elastune.comm.slot_sums import SlotSums
 from elastune.comm.staging import Crossing, outbox
-from elastune.core.slots import cut, subtrees, tree_sum
+from elastune.core.slots import Deal, cut, subtrees, tree_sum
 
 
 def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -26,10 +26,10 @@ class _Bucket(Bucket):
     """Flat vectors are padded with zeros to a multiple of the worker count."""
 
     def __init__(
-        self, members: list[int], like: Sequence[torch.Tensor], num_slots: int, group: Group, *, hold: bool
+        self, members: list[int], like: Sequence[torch.Tensor], num_slots: int, group: Group, deal: Deal, *, hold: bool
     ) -> None:
         super().__init__(members, like, group, hold=hold)
-        self._num_slots = num_slots
+        self._num_slots, self._deal = num_slots, deal
         self._slots = SlotSums(lambda: self._room(self._device), self._cut)
         self._received: torch.Tensor
         self._buffer = self._room(group.wire) if hold else torch.zeros(0, dtype=self._dtype, device=group.wire)
@@ -43,7 +43,7 @@ class _Bucket(Bucket):
 
     def regroup(self, group: Group) -> None:
         self._group = group
-        runs = cut(self._num_slots, group.size)
+        runs = self._deal(self._num_slots, group.size)
         self._run = runs[group.rank]
         self._nodes = [node for run in runs for node in subtrees(run, self._num_slots)]
         self._parts_of = [len(subtrees(run, self._num_slots)) for run in runs]
@@ -124,11 +124,18 @@ class ExactReducer(Reducer[_Bucket]):
     """Sums a list of tensors over the slots of all workers. See ``Reducer`` and ``Bucket``.
 
     Slots without samples are left out: they count as zero. ``like`` gives shapes, dtypes and devices; tensors should
-    come in about the order in which ``put`` will bring them.
+    come in about the order in which ``put`` will bring them. ``deal``: which slots each worker has.
     """
 
     def __init__(
-        self, like: Sequence[torch.Tensor], num_slots: int, group: Group, gradients: int = 0, *, hold: bool = False
+        self,
+        like: Sequence[torch.Tensor],
+        num_slots: int,
+        group: Group,
+        gradients: int = 0,
+        *,
+        hold: bool = False,
+        deal: Deal = cut,
     ) -> None:
-        buckets = [_Bucket(members, like, num_slots, group, hold=hold) for members in plan(like)]
+        buckets = [_Bucket(members, like, num_slots, group, deal, hold=hold) for members in plan(like)]
         super().__init__(buckets, group, gradients)

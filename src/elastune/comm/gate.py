@@ -11,7 +11,7 @@ from elastune.comm.group import Group
 from elastune.core.leaves import UNIT, Split
 from elastune.core.mesh import Mesh
 from elastune.core.ownership import Segment, buckets
-from elastune.core.slots import Fold, cut, subtrees, tree_sum
+from elastune.core.slots import Deal, Fold, cut, subtrees, tree_sum
 
 
 class Gate:
@@ -22,8 +22,8 @@ class Gate:
     up. ``result`` has the same of the whole step: a vector of a fixed length, whatever the mesh, equal on all workers.
     """
 
-    def __init__(self, split: Split, control: int, statistics: int, num_slots: int | None) -> None:
-        self._split = split
+    def __init__(self, split: Split, control: int, statistics: int, num_slots: int | None, deal: Deal = cut) -> None:
+        self._split, self._deal = split, deal
         self._widths = control, statistics, len(split.trained), sum(split.leaves[i].units for i in split.trained)
         self._slots = num_slots
         starts = [0, *accumulate(split.leaves[i].units for i in split.trained)]
@@ -35,7 +35,7 @@ class Gate:
         """Meet these workers from the next step on."""
         self._group, self._mesh = everyone, mesh
         self.num_slots = self._slots or mesh.batch
-        runs = cut(self.num_slots, mesh.batch)
+        runs = self._deal(self.num_slots, mesh.batch)
         self._nodes = [subtrees(run, self.num_slots) for run in runs]
         self.run = runs[mesh.batch_rank(everyone.rank)]
         plans = {}

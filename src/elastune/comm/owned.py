@@ -8,6 +8,7 @@ to the part's other holders only. What all must know of a step goes through the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 import torch
 
@@ -26,6 +27,13 @@ def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.add_(b)
 
 
+def square(gradient: torch.Tensor) -> float:
+    """The squared norm of one leaf's gradient."""
+    flat = gradient.reshape(-1)
+    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    return float(torch.dot(flat, flat))
+
+
 class OwnedBucket:
     """Some leaves' gradients as one flat vector, laid out as ``plan`` says, without padding.
 
@@ -34,9 +42,10 @@ class OwnedBucket:
     it begins.
     """
 
-    def __init__(self, plan: BucketPlan, split: Split, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, plan: BucketPlan, split: Split, device: torch.device) -> None:
         self.plan = plan
         self.launched = False
+        dtype: torch.dtype = getattr(torch, split.leaves[plan.leaves[0]].dtype)
         self.held = torch.zeros(0, dtype=dtype, device=device)
         self._sizes = [split.leaves[i].size for i in plan.leaves]
         self._shapes = [split.leaves[i].shape for i in plan.leaves]
@@ -86,11 +95,6 @@ class OwnedBucket:
     def put(self, leaf: int, gradient: torch.Tensor | None) -> bool:
         """The gradient of ``leaf`` for the current slot; see ``SlotSums.put``."""
         return self._sums.put(leaf, gradient)
-
-    @property
-    def here(self) -> torch.Tensor:
-        """The current slot's gradients."""
-        return self._sums.here
 
     def end_slot(self, slot: int) -> None:
         """All gradients of ``slot`` are in."""
@@ -154,18 +158,6 @@ class OwnedBucket:
             self.held[self._mine :].copy_(self._sent[-1])
         self._works = []
 
-    def release(self) -> None:
-        """Let go of all but ``held``, until the next step."""
-        self.held = self.held.clone()
-        self._sums.forget()
-        self._sent = []
-        self._received = self._ordered = torch.zeros(0, dtype=self._dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of gradients, their sums and what travels."""
-        return self._sums.nbytes + self._ordered.nbytes + self._received.nbytes + self.held.nbytes
-
     def _empty(self, numel: int) -> torch.Tensor:
         # Written to at once: the system gives memory at the first touch, which is not to fall into a step.
         return torch.empty(numel, dtype=self._dtype, device=self._group.wire).zero_()
@@ -206,20 +198,23 @@ class OwnedReducer:
 
     def regroup(
         self,
-        buckets: list[OwnedBucket],
         plans: Sequence[BucketPlan],
+        split: Split,
+        device: torch.device,
         group: Group,
         num_slots: int,
         holders: Holders,
     ) -> None:
-        """Sum ``buckets``, cut as ``plans`` say, on ``group`` from the next step on, over ``num_slots`` slots.
+        """Sum on ``group`` from the next step on, over ``num_slots`` slots; ``plans`` say who adds up what.
 
-        A bucket from before whose leaves stay together may be among them: its memory is there already.
+        Where leaves stay together the memory of their bucket is there already.
         """
         self.drain()
-        self.group, self.buckets = group, buckets
-        self._bucket_of = {leaf: bucket for bucket in buckets for leaf in bucket.plan.leaves}
-        for bucket, plan in zip(buckets, plans, strict=True):
+        there = {bucket.plan.leaves: bucket for bucket in self.buckets}
+        self.group = group
+        self.buckets = [there.get(plan.leaves) or OwnedBucket(plan, split, device) for plan in plans]
+        self._bucket_of = {leaf: bucket for bucket in self.buckets for leaf in bucket.plan.leaves}
+        for bucket, plan in zip(self.buckets, plans, strict=True):
             bucket.regroup(plan, group, num_slots, holders)
 
     def begin(self) -> None:
@@ -228,17 +223,19 @@ class OwnedReducer:
         for bucket in self.buckets:
             bucket.begin()
 
+    def begin_pass(self, ending: Sequence[int]) -> None:
+        """See ``StreamedReducer``. Here nothing leaves before this worker's last slot."""
+
     def begin_slot(self, slot: int, *, last: bool) -> None:
         """What is ``put`` from here on is of ``slot``; ``last``: this worker has no further one in this step."""
         self._slot, self._last, self._squares = slot, last, {}
 
     def put(self, leaf: int, gradient: torch.Tensor | None) -> None:
         """The gradient of ``leaf``; it is copied. Buckets of the last slot leave as they fill."""
+        if self.measures:
+            self._squares[leaf] = 0.0 if gradient is None else square(gradient)
         bucket = self._bucket_of[leaf]
         if bucket.put(leaf, gradient):
-            if self.measures:
-                flat = bucket.here if bucket.here.dtype in (torch.float32, torch.float64) else bucket.here.float()
-                self._squares[id(bucket)] = float(torch.dot(flat, flat))
             bucket.end_slot(self._slot)
             if self._last:
                 self._launch_in_order(bucket)
@@ -254,7 +251,7 @@ class OwnedReducer:
 
     def slot_square(self) -> float:
         """The squared norm of the gradients that were ``put`` for the current slot, where ``measures`` is true."""
-        return sum(self._squares[id(bucket)] for bucket in self.buckets)
+        return fsum(self._squares.values())
 
     def launch(self) -> None:
         """This worker has no more to put."""
@@ -271,18 +268,18 @@ class OwnedReducer:
         """Of all buckets, one after another; see ``OwnedBucket.squares``."""
         return torch.cat([torch.zeros(0, dtype=torch.float64), *(bucket.squares() for bucket in self.buckets)])
 
-    def release(self) -> None:
-        """Between steps keep no more than the sums that this worker holds."""
-        for bucket in self.buckets:
-            bucket.release()
-
     def wait(self) -> None:
         """Until everything that this worker holds is here."""
         for bucket in self.buckets:
             bucket.wait()
 
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """All sums that this worker holds."""
+        return [bucket.held for bucket in self.buckets]
+
     def sums(self) -> list[tuple[Segment, torch.Tensor]]:
-        """What this worker holds: segments of leaves, neighbours joined, each with its sums."""
+        """The same: segments of leaves, neighbours joined, each with its sums."""
         return [
             (segment, bucket.held[at : at + segment.size]) for bucket in self.buckets for segment, at in bucket.places
         ]

@@ -66,7 +66,7 @@ class SlotSums:
         assert not self._missing
         self._skip_to(slot)
         self._fold.push(slot, self._leaf)
-        self._next_slot = slot + 1
+        self._next_slot = slot + self._run.step
         self._leaf = None
         self._missing = set(self._members)
 
@@ -75,15 +75,10 @@ class SlotSums:
         self._skip_to(self._run.stop)
         return [value for _, value in self._fold.parts]
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that this holds."""
-        return sum(t.nbytes for t in (*self._pool, *self._in_use))
-
     def _skip_to(self, slot: int) -> None:
-        for empty in range(self._next_slot, slot):
+        for empty in range(self._next_slot, slot, self._run.step):
             self._fold.push(empty, self._blank().zero_())
-            self._next_slot = empty + 1
+            self._next_slot = empty + self._run.step
 
     def _blank(self) -> torch.Tensor:
         if self._pool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from elastune.core.run import Mode
-from elastune.core.slots import cut
+from elastune.core.slots import cut, dealt
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class BatchSlice:
 
     ``weight`` is the part of the global batch it stands for; weights over all workers add up to 1. A worker without
     samples runs a copy of what another does with weight 0, so that every worker takes every step. ``ends_slot`` and
-    ``ends_step`` mark the last pass of a slot and of this worker's step.
+    ``ends_step`` mark the last pass of a slot and of this worker's step. Where all workers make equally many passes
+    ``ending`` tells, by worker, the slot that ends there in this one; -1: none does.
     """
 
     samples: range
@@ -24,6 +25,7 @@ class BatchSlice:
     weight: float
     ends_slot: bool
     ends_step: bool
+    ending: tuple[int, ...] = ()
 
 
 def shares(
@@ -43,15 +45,26 @@ def shares(
     or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
     ``least``: samples that a pass must have, where the batch has as many (``samples_of_slots``) and ``micro_batch``,
     which is a bound, lets it; so must a copy.
-    ``even``: all workers make as many passes as the one with most; further ones come first, copies without weight.
+    ``even``: all workers make as many passes as the one with most; further ones come first, copies without weight. In
+    ``exact`` mode slots are then dealt out in turn, so that in each pass workers end slots that lie side by side.
     """
-    if even:
-        plans = [shares(batch, num_slots, workers, each, mode, micro_batch, least) for each in range(workers)]
-        own = plans[rank]
-        missing = max(map(len, plans)) - len(own)
-        return [replace(own[0], weight=0.0, ends_slot=True, ends_step=False) for _ in range(missing)] + own
+    deal = dealt if even and mode == "exact" else cut
     everyone = _portions(samples_of_slots(batch, num_slots, workers, mode, least), workers, mode)
-    run, scale = cut(num_slots, workers)[rank], 1.0
+    plans = [_passes(batch, everyone, run, micro_batch) for run in deal(num_slots, workers)]
+    if not even:
+        return plans[rank]
+    most = max(map(len, plans))
+    plans = [[replace(own[0], weight=0.0, ends_slot=True, ends_step=False)] * (most - len(own)) + own for own in plans]
+    ending = [
+        tuple(each.slot if each.weight and each.ends_slot else -1 for each in passes)
+        for passes in zip(*plans, strict=True)
+    ]
+    return [replace(own, ending=ends) for own, ends in zip(plans[rank], ending, strict=True)]
+
+
+def _passes(batch: int, everyone: list[tuple[int, range]], run: range, micro_batch: int | None) -> list[BatchSlice]:
+    """Those of the worker that has the slots ``run``; ``everyone``: what all workers do."""
+    scale = 1.0
     portions = [(slot, samples) for slot, samples in everyone if slot in run and samples]
     if not portions:
         portions, scale = [max(everyone, key=lambda portion: len(portion[1]))], 0.0

@@ -171,7 +171,7 @@ def _shares(split: Split, mesh: Mesh) -> dict[int, list[tuple[Segment, int]]]:
     for place, (computed, plans) in enumerate(_plans(split, mesh)):
         for shard in range(mesh.shard):
             adders = range(shard, mesh.batch, mesh.shard)
-            own = _joined([segment for plan in plans for adder in adders for segment in plan.parts[adder]])
+            own = joined([segment for plan in plans for adder in adders for segment in plan.parts[adder]])
             for segment in (*own, *_untrained(split, computed)):
                 found.setdefault(segment.leaf, []).append((segment, shard * mesh.tensor * mesh.pipeline + place))
     return dict(sorted(found.items()))
@@ -200,7 +200,7 @@ def held(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) ->
             adders = [adder for adder in range(mesh.batch) if own in inside[adder] and adder != own]
             added = [segment for plan in plans for segment in plan.parts[own]]
             copied = [segment for plan in plans for adder in adders for segment in plan.parts[adder]]
-            found[rank] = (*_joined(added), *_joined([*copied, *_untrained(split, computed)]))
+            found[rank] = (*joined(added), *joined([*copied, *_untrained(split, computed)]))
     for ward in wards(split, mesh, copies, hosts):
         found[ward.holder] += (ward.segment,)
     return tuple(_sorted(found[rank]) for rank in range(mesh.workers))
@@ -220,7 +220,7 @@ def _sorted(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     return tuple(sorted(segments, key=lambda segment: (segment.leaf, segment.start)))
 
 
-def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """In order, neighbours as one."""
     found: list[Segment] = []
     for segment in _sorted(segments):
@@ -252,4 +252,4 @@ def written(split: Split, mesh: Mesh, rank: int) -> tuple[Segment, ...]:
         for i in computed
         if not split.leaves[i].trained and i not in earlier and i % mesh.batch == own
     ]
-    return _joined(found)
+    return joined(found)

@@ -6,6 +6,7 @@ tree over slot indices, so that a floating-point sum does not depend on who comp
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -21,6 +22,17 @@ def cut(total: int, parts: int) -> list[range]:
     return [range(lo, hi) for lo, hi in pairwise(edges)]
 
 
+def dealt(total: int, parts: int) -> list[range]:
+    """``range(total)`` dealt out in turn, as cards are: what the parts have at one time lies side by side."""
+    if total < 0 or parts < 1:
+        raise ValueError(f"dealt needs total >= 0 and parts >= 1, not {total} and {parts}")
+    return [range(first, total, parts) for first in range(parts)]
+
+
+Deal = Callable[[int, int], list[range]]
+"""Which slots each worker has: ``cut`` or ``dealt``."""
+
+
 def middle(node: range) -> int:
     """Where the canonical tree divides ``node`` (two or more slots): the largest power of two below its length."""
     return node.start + (1 << (len(node) - 1).bit_length() - 1)
@@ -31,9 +43,10 @@ def subtrees(run: range, num_slots: int) -> list[range]:
     found: list[range] = []
 
     def visit(node: range) -> None:
-        if node.stop <= run.start or run.stop <= node.start:
+        inside = bisect_left(run, node.stop) - bisect_left(run, node.start)
+        if inside == 0:
             return
-        if run.start <= node.start and node.stop <= run.stop:
+        if inside == len(node):
             found.append(node)
             return
         mid = middle(node)
@@ -88,3 +101,51 @@ class Fold(Generic[T]):
             value = self._add(self.parts.pop()[1], value)
             node = parent
         self.parts.append((node, value))
+
+
+class TreeSum(Generic[T]):
+    """Adds up slot values that come in any order, each as soon as the canonical tree lets it.
+
+    ``add(a, b)`` may reuse ``a`` for its result. Of slots that come in about their order no more partial sums are kept
+    than the tree is deep.
+    """
+
+    def __init__(self, num_slots: int, add: Callable[[T, T], T]) -> None:
+        self._num_slots = num_slots
+        self._add = add
+        self._values: dict[range, T] = {}
+
+    def __len__(self) -> int:
+        """How many sums wait for others."""
+        return len(self._values)
+
+    def put(self, slot: int, value: T) -> None:
+        """The value of ``slot``."""
+        above = range(self._num_slots)
+        path: list[tuple[range, range]] = []
+        while len(above) > 1:
+            mid = middle(above)
+            halves = range(above.start, mid), range(mid, above.stop)
+            path.append((above, halves[slot < mid]))
+            above = halves[slot >= mid]
+        node = above
+        for parent, other in reversed(path):
+            if other not in self._values:
+                break
+            beside = self._values.pop(other)
+            value = self._add(value, beside) if node.start < other.start else self._add(beside, value)
+            node = parent
+        self._values[node] = value
+
+    def total(self, zero: Callable[[], T]) -> T:
+        """The sum over all slots, of which each that did not come is ``zero()``. What was put is gone."""
+
+        def value_of(node: range) -> T:
+            if node in self._values:
+                return self._values.pop(node)
+            if len(node) < 2:
+                return zero()
+            mid = middle(node)
+            return self._add(value_of(range(node.start, mid)), value_of(range(mid, node.stop)))
+
+        return value_of(range(self._num_slots))

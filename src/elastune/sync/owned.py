@@ -12,11 +12,13 @@ from elastune.comm.comms import Comms
 from elastune.comm.exact import ExactReducer
 from elastune.comm.gate import Gate
 from elastune.comm.group import Group
-from elastune.comm.owned import OwnedBucket, OwnedReducer
+from elastune.comm.owned import OwnedReducer
+from elastune.comm.streamed import StreamedReducer
 from elastune.comm.wards import WardSums
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Mode
+from elastune.core.slots import cut, dealt
 from elastune.mechanisms.owned.moving import place
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.sync.base import Sync
@@ -51,13 +53,18 @@ class OwnedAllReduce(Sync):
         self.drifts = not self.exact  # type: ignore[misc]
         self._elastic = elastic
         self._leaves_early = not replica.equal_passes  # else passes have collectives of their own, in one order
-        self._gate = Gate(replica.split, control, len(STATISTICS), num_slots if self.exact else None)
-        self._reducer = OwnedReducer()
+        deal = dealt if replica.equal_passes and self.exact else cut
+        self._gate = Gate(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
+        self._reducer: OwnedReducer | StreamedReducer = OwnedReducer()
+        if replica.blocks:
+            self._reducer = StreamedReducer(replica.blocks)
+            replica.on_block = self._reducer.leave
         self._moves: ExactReducer | None = None
         self._moved: list[torch.Tensor] = []
         floats = replica.buffers.floats if self.exact else []
         if floats:
-            self._moves = ExactReducer([b.detach() for b in floats], num_slots, comms.batch, hold=elastic)
+            like = [b.detach() for b in floats]
+            self._moves = ExactReducer(like, num_slots, comms.batch, hold=elastic, deal=deal)
         self._enter(comms)
         self._begin()
 
@@ -65,15 +72,11 @@ class OwnedAllReduce(Sync):
         self.comms = comms
         self.group = comms.batch
         self._gate.regroup(comms.everyone, comms.mesh)
-        replica, split = self.replica, self.replica.split
-        there = {bucket.plan.leaves: bucket for bucket in self._reducer.buckets}
-        buckets = []
-        for plan in replica.plans:
-            like = replica.store.parameters[plan.leaves[0]]
-            buckets.append(there.get(plan.leaves) or OwnedBucket(plan, split, like.dtype, like.device))
-        self._reducer.regroup(buckets, replica.plans, comms.batch, self._gate.num_slots, replica.held_by)
-        self._wards = WardSums(replica.wards, split, comms.everyone, replica.store.parameters[0].device)
-        self._computed = frozenset(replica.store.computed)
+        replica, store = self.replica, self.replica.store
+        layout = replica.plans, replica.split, store.parameters[0].device
+        self._reducer.regroup(*layout, comms.batch, self._gate.num_slots, replica.held_by)
+        self._wards = WardSums(replica.wards, replica.split, comms.everyone, store.parameters[0].device)
+        self._computed = frozenset(store.computed)
         self._rank = comms.mesh.batch_rank(comms.rank)
 
     def _begin(self) -> None:
@@ -109,6 +112,7 @@ class OwnedAllReduce(Sync):
             self._part.clear()
             if self.wants_statistics:
                 part.add_loss(loss, share.weight)
+        self._reducer.begin_pass(self._ending(share))
         for done in replica.run(loss, share, self._begin_slot, self._put):
             if self.exact:
                 replica.buffers.passed()  # the stages of a pipeline know only now how far it has moved them
@@ -119,6 +123,10 @@ class OwnedAllReduce(Sync):
 
     def _slot_of(self, share: BatchSlice) -> int:
         return share.slot if self.exact else self._rank
+
+    def _ending(self, share: BatchSlice) -> Sequence[int]:
+        """By batch rank: the slot that ends there in the pass of ``share``."""
+        return share.ending if self.exact else [rank if slot >= 0 else -1 for rank, slot in enumerate(share.ending)]
 
     def _begin_slot(self, part: BatchSlice) -> None:
         self._reducer.begin_slot(self._slot_of(part), last=self._leaves_early and part.ends_step)
@@ -157,8 +165,6 @@ class OwnedAllReduce(Sync):
         squares = reducer.squares()
         reducer.wait()
         self._wards.exchange(reducer.sums())
-        if not self._leaves_early:
-            reducer.release()
         statistics = {slot: part.tensor() for slot, part in self._parts.items()}
         self._gate.pass_through(self.control, statistics, self._used, squares)
         self.wait_s = time.perf_counter() - started
@@ -170,8 +176,7 @@ class OwnedAllReduce(Sync):
         self.totals = gate.control
         norms = (float(gate.squares.sum()), 0.0) if self._measures else None
         self.statistics = step_statistics(gate.statistics, norms)
-        held = [*(bucket.held for bucket in self._reducer.buckets), *self._wards.held]
-        sums = [*self._reducer.sums(), *self._wards.sums()]
+        held, sums = [*self._reducer.held, *self._wards.held], [*self._reducer.sums(), *self._wards.sums()]
         replica.receive(sums, gate.used, gate.squares, lambda factor: _scale(held, factor))
         if self.exact:
             replica.buffers.move(self._moved)

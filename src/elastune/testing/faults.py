@@ -14,6 +14,7 @@ added), lending (its sums are about to go to who holds them for it, outside of i
 so), gated (all have), applied (the optimizer has updated its shares), spreading (their values, some have arrived),
 waiting (for what another stage of a pipeline has to say), placing (state is about to move; STEP is the view's number,
 as in the next one), placed (all of it is here; others may lack theirs).
+Of gradients that leave block by block: leaving (those of a block are about to, in a backward pass).
 Any other place is one that the program itself passes by ``reach``.
 """
 
@@ -29,9 +30,11 @@ from typing import Any
 from elastune.comm.gate import Gate
 from elastune.comm.group import Group, GroupBroken
 from elastune.comm.owned import OwnedReducer
+from elastune.comm.streamed import StreamedReducer
 from elastune.comm.wards import WardSums
 from elastune.elastic.worker import elastic_group, state_transfer
 from elastune.mechanisms.owned import moving
+from elastune.mechanisms.owned.gathering import ShardedReplica
 from elastune.mechanisms.owned.moving import Kept
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.pipeline.mail import Mail
@@ -159,8 +162,10 @@ def _wrap_shares(before: Callable[..., None]) -> None:
     def view(*_: Any) -> int:
         return _INJECTORS[0].view
 
-    before(OwnedReducer, "combine", "launched")
-    before(OwnedReducer, "squares", "added")
+    for reducer in (OwnedReducer, StreamedReducer):
+        before(reducer, "combine", "launched")
+        before(reducer, "squares", "added")
+    before(ShardedReplica, "leave", "leaving")
     before(WardSums, "exchange", "lending")
     before(Gate, "pass_through", "gate")
     before(OwnedAllReduce, "_complete", "gated")

@@ -1,7 +1,8 @@
-"""Values that are here only while they are used: a block is gathered just before it runs, and freed after.
+"""Values and gradients that are here only while they are used, a block at a time.
 
-While a block runs the next one travels. All workers of the batch group must go through the same blocks in the same
-order, as often as each other: each start of a gather is a collective.
+A block's values are gathered just before it runs, and freed after; while it runs the next one's travel. Its gradients
+leave when the backward pass is through with it. All workers of the batch group must go through the same blocks in the
+same order, as often as each other: each start of a gather is a collective, and so is the leaving of gradients.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.ownership import Segment
 from elastune.mechanisms.base import Ready
 from elastune.mechanisms.division import Division
+from elastune.mechanisms.memory import give_back_at_once
 from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
 from elastune.mechanisms.owned.store import LeafStore
@@ -33,12 +35,15 @@ class _UnderWay:
 
 
 class ShardedReplica(OwnedReplica):
-    """Of no values but those that it holds, outside of passes (ZeRO stage 3)."""
+    """Of no values but those that it holds, outside of passes (ZeRO stage 3), and of no block's gradients but one's."""
 
     def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
+        give_back_at_once()
         super().__init__(division, store, program, comms, copies)
         self.equal_passes = division.waits = True
         self.gathering = Gathering(self)
+        self.blocks = [block.leaves for block in self.gathering.blocks]
+        self._place_of = {leaf: place for place, leaf in enumerate(self.split.trained)}
 
     def begin_step(self, *parts: Any) -> None:
         if self.gathering.lost:  # the rest of that pass has moved buffers once more
@@ -49,8 +54,18 @@ class ShardedReplica(OwnedReplica):
     def run(
         self, loss: torch.Tensor, part: BatchSlice, begin: Callable[[BatchSlice], None], ready: Ready
     ) -> Iterator[BatchSlice]:
+        self.gathering.turn()
         yield from super().run(loss, part, begin, ready)
+        self.gathering.leave_all()
         self.gathering.end_pass()
+
+    def leave(self, block: int) -> None:
+        """This pass is through with ``block``, whatever of it has been used."""
+        if self._ready is not None:
+            for place in (self._place_of[leaf] for leaf in self.blocks[block] if leaf in self._place_of):
+                if place not in self._seen:
+                    self._collect(place, self.params[place])
+        self.on_block(block)
 
     def stand_in(self, passes: int) -> None:
         self.gathering.stand_in(passes)
@@ -63,28 +78,27 @@ class ShardedReplica(OwnedReplica):
 class Gathering:
     """Gathers the blocks of ``replica``'s model in its passes.
 
-    The first block, the model's own, stays from the beginning of a pass to its end, and so does the last one that runs
-    until its gradients are there. Where the group breaks in a forward pass the step is lost, and the rest of the pass
-    runs on zeros (``lost``), as do all passes until another step begins.
+    The first block, the model's own, stays from the beginning of a pass to its end. Autograd runs in reverse what a
+    forward pass did: when it comes to a block it is through with those that ran after it, unless they ran before it as
+    well. That is the same on all workers, whichever parameters each has used. Where the group breaks in a forward pass
+    the step is lost, and the rest of the pass runs on zeros (``lost``), as do all passes until another step begins.
     """
 
-    def __init__(self, replica: OwnedReplica) -> None:
+    def __init__(self, replica: ShardedReplica) -> None:
         self._replica, self._store = replica, replica.store
-        self._blocks = blocks_of(replica.model, replica.store.parameters)
-        self._expected = list(range(1, len(self._blocks)))  # the order of blocks in a pass, as the last one had it
-        self._seen: list[int] = []
+        self.blocks = blocks_of(replica.model, replica.store.parameters)
+        self._expected = list(range(1, len(self.blocks)))  # the order of blocks in a pass, as the last one had it
+        self._trail: list[int] = []  # what this pass has entered, 0 with every call of the model
+        self._began = 0  # the newest call's place in it
+        self._at: int | None = None  # how far a backward pass has come back
+        self._left: set[int] = set()  # whose gradients have
         self._here: set[int] = set()
         self._under_way: dict[int, _UnderWay] = {}
-        self._owed: dict[int, set[int]] = {}  # gradients that are to come before a block may go
         self.lost = False
         self._comms = replica.comms
-        for i, block in enumerate(self._blocks):
+        for i, block in enumerate(self.blocks):
             block.module.register_forward_pre_hook(lambda *_, i=i: self._enter(i))
-            block.module.register_forward_hook(lambda _, args, out, i=i: self._leave(i, out), always_call=True)
-            for leaf in block.leaves:
-                if replica.split.leaves[leaf].trained:
-                    p = replica.store.parameters[leaf]
-                    p.register_post_accumulate_grad_hook(lambda _, i=i, leaf=leaf: self._accumulated(i, leaf))
+            block.module.register_forward_hook(lambda _, args, out, i=i: self._ran(i, out), always_call=True)
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
@@ -101,7 +115,17 @@ class Gathering:
         self._under_way = {}
         for i in list(self._here):
             self._free(i)
-        self._seen, self._owed = [], {}
+        self._trail, self._began, self._at, self._left = [], 0, None, set()
+
+    def turn(self) -> None:
+        """The backward pass comes next."""
+        self._at = len(self._trail)
+
+    def leave_all(self) -> None:
+        """The backward pass is over: what has not left does."""
+        for i in reversed(range(len(self.blocks))):
+            if i not in self._left:
+                self._replica.leave(i)
 
     def stand_in(self, passes: int) -> None:
         """Take part in ``passes`` forward passes that other workers make and this one does not."""
@@ -117,57 +141,67 @@ class Gathering:
         try:
             self._go_to(i)
         except GroupBroken as error:
+            if self._at is not None:
+                raise
             self.lost = True
             rescue.meet(error)
             for each in {0, i}:  # the workers that are left have met, and nothing is here any more
                 self._fill(each, None)
 
     def _go_to(self, i: int) -> None:
+        if self._at is not None:  # checkpointing runs it again
+            self._keep_alone(i)
+            return
         if i == 0:
-            self._seen = []
+            self._began = len(self._trail)
             if self._comms is not self._replica.comms:  # some workers have not made a pass yet
-                self._comms, self._expected = self._replica.comms, list(range(1, len(self._blocks)))
-        self._need(i)
-        if i != 0:
-            before = self._seen[-1] if self._seen else i
-            if before != i:
-                self._free(before)
-            self._seen.append(i)
-        at = len(self._seen)
-        if self._seen == self._expected[:at] and at < len(self._expected):
-            self._start(self._expected[at])
+                self._comms, self._expected = self._replica.comms, list(range(1, len(self.blocks)))
+            self._need(0)
+        else:
+            self._keep_alone(i)
+        self._trail.append(i)
+        seen = self._trail[self._began + 1 :]
+        if seen == self._expected[: len(seen)] and len(seen) < len(self._expected):
+            self._start(self._expected[len(seen)])
 
-    def _leave(self, i: int, out: Any) -> None:
+    def _keep_alone(self, i: int) -> None:
+        """Block ``i`` is here, beside the model's own no other."""
+        for other in self._here - {0, i}:
+            self._free(other)
+        self._need(i)
+
+    def _ran(self, i: int, out: Any) -> None:
         """Block ``i`` has run forward."""
         differentiable = [t for t in _tensors(out) if t.requires_grad] if torch.is_grad_enabled() else []
-        if i == 0:
-            self._expected = list(self._seen)
-            for tensor in differentiable:
-                tensor.register_hook(lambda _: self._need(0))
-            if not differentiable:
-                self.end_pass()
-            return
-        before = self._seen[-2] if len(self._seen) > 1 else None
-        if differentiable:
-            trained = set(self._replica.split.trained)
-            self._owed[i] = {leaf for leaf in self._blocks[i].leaves if leaf in trained}
+        at = len(self._trail) - 1
         for tensor in differentiable:
-            tensor.register_hook(lambda _: self._return_to(i, before))
+            if i == 0:
+                tensor.register_hook(lambda _: self._need(0))
+            elif self._at is None:
+                tensor.register_hook(lambda _: self._return_to(at))
+            else:
+                tensor.register_hook(lambda _: self._keep_alone(i))
+        if i == 0 and self._at is None:
+            self._expected = self._trail[self._began + 1 :]
+            if not differentiable:
+                before = self._trail[: self._began]
+                self.end_pass()
+                self._trail = before
 
-    def _return_to(self, i: int, before: int | None) -> None:
-        """Block ``i`` is about to run backward, and after it the one that ran before it."""
-        self._need(i)
-        if before is not None:
-            self._start(before)
-
-    def _accumulated(self, i: int, leaf: int) -> None:
-        """The gradient of a leaf of block ``i`` is there."""
-        owed = self._owed.get(i)
-        if owed is not None:
-            owed.discard(leaf)
-            if not owed and i != 0:
-                del self._owed[i]
-                self._free(i)
+    def _return_to(self, at: int) -> None:
+        """The block at this place of the trail is about to run backward, and after it the one that ran before it."""
+        if self._at is not None:
+            if at >= self._at:
+                return
+            self._at = at
+            for other in reversed(self._trail[at + 1 :]):
+                if other not in {0, *self._left, *self._trail[: at + 1]}:
+                    self._free(other)
+                    self._left.add(other)
+                    self._replica.leave(other)
+        self._keep_alone(self._trail[at])
+        if at > 0:
+            self._start(self._trail[at - 1])
 
     # -- one block ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +219,7 @@ class Gathering:
         group, store, replica = self._replica.comms.batch, self._store, self._replica
         if i in self._here or i in self._under_way or self.lost or all(len(h) == group.size for h in replica.held_by):
             return
-        leaves = [leaf for leaf in self._blocks[i].leaves if leaf in store.computed]
+        leaves = [leaf for leaf in self.blocks[i].leaves if leaf in store.computed]
         if not leaves:
             return
         to = [worker for worker in range(group.size) if worker not in replica.held_by[group.rank]]
@@ -206,14 +240,14 @@ class Gathering:
 
     def _segments(self, i: int, adder: int) -> list[Segment]:
         """What of block ``i`` batch rank ``adder`` adds up."""
-        leaves = set(self._blocks[i].leaves)
+        leaves = set(self.blocks[i].leaves)
         return [segment for plan in self._replica.plans for segment in plan.parts[adder] if segment.leaf in leaves]
 
     def _fill(self, i: int, received: torch.Tensor | None) -> None:
         """Block ``i`` is here: what this worker holds, and what it has ``received``."""
         store, replica = self._store, self._replica
         self._here.add(i)
-        leaves = [leaf for leaf in self._blocks[i].leaves if leaf in store.computed]
+        leaves = [leaf for leaf in self.blocks[i].leaves if leaf in store.computed]
         for leaf in leaves:
             p = store.parameters[leaf]
             p.untyped_storage().resize_(p.numel() * p.element_size())
@@ -238,7 +272,7 @@ class Gathering:
     def _free(self, i: int) -> None:
         if i in self._here:
             self._here.discard(i)
-            for leaf in self._blocks[i].leaves:
+            for leaf in self.blocks[i].leaves:
                 self._store.parameters[leaf].untyped_storage().resize_(0)
 
 

@@ -72,6 +72,8 @@ class OwnedReplica(Replica):
         spread_out: All values that this worker computes with are those of ``version``.
         stranger: What is here was never the run's: others' state is to come.
         brought: What has come and was not swapped in yet, since a group broke.
+        blocks: Where gradients leave in each pass: the leaves that do so together.
+        on_block: What to do when a pass is through with a block.
     """
 
     def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
@@ -84,6 +86,8 @@ class OwnedReplica(Replica):
         self.on_break: Callable[[GroupBroken | Unrecoverable], None] = _raised
         self.arrive: Callable[[], None] | None = None
         self.spread_out, self.stranger = True, False
+        self.blocks: Sequence[Sequence[int]] = ()
+        self.on_block: Callable[[int], None] = _nothing_leaves
         self.brought = Placed()
         self._scale: Callable[[float], None] = _unscaled
         self._squares = torch.zeros(0, dtype=torch.float64)
@@ -142,11 +146,12 @@ class OwnedReplica(Replica):
         gives no gradients.
         """
         self._restore()
-        streams = self.division.streams and part.ends_slot and part.weight > 0
+        streams = self.division.streams and (part.ends_slot or not part.weight)
         if streams:
             self._seen.clear()
-            begin(part)
-            self._ready = ready
+            if part.weight:
+                begin(part)
+            self._ready = ready if part.weight else _dropped
         try:
             for done in self.division.backward(loss, part):
                 if not done.weight:
@@ -379,6 +384,14 @@ def _by_leaf(sums: Sequence[tuple[Segment, torch.Tensor]]) -> dict[int, list[tup
 
 def _raised(error: GroupBroken | Unrecoverable) -> None:
     raise error
+
+
+def _nothing_leaves(block: int) -> None:
+    """Gradients leave when the replica hands them over."""
+
+
+def _dropped(place: int, gradient: torch.Tensor | None) -> None:
+    """A gradient that counts for nothing."""
 
 
 def _unscaled(factor: float) -> None:
