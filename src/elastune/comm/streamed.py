@@ -116,8 +116,7 @@ class StreamedReducer:
         self._ending = ending[: self.group.size]
 
     def begin_slot(self, slot: int, *, last: bool) -> None:
-        """What is ``put`` in this pass is of ``slot``, as the others know."""
-        assert self._ending[self.group.rank] == slot
+        """What is ``put`` from here on is of another slot. Which, and that it is the last, the others know."""
         self._squares = {}
 
     def put(self, leaf: int, gradient: torch.Tensor | None) -> None:
