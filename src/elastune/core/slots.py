@@ -6,7 +6,6 @@ tree over slot indices, so that a floating-point sum does not depend on who comp
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -43,7 +42,7 @@ def subtrees(run: range, num_slots: int) -> list[range]:
     found: list[range] = []
 
     def visit(node: range) -> None:
-        inside = bisect_left(run, node.stop) - bisect_left(run, node.start)
+        inside = sum(slot in run for slot in node)
         if inside == 0:
             return
         if inside == len(node):

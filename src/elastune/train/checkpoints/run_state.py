@@ -221,8 +221,7 @@ class RunState:
         if self.trained is None or self.trained.replica.gathers:
             return
         if self.workers.elastic and self._spec.most_workers > 1:
-            self._snapshot = None  # never two in memory
-            header, tensors = self.pack()
+            self._snapshot, (header, tensors) = None, self.pack()  # never two in memory
             self._snapshot = header, [t.to("cpu", copy=True) for t in tensors]
             if self._owned is not None:
                 self._keep(self._snapshot, kept(self._owned).copied())
