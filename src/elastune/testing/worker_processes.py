@@ -24,7 +24,7 @@ from elastune.comm.group import Group
 LIMIT_S = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer imports torch._dynamo, for seconds.
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.comm.gloo", "elastune.sync.registry"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.comm.gloo", "elastune.train.work"])
 
 
 @dataclass
