@@ -21,7 +21,7 @@ from elastune.train.checkpoints.checkpoint import complete
 from elastune.train.checkpoints.tree import fingerprint
 
 PROGRAM = Path(__file__).parent / "programs" / "lenet.py"
-STEPS = 16  # of which the 10th is a partial batch
+STEPS = 12  # of which the 10th is a partial batch
 SLOTS = 8
 
 
@@ -99,9 +99,9 @@ def test_weights_do_not_show_workers_nor_interruptions(
         workers: run_job(spec(tmp_path / f"w{workers}", workers, **changes), cluster=cluster)
         for workers in (1, 2, 3, 4)
     }
-    first = spec(tmp_path / "cut", 3, steps=12, **changes)
+    first = spec(tmp_path / "cut", 3, steps=8, **changes)
     half = run_job(first, cluster=cluster)
-    assert (half.steps, half.stopped) == (12, "max_steps")
+    assert (half.steps, half.stopped) == (8, "max_steps")
     rest = spec(tmp_path / "cut", 2, **changes)
     resumed = run_job(replace(rest, resume=True), cluster=cluster)
 
