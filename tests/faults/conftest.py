@@ -1,4 +1,4 @@
-"""Controllers in processes of their own, to be interrupted and killed."""
+"""Runs of a module's program; controllers in processes of their own, to be interrupted and killed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from elastune.cluster.local import LocalCluster
+from elastune.testing.elastic_runs import Ran, Runs
+
 LIMIT_S = 40.0
 
 
-def runs(process: int) -> bool:
+@pytest.fixture
+def runs(cluster: LocalCluster, tmp_path: Path, request: pytest.FixtureRequest) -> Runs:
+    """Starts runs of the module's ``PROGRAM``."""
+    return Runs(cluster, tmp_path, request.module.PROGRAM)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Ran:
+    """What every history of the module's ``PROGRAM`` must come to: one worker, and nothing happens to it."""
+    ran = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), request.module.PROGRAM)(1)
+    assert ran.ledger.exact
+    return ran
+
+
+def lives(process: int) -> bool:
     """Whether ``process`` exists and is more than a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -94,4 +111,4 @@ def until():
 @pytest.fixture
 def all_gone(until):
     """Asserts that no process of a family is left."""
-    return lambda family: until(lambda: not any(runs(process) for process in family), 5.0)
+    return lambda family: until(lambda: not any(lives(process) for process in family), 5.0)

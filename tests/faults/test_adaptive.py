@@ -53,11 +53,6 @@ def plain(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ra
     return Runs(cluster, tmp_path_factory.mktemp("plain"), PROGRAM)(1)
 
 
-@pytest.fixture
-def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
-    return Runs(cluster, tmp_path, PROGRAM)
-
-
 def same(ran: Ran, undisturbed: Ran) -> None:
     assert ran.sha256 == undisturbed.sha256
     assert decided(ran) == decided(undisturbed)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from elastune.cluster.launcher import VARIABLE, Bootstrap
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.worker import WORK
@@ -25,7 +23,7 @@ from elastune.job.run import run_job
 from elastune.journal.reader import read
 from elastune.journal.records import Checkpointed, Record, RunFailed, RunStarted, WorkerGone
 from elastune.report.tables.sample_ledger import ledger
-from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.elastic_runs import SLOTS, Ran, Runs
 
 HERE = Path(__file__).parent / "programs"
 PROGRAM = Program(HERE / "elastic.py")
@@ -33,14 +31,8 @@ SAMPLES, STEPS, EVERY = 1000, 48, 4
 LIMIT_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """What every history must come to."""
-    return Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
-
-
 def spec(out: Path, workers: int = 3) -> RunSpec:
-    means, elastic = Means(workers=workers, num_slots=8), Elastic(heartbeat_s=2.0)
+    means, elastic = Means(workers=workers, num_slots=SLOTS), Elastic(heartbeat_s=2.0)
     every = {"checkpoint_every_steps": EVERY, "elastic": elastic}
     return RunSpec(PROGRAM, out, {"pause_s": 0.1}, seed=3, means=means, **every)
 

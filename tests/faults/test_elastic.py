@@ -18,19 +18,6 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 SAMPLES = 1000
 
 
-@pytest.fixture(scope="module")
-def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """What every history must come to."""
-    ran = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
-    assert ran.ledger.exact
-    return ran
-
-
-@pytest.fixture
-def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
-    return Runs(cluster, tmp_path, PROGRAM)
-
-
 def same(ran: Ran, undisturbed: Ran) -> None:
     """The verdict."""
     assert ran.sha256 == undisturbed.sha256

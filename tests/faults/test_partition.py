@@ -25,12 +25,6 @@ WIDE = 4096  # 3.8 MB of state
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """What every history must come to."""
-    return Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
-
-
-@pytest.fixture(scope="module")
 def wide_undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same of a large network."""
     return Runs(cluster, tmp_path_factory.mktemp("wide"), PROGRAM)(1, wide=WIDE)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Means, Program, RunSpec
 from elastune.elastic.protocol.client import ask
@@ -16,11 +14,6 @@ from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 ELASTIC = Elastic(low=1, high=3, heartbeat_s=5.0)
-
-
-@pytest.fixture
-def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
-    return Runs(cluster, tmp_path, PROGRAM)
 
 
 def asked(records: list[Record]) -> list[ResizeAsked]:

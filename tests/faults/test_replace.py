@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.elastic.protocol.messages import ReplaceAsked, decode_event
 from elastune.journal.records import MembershipEvent, Record, RunFinished
@@ -18,19 +17,6 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "replacing.py")
 SAMPLES = 1000
 ROOM = Elastic(low=2, high=3, heartbeat_s=2.0)
 FULL = Elastic(low=1, high=2, heartbeat_s=2.0)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Nobody is replaced."""
-    ran = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
-    assert ran.ledger.exact
-    return ran
-
-
-@pytest.fixture
-def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
-    return Runs(cluster, tmp_path, PROGRAM)
 
 
 @dataclass

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Elastic, Means, Program
@@ -22,19 +21,6 @@ from elastune.train.checkpoints.checkpoint import complete, of_step
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
 SAMPLES = 640
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """What every history must come to: replicas on one worker each."""
-    ran = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1)
-    assert ran.ledger.exact
-    return ran
-
-
-@pytest.fixture
-def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
-    return Runs(cluster, tmp_path, PROGRAM)
 
 
 def same(ran: Ran, undisturbed: Ran) -> None:

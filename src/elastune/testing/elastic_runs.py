@@ -18,6 +18,7 @@ from elastune.journal.records import Record, Regrouped, Reported, RunFailed, Run
 from elastune.report.tables.sample_ledger import Ledger, ledger
 
 LIMIT_S = 120.0
+SLOTS = 4
 Act = Callable[[ElasticRun, list[Record]], None]
 
 
@@ -78,7 +79,7 @@ class Runs:
             out or self._folder / str(next(self._count)),
             config,
             seed=3,
-            means=Means(workers=workers, mode=mode, num_slots=8, **(means or {})),
+            means=Means(workers=workers, mode=mode, num_slots=SLOTS, **(means or {})),
             elastic=elastic or Elastic(low=1, high=4, heartbeat_s=2.0),
             **(spec or {}),
         )
