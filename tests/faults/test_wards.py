@@ -27,11 +27,6 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     return Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1, means={"mechanism": "tensor"})
 
 
-@pytest.fixture
-def runs(cluster: LocalCluster, tmp_path: Path) -> Runs:
-    return Runs(cluster, tmp_path, PROGRAM)
-
-
 def kept_on(ran: Ran, undisturbed: Ran) -> None:
     """Equal to the bit, every sample once, and nobody went back to a checkpoint."""
     assert ran.sha256 == undisturbed.sha256
