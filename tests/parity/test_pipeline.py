@@ -94,6 +94,12 @@ def test_what_a_pipeline_cannot_do_is_refused(
     assert failed.value.failure.reason == "user_error"
 
 
+def test_an_optimizer_that_sees_a_parameter_as_a_whole_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Shares are flat, those of stages too."""
+    with pytest.raises(JobFailed, match="must update each element by itself"):
+        run_job(spec(tmp_path, config={"optimizer": "adafactor"}, mesh=Mesh(pipeline=2)), cluster=cluster)
+
+
 @pytest.mark.parametrize("at", [0, 2, 4])
 def test_what_fails_on_one_stage_ends_all(cluster: LocalCluster, tmp_path: Path, at: int) -> None:
     """The others wait for it: they are told, and the run says what has failed."""

@@ -49,8 +49,7 @@ class Owned(Mechanism):
             raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
-        if {"shard", "tensor"} & set(self._axes):  # parameters are updated in parts
-            refuse_unless_elementwise(optimizer)
+        refuse_unless_elementwise(optimizer)  # shares are flat, and a part of a parameter
         program = ProgramModel(model)
         division = Division(model)
         for divide in self._divides:
