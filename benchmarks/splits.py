@@ -137,10 +137,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="few steps, one link, a few seconds")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--links", nargs="+", default=LINKS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    links, rounds, steps = (LINKS[:1], 1, 3) if args.smoke else (LINKS, args.rounds, 8)
+    links, rounds, steps = (LINKS[:1], 1, 3) if args.smoke else (args.links, args.rounds, 8)
     rows = []
     for link in links:
         found: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
