@@ -72,7 +72,7 @@ def test_workers_that_need_each_other_make_as_many_passes() -> None:
     """What is added comes first, and counts for nothing. Slots that end in one pass lie side by side."""
     for batch, slots, workers, micro_batch in itertools.product((1, 10, 29), (4, 5), (2, 3, 4), (None, 3)):
         options = "exact", micro_batch
-        even = [shares(batch, slots, workers, rank, *options, even=True) for rank in range(workers)]
+        even = [shares(batch, slots, workers, rank, *options, even=True, in_turn=True) for rank in range(workers)]
         assert len({len(own) for own in even}) == 1
         for rank, own in enumerate(even):
             real = [part for part in own if part.weight]

@@ -9,7 +9,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.job.run import JobFailed, run_job
 from elastune.journal.records import RunFinished
 
 PROGRAM = Path(__file__).parent / "programs" / "large.py"
@@ -28,3 +28,17 @@ def test_bits_show_neither_where_a_model_was_built_nor_what_ran_again(
     plain = ran(cluster, tmp_path / "plain", {**means, "workers": 1}, context=False, **wide)
     for name, config in (("context", {}), ("again", {"again": True})):
         assert ran(cluster, tmp_path / name, means, **wide, **config).sha256 == plain.sha256, name
+
+
+def test_a_model_for_which_no_worker_has_room_trains_on_four(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Each process may take so much more than it has; a replica would need 64 MB each for parameters, gradients, their
+    sums and momentum. (What counts is address space, in which a thread's stack takes 8 MB.)
+    """
+    large, room = {"width": 512, "layers": 16}, {"spare_mb": 180}
+    sharded = {"mechanism": "sharded", "workers": 4, "copies": 1, "num_slots": 4}
+    alone = {"mechanism": "replicated", "workers": 1, "num_slots": 4}
+    plain = ran(cluster, tmp_path / "plain", alone, **large)
+    with pytest.raises(JobFailed) as failed:
+        ran(cluster, tmp_path / "alone", alone, **large, **room)
+    assert failed.value.failure.reason == "out_of_memory"
+    assert ran(cluster, tmp_path / "four", sharded, **large, **room).sha256 == plain.sha256

@@ -38,6 +38,7 @@ def shares(
     least: int = 1,
     *,
     even: bool = False,
+    in_turn: bool = False,
 ) -> list[BatchSlice]:
     """The passes of worker ``rank`` of ``workers`` over a global batch of ``batch`` samples, in order.
 
@@ -45,10 +46,11 @@ def shares(
     or more where they exceed ``micro_batch``. ``slot`` is then the first slot of the worker's run.
     ``least``: samples that a pass must have, where the batch has as many (``samples_of_slots``) and ``micro_batch``,
     which is a bound, lets it; so must a copy.
-    ``even``: all workers make as many passes as the one with most; further ones come first, copies without weight. In
-    ``exact`` mode slots are then dealt out in turn, so that in each pass workers end slots that lie side by side.
+    ``even``: all workers make as many passes as the one with most; further ones come first, copies without weight.
+    ``in_turn``: in ``exact`` mode slots are dealt out in turn, so that in each pass workers end slots that lie side by
+    side.
     """
-    deal = dealt if even and mode == "exact" else cut
+    deal = dealt if in_turn and mode == "exact" else cut
     everyone = _portions(samples_of_slots(batch, num_slots, workers, mode, least), workers, mode)
     plans = [_passes(batch, everyone, run, micro_batch) for run in deal(num_slots, workers)]
     if not even:

@@ -85,7 +85,8 @@ class Replica:
     ``model`` is what the user's forward pass calls, ``module`` what is saved. ``params``: the leaves that backward
     passes give gradients on this worker; ``boxes``: where those lie that are a part of the whole parameter.
     ``least_samples``: what a pass must have, where it can be had; BatchNorm has no variance of one sample.
-    ``equal_passes``: workers need each other in every pass, so all must make as many.
+    ``equal_passes``: workers need each other in every pass, so all must make as many. ``in_turn``: slots are dealt out
+    to them in turn (``core.slots.dealt``).
 
     A step's gradient is gathered over passes. ``accumulate`` adds a pass to what earlier ones left; the last one may be
     a ``stream``, which hands gradients over while the backward pass still runs. Between passes they are hidden
@@ -112,7 +113,7 @@ class Replica:
         self.buffers = Buffers(module)
         normalises = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
         self.least_samples = 2 if normalises else 1
-        self.equal_passes = False
+        self.equal_passes = self.in_turn = False
         self._boxes = boxes
         self._hidden: list[torch.Tensor | None] | None = None
         self._seen: set[int] = set()

@@ -53,7 +53,7 @@ class OwnedAllReduce(Sync):
         self.drifts = not self.exact  # type: ignore[misc]
         self._elastic = elastic
         self._leaves_early = not replica.equal_passes  # else passes have collectives of their own, in one order
-        deal = dealt if replica.equal_passes and self.exact else cut
+        deal = dealt if replica.in_turn and self.exact else cut
         self._gate = Gate(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
         self._reducer: OwnedReducer | StreamedReducer = OwnedReducer()
         if replica.blocks:

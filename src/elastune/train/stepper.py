@@ -109,9 +109,8 @@ class Stepper:
         view, start = workers.view, progress.position
         progress.memory.begin_view(view)
         replica = trained.replica
-        steps = plan_steps(
-            source, size, start, means, *place, replica.least_samples, everyone, even=replica.equal_passes
-        )
+        how = {"even": replica.equal_passes, "in_turn": replica.in_turn}
+        steps = plan_steps(source, size, start, means, *place, replica.least_samples, everyone, **how)
         plans, ahead = tee(steps)
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()

@@ -40,7 +40,7 @@ class ShardedReplica(OwnedReplica):
     def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
         give_back_at_once()
         super().__init__(division, store, program, comms, copies)
-        self.equal_passes = division.waits = True
+        self.equal_passes = self.in_turn = division.waits = True
         self.gathering = Gathering(self)
         self.blocks = [block.leaves for block in self.gathering.blocks]
         self._place_of = {leaf: place for place, leaf in enumerate(self.split.trained)}

@@ -90,7 +90,8 @@ class Run:
         """One step, or its first ``passes`` and an end that drops them."""
         x, y = data(step)
         rank = self._mesh.batch_rank(self.replica.comms.rank)
-        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None, even=self.replica.equal_passes)
+        how = {"even": self.replica.equal_passes, "in_turn": self.replica.in_turn}
+        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None, **how)
         for i, share in enumerate(plan[:passes]):
             self.sync.begin(share, starts_step=i == 0)
             part = slice(share.samples.start, share.samples.stop)

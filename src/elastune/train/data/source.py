@@ -128,12 +128,13 @@ def plan_steps(
     everyone: int | None = None,
     *,
     even: bool = False,
+    in_turn: bool = False,
 ) -> Iterator[StepPlan]:
     """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them, each a part of the batch.
 
     Args:
         least: Samples that a forward pass must have, where the batch has as many.
-        even: All workers make as many passes.
+        even: All workers make as many passes. ``in_turn``: they have slots that are dealt out in turn.
         everyone: How many workers there are where all of them contribute to every step, with samples or without.
     """
     known: dict[int, tuple[list[BatchSlice], int]] = {}
@@ -141,7 +142,8 @@ def plan_steps(
     for places in source.batches(at.offset, batch_size):
         size = len(places)
         if size not in known:
-            own = shares(size, means.num_slots, workers, rank, means.mode, means.micro_batch, least, even=even)
+            options = means.mode, means.micro_batch, least
+            own = shares(size, means.num_slots, workers, rank, *options, even=even, in_turn=in_turn)
             voters = everyone or contributors(size, means.num_slots, workers, means.mode, least)
             known[size] = own, voters
         slices, voters = known[size]
