@@ -41,6 +41,7 @@ class Net(nn.Module):
         self.first = nn.Linear(64, width)
         self.norm = nn.BatchNorm1d(width) if batchnorm else nn.Identity()
         self.drop = nn.Dropout(0.2)
+        self.middle = nn.Linear(width, width)  # with the first one a pair, where layers are divided
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(3))  # blocks, where parameters are divided
         self.hidden[1].requires_grad_(requires_grad=False)
         self.last = nn.Linear(width, 10)
@@ -48,8 +49,9 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.drop(F.relu(self.norm(self.first(x))))
-        middle, frozen, late = self.hidden
-        h = h + F.relu(middle(h)) + 0.1 * frozen(h)
+        block, frozen, late = self.hidden
+        h = h + F.relu(self.middle(h)) + 0.1 * frozen(h)
+        h = h + F.relu(block(h))
         if self.uses_late:
             h = h + late(h)
         return self.last(h)
