@@ -387,11 +387,7 @@ def main() -> None:
         print(f"without DeepSpeed: {MECHANISMS['deepspeed'].abilities.install}")
         chosen = [name for name in chosen if not name.startswith("deepspeed")]
     if args.smoke:
-        few = [
-            name
-            for name in chosen
-            if args.only or name in ("ddp", "replicated", "zero", "sharded", "pipeline", "fsdp2_exact")
-        ]
+        few = [name for name in chosen if args.only or name in ("ddp", "replicated", "zero", "sharded", "pipeline")]
         sizes: list[Any] = [("mlp_small", 2, 32, 3, 2, [few], 1)]
     else:
         sizes = [(model, world, 64, 12, 3, [chosen]) for model in ("mlp_10m", "gpt_10m") for world in (2, 4)]
