@@ -166,6 +166,7 @@ class ElasticRun(ElasticHandle):
         """Start the first workers, and let other commands find the run. Raises ``OSError`` and ``UserError``."""
         self._start(sorted(self._running))
         try:
+            self.spec.out.mkdir(parents=True, exist_ok=True)  # workers elsewhere may have made none yet
             write_contact(self.spec.out, self.coordinator.address, self.coordinator.token)
         except OSError as error:
             rule = "the output folder must be writable"
