@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from elastune.testing.kits.cluster import events_until_end, events_until_message
 
 
 def main(out: Path, how: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
     sys.path.append(str(Path(__file__).parent))
     cluster = LocalCluster(2, entry="odd_workers:with_family", preload=["torch"] if how == "early" else [])
     if how == "early":

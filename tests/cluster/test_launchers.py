@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastune.cluster.elastic_cluster import ElasticCluster
+from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.fork.launcher import ForkLauncher
 from elastune.cluster.launcher import (
     VARIABLE,
@@ -23,6 +24,8 @@ from elastune.cluster.launcher import (
     bootstrap_of,
 )
 from elastune.core.errors import UserError
+from elastune.core.run import Elastic, Place, Program, RunSpec
+from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.testing.kits.cluster import ClusterKit
 from elastune.testing.kits.launcher import LauncherKit
 
@@ -93,6 +96,23 @@ class TestToy(LauncherKit):
 class TestClusterOfToys(ClusterKit):
     def make(self, entry: str) -> ElasticCluster:
         return ElasticCluster(ToyLauncher(3), entry=entry)
+
+
+def test_room_is_told_again_after_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator counts what it starts off what it was told: as much again is news to it."""
+    spec = RunSpec(Program(tmp_path / "none.py"), tmp_path, elastic=Elastic(high=3))
+    run = ElasticRun(WorkerSpec("none:none", spec, Place(), {}, str(tmp_path), []), launcher := ToyLauncher(3))
+    told: list[int] = []
+    monkeypatch.setattr(run.coordinator, "capacity", told.append)
+    monkeypatch.setattr(launcher, "start", lambda workers, needs: None)
+    run.room(2)
+    run.room(2)
+    assert told == [2]
+    run._running.clear()  # all have ended meanwhile
+    run._start_more([1])
+    run.room(2)
+    assert told == [2, 2]
+    run.close()
 
 
 def test_a_bootstrap_survives_the_environment_and_hides_its_token() -> None:

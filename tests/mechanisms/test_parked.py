@@ -86,7 +86,7 @@ def test_building_takes_the_memory_of_a_layer(tmp_path: Path) -> None:
     assert size > 100
     assert resident_mb() - before < 48, "a layer, and what orthogonal_ needs for itself"
     first = model.layers[5].weight.view(-1)[:4096].clone()  # type: ignore[operator, union-attr]
-    assert resident_mb("VmRSS") - before < 16
+    assert resident_mb("VmRSS") - before < 24
     for p in model.parameters():
         p.sum()
         let_go(p)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from elastune.comm.group import Group, GroupBroken
 from elastune.core.divergence import Divergence
 from elastune.core.errors import Diverged, UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Adapt, Means
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Reported
@@ -515,3 +517,16 @@ def test_a_wish_to_stop_is_heard_in_epochs_without_batches(tmp_path: Path) -> No
         seen.extend(session.epochs(5))
     assert session.stopped == "requested"
     assert session.epoch == 2
+
+
+def test_numbers_are_of_those_who_gathered_them(tmp_path: Path) -> None:
+    """A worker may have died since, and this one have got the rows from another that stands as the rest do now."""
+    session = lone_session(tmp_path)
+    workers = session._workers
+    for stood, stands in ((Mesh(data=2, tensor=2), Mesh(data=3)), (Mesh(data=2), Mesh(data=2, tensor=2))):
+        workers.comms = replace(workers.comms, mesh=stands)
+        workers.gathered_on = stood
+        rows = [[float(rank)] for rank in range(stood.workers)]
+        workers.gather = lambda values, what, rows=rows: rows  # type: ignore[method-assign]
+        speakers = [rank for rank in range(stood.workers) if stood.speaks(rank)]
+        assert session.sum(1.0) == sum(speakers)

@@ -64,9 +64,8 @@ class ElasticCluster(Cluster):
     def start(self, spec: RunSpec) -> ElasticRun:
         if self._closed:
             raise RuntimeError("this cluster was closed")
+        self.pump(0.0)
         count = spec.means.workers
-        if count > self.free:  # perhaps by now; else there is no looking: what was told to be free is taken
-            self.pump(0.0)
         if not 1 <= count <= self.free:
             rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} in the cluster"
             raise UserError(rule, count, "ask for fewer, or give the cluster a larger capacity")

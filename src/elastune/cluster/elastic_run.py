@@ -268,6 +268,7 @@ class ElasticRun(ElasticHandle):
 
     def _start_more(self, workers: Sequence[int]) -> None:
         self._running.update(workers)
+        self._free = -1  # the coordinator counts these off what it was told: whatever there is now, it is to hear it
         for worker in workers:
             try:
                 self._start([worker])

@@ -275,7 +275,8 @@ class Session(SessionFacts):
     def _meet(self, values: list[float], what: str) -> Rows:
         """Every part of the samples' ``values``, by rank. All must have evaluated the same since they met last."""
         what, self._evaluated = what + self._evaluated, ""
-        rows, mesh = self._workers.gather(values, what), self._workers.comms.mesh
+        rows = self._workers.gather(values, what)
+        mesh = self._workers.gathered_on
         if len(rows) < mesh.workers:  # this worker's alone
             return rows
         return [row for rank, row in enumerate(rows) if mesh.speaks(rank)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,11 @@ def test_settings_must_be_known_where_any_are_declared() -> None:
     assert merge({}, {"anything": 3}) == {"anything": 3}
     with pytest.raises(UserError, match="got rl"):
         merge({"lr": 1}, {"rl": 3})
+
+
+def test_an_edit_of_equal_size_within_a_second_counts(tmp_path: Path) -> None:
+    path = tmp_path / "edited.py"
+    for digit in "123":
+        path.write_text(f"config = {{'lr': {digit}}}\ndef train(session): pass\n")
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        assert load(Program(path)).config == {"lr": int(digit)}

@@ -140,6 +140,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._client.refuse_fork()
         while self.synchronised:
             self.say("gathering", self.owner.step, mine.nbytes, what)
+            self.gathered_on = self.comms.mesh  # where others complete it they do so as they stand now
             try:
                 rows = self._gather_alike(mine, what)
                 self._log.gathered(rows)
@@ -150,6 +151,7 @@ class ElasticWorkerGroup(WorkerGroup):
                 rows = self._log.rows
             self.say("computing", self.owner.step)
             return rows
+        self.gathered_on = self.comms.mesh
         return [mine]
 
     def begin_step(self) -> float:

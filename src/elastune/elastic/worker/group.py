@@ -61,6 +61,7 @@ class WorkerGroup:
         where: Tells which line the user's program is at; any thread may ask.
         failed: What this worker was doing when its group broke for good.
         left: What the program has left early since the newest step, and at which line.
+        gathered_on: How the workers stood whose values the newest gathering brought; others may stand so by now.
     """
 
     elastic = False
@@ -69,6 +70,7 @@ class WorkerGroup:
     def __init__(self, group: Group, comms: Comms | None = None) -> None:
         """All of ``group``; ``comms``: how they stand, where not each carries a replica of its own."""
         self.comms = comms or replicated(group)
+        self.gathered_on = self.comms.mesh
         self.synchronised = True
         self.interruption = Interruption()
         self.where: Callable[[], str] = lambda: ""
@@ -138,6 +140,7 @@ class WorkerGroup:
         ``what`` is gathered, in words. Raises ``UserError`` on every worker where they do not mean the same.
         """
         self.say("gathering", self._step, mine.nbytes, what)
+        self.gathered_on = self.comms.mesh
         try:
             rows = self._gather_alike(mine, what)
         except GroupBroken:
