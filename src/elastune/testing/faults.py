@@ -12,8 +12,8 @@ parts are there, and no checkpoint yet), agreeing (on what was decided between e
 Of state that lies in shares: launched (all that this worker has is sent to who adds it up), added (what it adds up is
 added), lending (its sums are about to go to who holds them for it, outside of its batch group), gate (before it says
 so), gated (all have), applied (the optimizer has updated its shares), spreading (their values, some have arrived),
-waiting (for what another stage of a pipeline has to say), placing (state is about to move; STEP is the view's number,
-as in the next one), placed (all of it is here; others may lack theirs).
+waiting (it looks whether another stage of a pipeline has sent what it needs), placing (state is about to move; STEP is
+the view's number, as in the next one), placed (all of it is here; others may lack theirs).
 Of gradients that leave block by block: leaving (those of a block are about to, in a backward pass).
 Any other place is one that the program itself passes by ``reach``.
 """
@@ -171,6 +171,6 @@ def _wrap_shares(before: Callable[..., None]) -> None:
     before(OwnedAllReduce, "_complete", "gated")
     before(OwnedReplica, "settle", "applied")
     before(OwnedReplica, "_take", "spreading")
-    before(Mail, "wait", "waiting")
+    before(Mail, "has", "waiting")
     before(Kept, "brought", "placing", view)
     before(moving, "meet", "placed", view)
