@@ -22,13 +22,15 @@ class OwnFirst:
 
     def __init__(self, store: LeafStore) -> None:
         self._store, self._optimizer = store, store.optimizer
-        self._known = type(self._optimizer).__module__.startswith("torch.optim.")
+        own = type(self._optimizer).__module__.startswith("torch.optim.")
+        # Without the hooks around it, which torch keeps within reach of functools.wraps.
+        self._step = getattr(type(self._optimizer).step, "__wrapped__", None) if own else None
         self._later: dict[torch.nn.Parameter, torch.Tensor | None] = {}
 
     def begin(self, own: Set[Segment], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """To be called by the optimizer's pre-hook: its step with these arguments is to be on the shards of ``own``."""
         self._later = {}
-        if self._known and len(args) == 1 and not kwargs and not self._has_other_hooks():
+        if self._step is not None and len(args) == 1 and not kwargs and not self._has_other_hooks():
             later = [s.parameter for s in self._store.shards if s.segment not in own and s.parameter.grad is not None]
             self._later = {p: p.grad for p in later}
             _give(dict.fromkeys(later))
@@ -36,10 +38,10 @@ class OwnFirst:
     def finish(self) -> None:
         """Step on the rest, if there is any left."""
         later, self._later = self._later, {}
-        if later:
+        if later and self._step is not None:
             done = {s.parameter: s.parameter.grad for s in self._store.shards}
             _give({**dict.fromkeys(done), **later})
-            type(self._optimizer).step.__wrapped__(self._optimizer)  # type: ignore[attr-defined]  # without its hooks
+            self._step(self._optimizer)
             _give({**done, **later})
 
     def _has_other_hooks(self) -> bool:
