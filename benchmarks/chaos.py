@@ -259,14 +259,14 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--data-set", default="mnist", choices=("mnist", "digits"))
-    parser.add_argument("--smoke", action="store_true", help="10 faults, within half a minute")
+    parser.add_argument("--smoke", action="store_true", help="6 faults, within half a minute")
     parser.add_argument("--keep", type=Path, help="a new folder for journals, logs and ticks")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     if args.data_set == "mnist" and find("mnist") is None:
         raise SystemExit("MNIST must be on this machine: set ELASTUNE_DATA to the folder that holds it")
-    faults = 10 if args.smoke else args.faults
+    faults = 6 if args.smoke else args.faults
     try:
         told = chaos(faults, args.seed, args.data_set, args.keep)
     except (Stalled, UserError) as error:

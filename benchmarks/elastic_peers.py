@@ -18,16 +18,14 @@ import socket
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from pauses import Ticks, pause_s, reached, summary, survivors_pause_s, usual_gaps
-from peer_processes import SETTLED_STEPS, Processes, Stalled, job
+from peer_processes import SETTLED_STEPS, Processes, Stalled, job, peer_python
 
 from elastune.job.machine import machine_context
 from elastune.recipes.datasets import cache_folder
@@ -159,26 +157,12 @@ def between_checkpoints(turn: int, repeats: int) -> int:
 # -- torchft ----------------------------------------------------------------------------------------------------------
 
 
-def torchft_python(folder: Path) -> Path:
-    """The interpreter of a virtual environment that has torchft, and sees this interpreter's own build of torch."""
-    python = folder / "torchft" / "bin" / "python"
-    if not (folder / "torchft" / "installed").exists():
-        print(f"installing {TORCHFT} into {folder / 'torchft'}", flush=True)
-        venv.create(folder / "torchft", with_pip=True, clear=True)
-        tag = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        path = folder / "torchft" / "lib" / tag / "site-packages" / "torch_of_the_benchmark.pth"
-        path.write_text(f"{Path(torch.__file__).parents[1]}\n")
-        subprocess.run([python, "-m", "pip", "install", "-q", TORCHFT], check=True)
-        (folder / "torchft" / "installed").touch()
-    return python
-
-
 def torchft_faults(
     folder: Path, workers: int, size: str, repeats: int, timeouts: Timeouts, events: Sequence[str]
 ) -> list[dict[str, Any]]:
     """In turn: a replica joins, and leaves at SIGTERM; one is killed, one frozen (and killed later), both replaced."""
     rows: list[dict[str, Any]] = []
-    python = torchft_python(folder)
+    python = peer_python(folder, "torchft", TORCHFT)
     with job() as here:
         knobs = (timeouts.heartbeat_ms, timeouts.join_ms, timeouts.tick_ms)
         pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
@@ -318,7 +302,7 @@ def write(out: Path, cells: Sequence[dict[str, Any]], load: Sequence[float]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="torchrun's faults, once, at 2 workers")
+    parser.add_argument("--smoke", action="store_true", help="one of torchrun's workers killed, once, at 2 workers")
     parser.add_argument("--only", default="torchrun,torchft")
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--sizes", default="small,large")
@@ -329,7 +313,7 @@ def main() -> None:
     args = parser.parse_args()
     load = os.getloadavg()
     if args.smoke:
-        cells = peers(["torchrun"], args.peers_dir, 1, [(2, "small")], ("kill", "kill_rank_0"))
+        cells = peers(["torchrun"], args.peers_dir, 1, [(2, "small")], ("kill",))
     else:
         sizes = [(int(workers), size) for workers in args.workers.split(",") for size in args.sizes.split(",")]
         cells = peers(args.only.split(","), args.peers_dir, args.repeats, sizes, args.events.split(","))

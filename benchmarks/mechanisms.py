@@ -6,7 +6,8 @@ loopback device in a network namespace of this run's own, divided by workers and
 what the process has of its own (private pages) beyond what it had before the variant was built, each in processes of
 its own, after the last step.
 
-    python benchmarks/mechanisms.py [--smoke] [--large] [--only zero,sharded] [--out benchmarks/results/mechanisms.json]
+    python benchmarks/mechanisms.py [--smoke] [--large] [--only zero,sharded] [--cells mlp_10m:2] [--rounds N]
+        [--out benchmarks/results/mechanisms.json]
 """
 
 from __future__ import annotations
@@ -377,6 +378,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="one small cell, a few seconds")
     parser.add_argument("--large", action="store_true", help="models of 100 million parameters, too")
     parser.add_argument("--only", help="these variants, by comma")
+    parser.add_argument("--cells", help="these alone, as mlp_10m:2 (model and workers), by comma")
+    parser.add_argument("--rounds", type=int, default=12, help="of models of 10 million parameters")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -390,10 +393,12 @@ def main() -> None:
         few = [name for name in chosen if args.only or name in ("ddp", "replicated", "zero", "sharded", "pipeline")]
         sizes: list[Any] = [("mlp_small", 2, 32, 3, 2, [few], 1)]
     else:
-        sizes = [(model, world, 64, 12, 3, [chosen]) for model in ("mlp_10m", "gpt_10m") for world in (2, 4)]
+        sizes = [(model, world, 64, args.rounds, 3, [chosen]) for model in ("mlp_10m", "gpt_10m") for world in (2, 4)]
     if args.large:  # two at a time: memory holds no more
         pairs = [[v.rival, name] for name, v in VARIANTS.items() if name in chosen and v.rival != name]
         sizes += [(model, world, 16, 4, 1, pairs) for model in ("mlp_100m", "gpt_100m") for world in (2, 4)]
+    if args.cells:
+        sizes = [size for size in sizes if f"{size[0]}:{size[1]}" in args.cells.split(",")]
     cells = []
     for size in sizes:
         cells.append(measure(*size))

@@ -5,18 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+import venv
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from pauses import Ticks, reached
 from programs.workload import OWNER
 
 SETTLED_STEPS = 40  # between two events
 LIMIT_S = 300.0  # for any event to show its effect
+
+
+def peer_python(folder: Path, name: str, requirement: str) -> Path:
+    """The interpreter of a virtual environment below ``folder`` that has ``requirement``, and sees this one's torch."""
+    home = folder / name
+    python = home / "bin" / "python"
+    if not (home / "installed").exists():
+        print(f"installing {requirement} into {home}", flush=True)
+        venv.create(home, with_pip=True, clear=True)
+        tag = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        path = home / "lib" / tag / "site-packages" / "torch_of_the_benchmark.pth"
+        path.write_text(f"{Path(torch.__file__).parents[1]}\n")
+        subprocess.run([python, "-m", "pip", "install", "-q", requirement], check=True)
+        (home / "installed").touch()
+    return python
 
 
 class Stalled(Exception):

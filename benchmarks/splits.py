@@ -1,10 +1,9 @@
 """The Cray seed's first table, measured: one worker, a model split over four, data parallelism over four.
 
-Hosts are network namespaces of this machine whose links are shaped to a declared rate. Compute is paced: after every
-matrix product or convolution a worker sleeps until as much time has gone as a device of a declared speed would take for
-its floating-point operations (counted as torch's FlopCounterMode counts), since four workers share two cores here. So
-the times are emulated; what is sent and waited for is real. The network is a CNN for MNIST whose largest layer holds
-nearly all parameters, on made images; "split" divides that pair of layers and leaves the rest whole on every worker.
+Hosts are network namespaces of this machine whose links are shaped to a declared rate. Compute is paced (``paced.py``),
+since four workers share two cores here: so the times are emulated; what is sent and waited for is real. The network is
+a CNN for MNIST whose largest layer holds nearly all parameters, on made images; "split" divides that pair of layers and
+leaves the rest whole on every worker.
 
     python benchmarks/splits.py [--smoke] [--out benchmarks/results/splits.json]
 """
@@ -25,10 +24,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from forked import on_workers
+from paced import Paced
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
-from torch.utils.flop_counter import flop_registry
 
 from elastune.comm.join import join, stand
 from elastune.core.mesh import Mesh
@@ -49,29 +47,6 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "split": (4, {"virtual_tensor": 4, "mechanism": "tensor", "mesh": Mesh(tensor=4)}),
     "data": (4, {"mechanism": "replicated", "mesh": Mesh(data=4)}),
 }
-
-
-class Paced(TorchDispatchMode):
-    """Products and convolutions take as long as they would on a device of ``FLOPS_A_SECOND``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0.0
-        self.owed_s = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        started = time.perf_counter()
-        out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            flops = count(*args, **(kwargs or {}), out_val=out)
-            self.flops += flops
-            self.owed_s += flops / FLOPS_A_SECOND - (time.perf_counter() - started)
-            if self.owed_s > 0.001:  # short sleeps are not exact
-                slept = time.perf_counter()
-                time.sleep(self.owed_s)
-                self.owed_s -= time.perf_counter() - slept
-        return out
 
 
 def network() -> nn.Sequential:
@@ -102,7 +77,7 @@ def worker(rank: int, world: int, spaces: list[str], rendezvous: str, case: str,
     data = TensorDataset(torch.randn(SAMPLES, 1, 28, 28), torch.randint(0, 10, (SAMPLES,)))
     source = (xy for _ in session.epochs(10**9) for xy in session.batches(data, batch_size=BATCH, drop_last=True))
     times: list[float] = []
-    paced = Paced()
+    paced = Paced(FLOPS_A_SECOND)
     started = time.perf_counter()
     with paced:
         for x, y in source:

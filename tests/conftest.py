@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -12,16 +16,27 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from elastune.cli import main
 from elastune.cluster.local import WARM, LocalCluster
-from elastune.core.run import Program
+from elastune.core.run import Program, RunSpec
+from elastune.job.run import run_job
 
 torch.set_num_threads(1)
-# How fast examples are made and run says how busy the machine is.
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = int(os.environ.get("FUZZ", "0"))
+# The same examples each time, so that a change fails by its own fault alone; ``make fuzz`` looks for others. How fast
+# examples are made and run says how busy the machine is.
+settings.register_profile(
+    "busy machine",
+    max_examples=100 * max(1, FUZZ // 10),
+    derandomize=not FUZZ,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("busy machine")
 
 HERE = Path(__file__).parent
-SLOWEST_FIRST = ("faults", "e2e", "parity", "cli", "study", "report", "search", "frontier", "mechanisms")
+TINY = HERE / "programs" / "tiny.py"
+SLOWEST_FIRST = ("faults", "e2e", "cluster", "mechanisms", "parity", "cli", "study", "search", "frontier")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,15 +47,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
-    """Four local workers, forked from one warm server, which has read the digits, for the whole test run."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Four local workers, forked from one warm server, which has read the digits, for the whole test run.
+
+    It has imported all that it is going to: else the first test that counts seconds would count those, too.
+    """
     with LocalCluster(capacity=4, preload=(*WARM, "tests.programs.preloaded")) as place:
+        run_job(RunSpec(Program(TINY), tmp_path_factory.mktemp("warm") / "out"), cluster=place)
         yield place
 
 
 @pytest.fixture
 def tiny() -> Program:
-    return Program(Path(__file__).parent / "programs" / "tiny.py")
+    return Program(TINY)
 
 
 @pytest.fixture
@@ -53,3 +72,63 @@ def program(tmp_path: Path):
         return Program(path)
 
     return write
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """Its one line of complaint."""
+        assert self.code == 2, (self.code, self.err)
+        assert self.out == "", self.out
+        (line,) = self.err.splitlines()
+        assert line.startswith("elastune: ")
+        assert "Traceback" not in line
+        return line
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout."""
+        (line,) = self.out.splitlines()
+        found = json.loads(line)
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture(scope="session")
+def said() -> type[Said]:
+    return Said
+
+
+@contextmanager
+def _forked_from(cluster: LocalCluster) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("job.run", "job.portability", "study.run", "frontier.phases"):
+            patch.setattr(f"elastune.{module}.LocalCluster", lambda capacity: nullcontext(cluster))
+        yield
+
+
+@pytest.fixture(scope="session")
+def forked_from() -> Callable[[LocalCluster], AbstractContextManager[None]]:
+    """What commands start meanwhile in this process is forked from the tests' warm server."""
+    return _forked_from
+
+
+@pytest.fixture
+def command_here(cluster: LocalCluster, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
+    """The command line, called in this process."""
+
+    def call(*arguments: object) -> Said:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return Said(code, out, err)
+
+    with _forked_from(cluster):
+        yield call

@@ -13,14 +13,25 @@ PACKAGE = ROOT / "src" / "elastune"
 # Imports go one way: a room imports only from rooms before it.
 ROOMS = (
     *("core", "journal", "plan", "comm", "mechanisms", "sync", "monitors", "policies", "elastic", "recipes", "train"),
-    *("search", "cluster", "job", "study", "frontier", "simulate", "reuse", "report", "dashboard", "cli"),
+    *("search", "cluster", "job", "study", "frontier", "simulate", "reuse", "report", "dashboard", "adapters", "cli"),
 )
 ANYWHERE = "testing"  # may import every room; no room imports it
 FRONT_DOORS = {"__init__": (*ROOMS,), "__main__": ("cli",)}
 LONGEST_FILE = 400
 # What core may have of the standard library: nothing that reads, writes, sleeps on or starts anything.
 CORE_MAY = {
-    *("__future__", "abc", "collections", "dataclasses", "enum", "functools", "hashlib", "inspect", "itertools"),
+    *(
+        "__future__",
+        "abc",
+        "bisect",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "inspect",
+        "itertools",
+    ),
     *("math", "operator", "pathlib", "re", "struct", "time", "types", "typing"),
 }
 # Names that two classes still share. The list only shrinks.
@@ -257,3 +268,27 @@ def test_the_path_rule_finds_what_it_should() -> None:
         if MACHINE_PATHS.search(text)
     ]
     assert len(found) == 2
+
+
+# Clocks that somebody may set while we look: none of them decides when something is over, or what came first.
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now", "datetime.utcnow"}
+READS_THEM = {
+    "core/clock.py": "one's own, for people, and for prices that have dates",
+    "cli/progress.py": "for people",
+    "report/events.py": "for people",
+    "cluster/fork/worker_log.py": "for people",
+    "job/mirror.py": "the name of a folder",
+    "cluster/agents/facts.py": "doctor compares clocks",
+    "cluster/agents/launcher.py": "doctor compares clocks",
+    "cluster/slurm/examine.py": "doctor compares clocks",
+    "cluster/agents/certificate.py": "a certificate has dates; nobody asks for them",
+    "cluster/ray/actor.py": "Ray tells a date",
+}
+
+
+def test_only_clocks_that_go_forward_decide() -> None:
+    told = {
+        str(file.relative_to(PACKAGE)): {name for name, _ in calls(ast.parse(file.read_text()))} & WALL_CLOCKS
+        for file in sources()
+    }
+    assert {file for file, found in told.items() if found and not file.startswith("testing/")} == set(READS_THEM)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch.nn.functional as F
-from workload import TickLog, build, samples
+from workload import TickLog, build, emulate, samples
 
 config = {"size": "small", "batch_size": 64, "ticks": ""}
 
@@ -13,6 +13,7 @@ def train(session):
     log, data = TickLog(Path(session.config["ticks"])), samples()
     for _ in session.epochs(10**9):
         for x, y in session.batches(data, batch_size=session.config["batch_size"], drop_last=True):
+            emulate(len(x))
             session.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()

@@ -1,6 +1,7 @@
 """A network whose AdamW state is about 100 MB, for the benchmark of reshapes: made data, a few steps.
 
-Each worker writes what it was doing, and when, into the folder ``log``.
+Worker ``kill`` kills itself in a step among ``of`` workers, the ninth or later. Each writes what it was doing, and
+when, into the folder ``log``.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.elastic.worker import elastic_group
+from elastune.elastic.worker import elastic_group, view_comms
 from elastune.sync import owned
 
-config = {"width": 2304, "kill": -1, "log": ""}
+config = {"width": 2304, "epochs": 1, "kill": -1, "of": 4, "log": ""}
 
 
 class Timeline:
@@ -62,8 +63,9 @@ class Timeline:
 
 def train(session) -> None:
     timeline, worker, width = Timeline(), session.state.workers.worker, session.config["width"]
+    doomed = session.config["kill"], session.config["of"]
     timeline.watch(elastic_group.ElasticWorkerGroup, "recover")
-    timeline.watch(elastic_group, "form_comms")
+    timeline.watch(view_comms.ViewComms, "take")
     timeline.watch(owned, "place")
     sizes = (784, width, width, width, 10)
     model = nn.Sequential()
@@ -75,10 +77,10 @@ def train(session) -> None:
     model, optimizer = session.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(512, 784, generator=generator), torch.randint(0, 10, (512,), generator=generator))
-    for _ in session.epochs(1):
+    for _ in session.epochs(session.config["epochs"]):
         for x, y in session.batches(data, batch_size=32):
             session.backward(F.cross_entropy(model(x), y))
-            if session.ends_step and session.step == 8 and worker == session.config["kill"]:
+            if session.ends_step and session.step >= 8 and (worker, session.size) == doomed:
                 timeline.spans.append({"name": "kill", "at": time.time()})
                 timeline.write(session.config["log"], worker)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""``elastic_peers.py``'s program for torchrun: the loop of its documentation, with a checkpoint every k steps.
+"""torchrun's program of ``elastic_peers.py`` and ``hosts.py``: its documentation's loop, a checkpoint every k steps.
 
 Started by ``python -m torch.distributed.run`` as: torchrun_train.py SIZE GLOBAL_BATCH FOLDER CHECKPOINT_EVERY
 """
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from workload import TickLog, build, samples
+from workload import TickLog, build, emulate, samples
 
 
 def main(size: str, batch: int, folder: Path, every: int) -> None:
@@ -32,6 +32,7 @@ def main(size: str, batch: int, folder: Path, every: int) -> None:
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(step * batch // len(data)))
         at = step * batch % len(data) + rank * share
         x, y = (tensor[order[at : at + share]] for tensor in data.tensors)
+        emulate(len(x))
         F.cross_entropy(wrapped(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

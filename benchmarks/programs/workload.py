@@ -1,4 +1,4 @@
-"""What every contender of ``elastic.py`` trains, and how it tells of its steps. Needs torch alone."""
+"""What every contender of ``elastic.py`` and ``hosts.py`` trains, and how it tells of its steps. Needs torch alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch.utils.data import TensorDataset
 
 SAMPLES = 16384
 OWNER = "ELASTUNE_BENCHMARK_PID"  # the benchmark's process: its programs do not outlive it
+SAMPLE_S = "ELASTUNE_BENCHMARK_SAMPLE_S"  # what a sample takes on the emulated device
 
 
 def build(size: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """ "small": LeNet with momentum, 3 MB of state. "large": 8.3 million parameters with Adam, 100 MB of state."""
+    """ "small": LeNet with momentum, 3 MB of state. "large": 8.3 million parameters with Adam, 100 MB of state.
+    "light": as much state as "small", and next to no arithmetic: for emulated compute."""
     torch.manual_seed(0)
     model: nn.Module
     if size == "small":
@@ -23,6 +25,9 @@ def build(size: str) -> tuple[nn.Module, torch.optim.Optimizer]:
             nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10),
         )  # fmt: skip
+        return model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    if size == "light":
+        model = nn.Sequential(nn.Flatten(), nn.Linear(784, 540), nn.ReLU(), nn.Linear(540, 10))
         return model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1226),
@@ -36,6 +41,12 @@ def samples() -> TensorDataset:
     source = torch.Generator().manual_seed(0)
     images = torch.rand(SAMPLES, 1, 28, 28, generator=source)
     return TensorDataset(images, torch.randint(0, 10, (SAMPLES,), generator=source))
+
+
+def emulate(samples: int) -> None:
+    """Emulated compute: sleep as long as the device would need for so many samples; without one, do nothing."""
+    if (each_s := float(os.environ.get(SAMPLE_S, "0"))) > 0:
+        time.sleep(samples * each_s)
 
 
 class TickLog:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from elastune.core.errors import UserError as UserError
     from elastune.core.mesh import Mesh as Mesh
     from elastune.core.run import Means as Means
+    from elastune.frontier.api import find_frontier as find_frontier
+    from elastune.frontier.plan_api import find_plan as find_plan
     from elastune.job.run import JobFailed as JobFailed
     from elastune.policies.base import Policy as Policy
     from elastune.policies.run import Run as Run
@@ -30,10 +32,24 @@ if TYPE_CHECKING:
     from elastune.recipes.spaces import suggest_network as suggest_network
     from elastune.recipes.spaces import suggest_optimizer as suggest_optimizer
     from elastune.recipes.spaces import suggest_scheduler as suggest_scheduler
+    from elastune.recipes.sync_space import suggest_sync as suggest_sync
     from elastune.report.explain import explain as explain
+    from elastune.reuse.class_tree import class_tree as class_tree
+    from elastune.reuse.ensemble import Ensemble as Ensemble
+    from elastune.reuse.ensemble import ensemble as ensemble
+    from elastune.reuse.ensemble_file import load_ensemble as load_ensemble
+    from elastune.reuse.ensemble_file import save_ensemble as save_ensemble
+    from elastune.reuse.joined import join as join
+    from elastune.reuse.learn_classes import learn_classes as learn_classes
+    from elastune.reuse.predict import predict as predict
+    from elastune.reuse.record import record_asset as record_asset
+    from elastune.reuse.soup import soup as soup
+    from elastune.reuse.stacked import stacked_parts as stacked_parts
+    from elastune.reuse.transfer import rank_sources as rank_sources
     from elastune.study.api import run as run
     from elastune.study.api import tune as tune
     from elastune.study.results.study import Study as Study
+    from elastune.train.program.current import current_session as current_session
     from elastune.train.session import Session as Session
 
 _HOMES = {
@@ -46,14 +62,30 @@ _HOMES = {
     "Run": "policies.run",
     "Session": "train.session",
     "Study": "study.results.study",
+    "current_session": "train.program.current",
     "explain": "report.explain",
+    "find_frontier": "frontier.api",
+    "find_plan": "frontier.plan_api",
     "run": "study.api",
+    "Ensemble": "reuse.ensemble",
+    "ensemble": "reuse.ensemble",
+    "load_ensemble": "reuse.ensemble_file",
+    "save_ensemble": "reuse.ensemble_file",
+    "predict": "reuse.predict",
+    "record_asset": "reuse.record",
+    "class_tree": "reuse.class_tree",
+    "join": "reuse.joined",
+    "learn_classes": "reuse.learn_classes",
+    "soup": "reuse.soup",
+    "stacked_parts": "reuse.stacked",
+    "rank_sources": "reuse.transfer",
     "tune": "study.api",
     "suggest_batch": "recipes.spaces",
     "suggest_means": "recipes.means_space",
     "suggest_network": "recipes.spaces",
     "suggest_optimizer": "recipes.spaces",
     "suggest_scheduler": "recipes.spaces",
+    "suggest_sync": "recipes.sync_space",
     "make_network": "recipes.build",
     "make_optimizer": "recipes.build",
     "make_scheduler": "recipes.build",

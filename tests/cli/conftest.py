@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,35 +42,7 @@ def train(session):
         session.report(loss=float(loss.detach()))
 """
 
-
-@dataclass(frozen=True)
-class Said:
-    """What a command said, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def line(self) -> str:
-        """Its one line of complaint."""
-        assert self.code == 2, (self.code, self.err)
-        assert self.out == "", self.out
-        (line,) = self.err.splitlines()
-        assert line.startswith("elastune: ")
-        assert "Traceback" not in line
-        return line
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one object on stdout."""
-        (line,) = self.out.splitlines()
-        found = json.loads(line)
-        assert isinstance(found, dict)
-        return found
-
-
-Command = Callable[..., Said]
+Command = Callable[..., Any]  # gives what was said
 
 
 @pytest.fixture
@@ -86,47 +56,48 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def elastune(
-    here: Path, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Command:
-    """The command line, called in this process; what it starts is forked from the tests' warm server."""
-    for module in ("job.run", "study.run", "frontier.phases"):
-        monkeypatch.setattr(f"elastune.{module}.LocalCluster", lambda capacity: nullcontext(cluster))
-
-    def call(*arguments: object) -> Said:
-        capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return Said(code, out, err)
-
-    return call
+def elastune(here: Path, command_here: Command) -> Command:
+    """The command line, called in this process and folder."""
+    return command_here
 
 
 @pytest.fixture
-def process(here: Path) -> Command:
+def process(here: Path, said: Command) -> Command:
     """The command line as a process of its own."""
 
-    def call(*arguments: object, launcher: tuple[str, ...] = ()) -> Said:
+    def call(*arguments: object, launcher: tuple[str, ...] = ()) -> Any:
         command = [sys.executable, *launcher, "-m", "elastune", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))
-        return Said(done.returncode, done.stdout, done.stderr)
+        return said(done.returncode, done.stdout, done.stderr)
 
     return call
 
 
-def _finish(folder: Path, *arguments: str) -> Path:
+@contextmanager
+def _stdout_to(path: Path) -> Iterator[None]:
+    """What is written to this process's stdout meanwhile goes to a file."""
+    kept = os.dup(1)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _finish(folder: Path, cluster: LocalCluster, forked_from: Callable[[LocalCluster], Any], *arguments: str) -> Path:
     (folder / "linear.py").write_text(LINEAR)
-    command = [sys.executable, "-m", "elastune", *arguments, "--out", "out", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    (folder / "out" / "said.json").write_text(done.stdout)
-    return folder / "out"
+    with chdir(folder), forked_from(cluster), _stdout_to(folder / "said.json"):
+        assert main([*arguments, "--out", "out", "--json"]) == 0
+    return (folder / "said.json").rename(folder / "out" / "said.json").parent
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster, forked_from: Any) -> Path:
     """The folder of a finished run; said.json holds what the command printed."""
-    return _finish(tmp_path_factory.mktemp("run"), "run", "linear.py", "--set", "lr=0.2", "--seed", "4")
+    folder = tmp_path_factory.mktemp("run")
+    return _finish(folder, cluster, forked_from, "run", "linear.py", "--set", "lr=0.2", "--seed", "4")
 
 
 @pytest.fixture(scope="session")
@@ -152,6 +123,8 @@ def study_command() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def finished_study(tmp_path_factory: pytest.TempPathFactory, study_command: tuple[str, ...]) -> Path:
+def finished_study(
+    tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster, forked_from: Any, study_command: tuple[str, ...]
+) -> Path:
     """The folder of a finished study; said.json holds what the command printed."""
-    return _finish(tmp_path_factory.mktemp("study"), *study_command)
+    return _finish(tmp_path_factory.mktemp("study"), cluster, forked_from, *study_command)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 from elastune.journal.reader import read
 from elastune.journal.records import Decided, Measured, RunStarted
 
@@ -46,6 +44,8 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     assert started.adapt == {"policies": ["Doubling:at=2"], "monitors": ["noise_scale"]}
     (decided,) = [record for record in records if isinstance(record, Decided)]
     assert (decided.outcome, decided.decision["batch_size"], decided.cause.batch_size) == ("applied", 32, 16)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(here / "out" / "tensorboard"))
     events.Reload()
     batches = [(event.step, event.value) for event in events.Scalars("run/batch_size")]

@@ -16,11 +16,17 @@ PROGRAM = str(Path(__file__).parents[2] / "examples" / "digits.py")
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--cluster", "host:1"], "--cluster must be local or hosts:PORT"),
-        (["--cluster", "hosts:99999", "--token-file", "x"], "--cluster must be local or hosts:PORT"),
+        (["--cluster", "host:1"], "--cluster must be local or hosts"),
+        (["--cluster", "hosts", "--token-file", "x"], "--cluster hosts, port: field required"),
+        (["--cluster", "hosts:99999", "--token-file", "x"], "port: input should be less than or equal to 65535"),
+        (["--cluster", "hosts:7070,token=x"], "'token'): it has port, token_file, interface"),
+        (["--cluster", "hosts:7070,port=7071"], "has a setting once"),
+        (["--cluster", "hosts:7070,x"], "has settings KEY=VALUE"),
+        (["--cluster", "local:4"], "has settings KEY=VALUE"),
         (["--cluster", "hosts:7070"], "needs a secret"),
         (["--token-file", "x"], "--token-file belongs to a cluster of agents"),
         (["--interface", "lo"], "--interface belongs to a cluster of agents"),
+        (["--tls"], "--tls belongs to a cluster of agents"),
         (["--cluster", "hosts:7070", "--token-file", "x", "--interface", "none0"], "--interface must name"),
         (["--cluster", "hosts:7070", "--token-file", "x", "--gather", "soon"], "--gather"),
     ],
@@ -71,3 +77,37 @@ def test_agent(options: list[str], told: str, tmp_path: Path, capsys: pytest.Cap
     make_token(token)
     assert main(["agent", *options, "--token-file", str(token)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--cluster", "hosts:7070"], "needs a secret"),
+        (["--cluster", "PORT", "--token-file", "token", "--gather", "0.2s"], "a host must come to be told of"),
+        (["--cluster", "PORT", "--token-file", "token", "--out", "token/x"], "the output folder must be writable"),
+    ],
+)
+def test_doctor(
+    options: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert main(["doctor", *[option.replace("PORT", f"hosts:{port}") for option in options]]) == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["tune", "frontier"])
+def test_studies(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, PROGRAM, "--cluster", "hosts:7070"]) == 2
+    assert "needs a secret" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    bound = ["--trials", "1"] if command == "tune" else ["--budget", "1s", "--workers", "1,2"]
+    options = ["--cluster", f"hosts:{port}", "--token-file", "token", "--gather", "0.2s", "--out", "out", *bound]
+    assert main([command, PROGRAM, *options]) == 2
+    assert f"room for {1 if command == 'tune' else 2} workers must come within 0.2 s" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists(), "nothing was begun"

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from elastune.cli import main
+from elastune.core.run import Program
 from elastune.journal.reader import read
 from elastune.journal.records import Reported, RunFinished, StudyStarted
 
@@ -34,6 +36,7 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "kind": "run",
         "sha256": end.sha256,
         "workers": 1,
+        "hosts": 1,
         "steps": 8,
         "samples": 128,
         "seconds": end.seconds,
@@ -43,14 +46,21 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "memory": [asdict(each) for each in end.memory],
         "step_s": end.step_s,
         "wait_s": end.wait_s,
+        "stop_why": "",
         "stopped": "complete",
         "changes": 0,
         "median_pause_s": None,
         "longest_pause_s": None,
         "steps_discarded": 0,
+        "rounds_short": 0,
+        "samples_left_out": 0,
+        "sent_bytes": 0.0,
         "mode": "exact",
+        "compress": None,
         "mechanism": "replicated",
         "num_slots": 4,
+        "sync": "allreduce",
+        "sync_changes": [],
         "seed": 4,
         "config": {"lr": 0.2},
         "out": "out",
@@ -72,10 +82,25 @@ def test_report_tells_when_a_run_reached_a_target(finished_run: Path, elastune: 
     assert wrong.code == 2
 
 
+def test_report_tells_what_a_run_has_cost(finished_run: Path, elastune: Command, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("kind,price\nspot,2\non-demand,6\n")
+    asked = ("report", str(finished_run), "--prices", str(prices))
+    dear, cheap = elastune(*asked, "--json").json["money"], elastune(*asked, "--kind", "spot", "--json").json["money"]
+    assert dear["worker_hours"] == cheap["worker_hours"] > 0
+    assert dear["cost"] == pytest.approx(6 * dear["worker_hours"])
+    assert cheap["cost"] == pytest.approx(2 * dear["worker_hours"])
+    assert dear["idle_cost"] == 0, "of this machine nobody has said how much is the run's"
+    assert "of workers' time" in elastune(*asked).out
+    assert "every kind of host needs a price" in elastune(*asked, "--kind", "gpu").line
+
+
 def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: Command, finished_run: Path) -> None:
     command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4")
-    part = elastune(*command, "--json", "--max-steps", "3", "--checkpoint-every", "1")
+    part = elastune(*command, "--json", "--max-steps", "3", "--checkpoint-every", "1", "--price", "7")
     assert part.json["stopped"] == "max_steps"
+    assert part.json["money"]["cost"] == pytest.approx(7 * part.json["money"]["worker_hours"])
+    assert part.json["money"]["worker_hours"] > part.json["seconds"] / 3600, "starting is paid for, too"
     assert part.json["out"] == "elastune-out/linear-run-1"
     whole = elastune(*command, "--workers", "2", "--out", part.json["out"], "--resume")
     assert whole.code == 0, whole.err
@@ -222,3 +247,36 @@ def test_a_closed_pipe_is_no_traceback(here: Path) -> None:
     command = f"{sys.executable} -m elastune doctor | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_a_run_of_learners_that_change_how_they_agree(
+    tiny: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    agreed = ["--sync", "local:learners=4,every=2", "--sync-schedule", "4=diloco:learners=2,every=2"]
+    words = ["run", str(tiny.path), "--max-steps", "8", *agreed, "--out", str(tmp_path / "out")]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["steps"], told["sync"]) == (8, "local:learners=4,every=2")
+    assert [(each["step"], each["strategy"]) for each in told["sync_changes"]] == [(4, "diloco:learners=2,every=2")]
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert "diloco:learners=2,every=2" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sync", "gossips"], "use allreduce or local"),
+        (["--sync", "local:learners=3,every=2", "--slots", "4"], "as many slots"),
+        (["--sync", "local:learners=2,every=2", "--workers", "1:3"], "a learner for every worker"),
+        (["--sync", "local:learners=2,every=2", "--policy", "gns"], "not summed up"),
+        (["--sync-schedule", "5=local:every=3; 4=allreduce"], "ascend"),
+    ],
+)
+def test_wrong_strategies_are_refused_before_a_worker_starts(
+    tiny: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main(["run", str(tiny.path), "--out", str(tmp_path / "out"), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert said in line

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ LIMIT_S = 90.0
 
 @pytest.fixture
 def slow(here: Path) -> Path:
-    """A program of a minute and more."""
+    """A program of a minute and more, until there is a file named go."""
     text = (here / "linear.py").read_text().replace('"epochs": 2', '"epochs": 200')
     (here / "slow.py").write_text(text.replace("optimizer.zero_grad()\n", "optimizer.zero_grad()\n" + _NAP, 1))
     return here
 
 
-_NAP = "            import time; time.sleep(0.02)\n"
+_NAP = "            import os, time; os.path.exists('go') or time.sleep(0.05)\n"
 
 
 @pytest.fixture
@@ -77,8 +78,8 @@ def test_a_running_job_is_resized_from_another_shell(running: Command, elastune:
     assert "the run must be running" in elastune("resize", "out", "1").line
 
 
-def test_a_running_job_is_reshaped_from_another_shell(running: Command, elastune: Command) -> None:
-    how = ("--epochs", "10", "--slots", "4")
+def test_a_running_job_is_reshaped_from_another_shell(running: Command, elastune: Command, slow: Path) -> None:
+    how = ("--epochs", "60", "--slots", "4")
     run = running("--mesh", "data=2", "--mechanism", "zero", "--workers", "1:2", "--json", *how)
     said = elastune("reshape", "out", "shard=2", "--json")
     assert said.code == 0, said.err
@@ -87,6 +88,8 @@ def test_a_running_job_is_reshaped_from_another_shell(running: Command, elastune
     for mesh, rule in REFUSED.items():
         assert rule in elastune("reshape", "out", mesh).line
     assert elastune("reshape", "out", "data=1").code == 0
+    until(lambda: heard(Regrouped)[-1].mesh == "")
+    (slow / "go").touch()
     out, err = run.communicate(timeout=LIMIT_S)
     assert run.returncode == 0, err
     assert [(record.mesh, len(record.members)) for record in heard(Regrouped)] == [("shard=2", 2), ("", 1)]
@@ -103,8 +106,8 @@ REFUSED = {
 }
 
 
-def test_a_policy_reshapes_a_run(here: Path, elastune: Command) -> None:
-    (here / "own.py").write_text(_RESHAPER + (here / "linear.py").read_text())
+def test_a_policy_reshapes_a_run(here: Path, slow: Path, elastune: Command) -> None:
+    (here / "own.py").write_text(_RESHAPER + (slow / "slow.py").read_text())
     how = ("--epochs", "4", "--slots", "4")
     mesh = ("--mesh", "data=2", "--mechanism", "zero", "--workers", "1:2", "--policy", "Reshaper")
     run = elastune("run", "own.py", *mesh, *how, "--out", "out", "--json")
@@ -123,21 +126,31 @@ class Reshaper(elastune.Policy):
 """
 
 
-def test_a_notice_ends_a_run_for_another_day(running: Command, slow: Path) -> None:
-    run = running("--notice-file", "notice", "--json")
-    (slow / "notice").write_text("60")
-    out, err = run.communicate(timeout=LIMIT_S)
-    assert run.returncode == 75, err
-    assert json.loads(out)["stopped"] == "notice"
-    assert "go on with --resume --out out" in err
-    assert heard(Checkpointed)[-1].step == json.loads(out)["steps"]
+def meanwhile(elastune: Command, act: Callable[[], object], *arguments: str) -> Any:
+    """What a run of slow.py says in which ``act`` happens after a checkpoint."""
+
+    def later() -> None:
+        until(lambda: heard(Checkpointed))
+        act()
+
+    with ThreadPoolExecutor(1) as thread:
+        acted = thread.submit(later)
+        said = elastune("run", "slow.py", "--out", "out", "--json", *arguments)
+        acted.result()
+    return said
 
 
-def test_sigusr1_is_a_notice(running: Command) -> None:
-    run = running("--json")
-    run.send_signal(signal.SIGUSR1)
-    out, err = run.communicate(timeout=LIMIT_S)
-    assert (run.returncode, json.loads(out)["stopped"]) == (75, "notice"), err
+def test_a_notice_ends_a_run_for_another_day(slow: Path, elastune: Command) -> None:
+    said = meanwhile(elastune, lambda: (slow / "notice").write_text("60"), "--notice-file", "notice")
+    assert said.code == 75, said.err
+    assert said.json["stopped"] == "notice"
+    assert "go on with --resume --out out" in said.err
+    assert heard(Checkpointed)[-1].step == said.json["steps"]
+
+
+def test_sigusr1_is_a_notice(slow: Path, elastune: Command) -> None:
+    said = meanwhile(elastune, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    assert (said.code, said.json["stopped"]) == (75, "notice"), said.err
 
 
 def test_chaos_ends_with_its_verdict(elastune: Command, slow: Path) -> None:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from elastune.cli import groups, options
 from elastune.cli.flatten import flatten
+from elastune.core.cost import check_price
 from elastune.core.errors import UserError
 
 
@@ -69,8 +70,8 @@ def test_slots_suffice_for_all_workers() -> None:
 
 @pytest.mark.parametrize("price", [0, -1, float("nan"), float("inf")])
 def test_a_price_is_positive(price: float) -> None:
-    with pytest.raises(UserError, match="--price"):
-        groups.check_price(price)
+    with pytest.raises(UserError, match="price of a worker-hour must be above 0"):
+        check_price(price)
 
 
 def test_modes_that_commands_begin_with() -> None:

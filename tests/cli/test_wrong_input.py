@@ -41,6 +41,12 @@ def files(folder: Path) -> dict[str, bytes]:
         (["run", "linear.py", "--schedule", "gpipe"], "a pipeline"),
         (["run", "linear.py", "--offload"], "leave --offload out"),
         (["run", "linear.py", "--zero-stage", "2"], "deepspeed"),
+        (["run", "linear.py", "--compress", "zip", "--mode", "fast"], "one of none, bf16"),
+        (["run", "linear.py", "--compress", "int8"], "use --mode fast"),
+        (["run", "linear.py", "--compress", "topk", "--mode", "fast", "--policy", "gns"], "use --compress int8"),
+        (["run", "linear.py", "--compress", "int8", "--mode", "fast", "--sync", "local:learners=2"], "not gradients"),
+        (["run", "linear.py", "--compress", "topk:ratio=0", "--mode", "fast"], "ratio=0.01"),
+        (["run", "linear.py", "--compress", "powersgd:rank=many", "--mode", "fast"], "rank=4"),
         (["tune", "linear.py", "--trials", "2", "--mesh", "data=2,data=2"], "second data"),
         (["tune", "linear.py", "--trials", "2", "--mechanism", "zero+sharded"], "all but one"),
         (["frontier", "linear.py", "--mechanism", "magic"], "mechanism must be known"),
@@ -77,8 +83,19 @@ def files(folder: Path) -> dict[str, bytes]:
         (["tune", "linear.py", "--trials", "2", "--objective", "loss:up"], "max or min"),
         (["tune", "linear.py", "--trials", "2", "--workers", "0"], "workers must be at least 1"),
         (["tune", "linear.py", "--trials", "2", "--sampler", "oracle"], "oracle"),
-        (["tune", "linear.py", "--trials", "2", "--price", "-1"], "--price"),
+        (["tune", "linear.py", "--trials", "2", "--price", "-1"], "a price of a worker-hour must be above 0"),
+        (["run", "linear.py", "--price", "0"], "a price of a worker-hour must be above 0"),
+        (["run", "linear.py", "--policy", "spot:deadline_h=2"], "prices"),
+        (["run", "linear.py", "--policy", "spot:deadline_h=2,prices=any.csv"], "use --cluster hosts:PORT"),
+        (["run", "linear.py", "--prices", "nowhere.csv"], "readable"),
+        (["run", "linear.py", "--prices", "spot.csv", "--price", "2"], "leave one of them out"),
+        (["run", "linear.py", "--prices", "spot.csv"], "every kind of host needs a price (got 'on-demand'"),
+        (["tune", "linear.py", "--trials", "2", "--prices", "spot.csv", "--kind", "spot", "--price", "2"], "leave one"),
+        (["frontier", "linear.py", "--prices", "spot.csv"], "every kind of host needs a price"),
+        (["tune", "linear.py", "--trials", "2", "--prices", "spot.csv", "--kind", "free"], "free"),
         (["tune", "linear.py", "--trials", "2", "--trial-timeout", "1"], "--trial-timeout"),
+        (["tune", "linear.py", "--trials", "2", "--collective-timeout", "0.01s"], "wait for each other"),
+        (["frontier", "linear.py", "--collective-timeout", "soon"], "--collective-timeout must be a duration"),
         (["tune", "linear.py", "--trials", "2", "--constraint", "lr >"], "lr >"),
         (["tune", "linear.py", "--trials", "2", "--constraint", "lr > 2"], "lr > 2"),
         (["tune", "linear.py", "--trials", "2", "--constraint", "lr > 0.5", "--constraint", "lr < 0.1"], "lr"),
@@ -98,6 +115,8 @@ def files(folder: Path) -> dict[str, bytes]:
 )
 def test_one_line(here: Path, elastune: Command, arguments: list[str], expected: str) -> None:
     (here / "empty.py").write_text("")
+    (here / "spot.csv").write_text("kind,price\nspot,1\n")
+    (here / "any.csv").write_text("kind,price\nany,1\n")
     (here / "broken.py").write_text("import math\ndef train(session:\n")
     (here / "raises.py").write_text("1 / 0\n")
     space = (

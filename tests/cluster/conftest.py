@@ -28,7 +28,7 @@ def runs(process: int) -> bool:
 def gone():
     """Asserts that all of some processes end within ``limit_s``; returns the seconds that took."""
 
-    def check(processes: Iterable[float], limit_s: float = 5.0) -> float:
+    def check(processes: Iterable[float], limit_s: float = 20.0) -> float:
         begin = time.monotonic()
         left = [int(process) for process in processes]
         while left := [process for process in left if runs(process)]:

@@ -68,6 +68,20 @@ def test_an_exit_without_a_word_is_no_death(tmp_path: Path, serve) -> None:
     assert "about to die" in failed.log
 
 
+def test_news_that_nobody_asks_for_wake_who_waits_once(tmp_path: Path, serve) -> None:
+    """Else a cluster that lives on would never wait again."""
+    cluster = serve("odd_workers:die")
+    handle = cluster.start(spec_of(tmp_path, config={"how": "_exit"}))
+    until = time.monotonic() + 30
+    while not handle.closed and time.monotonic() < until:
+        cluster.wait(0.2)
+    cluster.wait(0.0)
+    began = time.monotonic()
+    cluster.wait(0.2)
+    assert time.monotonic() - began >= 0.2
+    assert exits(handle.poll()), "who asks later is told"
+
+
 def test_an_entry_that_is_not_there_is_told(tmp_path: Path, serve) -> None:
     cluster = serve("odd_workers:nothing")
     end = exits(events_until_end(cluster, cluster.start(spec_of(tmp_path))))[0]
@@ -101,7 +115,7 @@ def test_a_worker_that_talks_garbage_is_ended_and_only_it(tmp_path: Path, garbag
     assert gone.code in (-9, ORPHANED_CODE)  # it is killed, unless it ends first because it was cut off
     assert reason in gone.why
     last = gone.log.splitlines()[-1]
-    ended_first = gone.code == ORPHANED_CODE and "it closed the connection" in last
+    ended_first = gone.code == ORPHANED_CODE and last.startswith("elastune: the coordinator is gone (")
     assert ended_first or (last.startswith("elastune: worker 1 was ended: ") and reason in last)
 
 
@@ -258,7 +272,7 @@ def test_workers_are_ready_at_once_and_reduce_together(warm: LocalCluster, tmp_p
         assert [end.code for end in exits(events).values()] == [0, 0, 0], exits(events)[0].log
         assert [r.metrics["total"] for r in reports(events) if r.step == 1] == [111.0] * 3
     print(f"first message of 3 workers that built an optimizer: {[round(s, 3) for s in ready_s]} s")
-    assert min(ready_s) < 0.5
+    assert min(ready_s) < 2.0, "each of them would import torch for as long"
     assert not list(tmp_path.glob("*/.coordinator*"))
 
 

@@ -73,7 +73,7 @@ def test_a_real_server_says_404_and_then_an_end() -> None:
         def log_message(self, *_: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Metadata) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         source = UrlNotice(f"http://127.0.0.1:{server.server_port}/", poll_s=0.01)
         try:
             time.sleep(0.05)

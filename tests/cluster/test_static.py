@@ -56,6 +56,7 @@ def without(env: dict[str, str], *names: str) -> dict[str, str]:
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "4"}, Place(3, 4, 1, rendezvous=f"tcp://node03-ib:{port(123, 4)}")),
         ({**SRUN, "MASTER_ADDR": "10.0.0.7"}, Place(3, 8, 1, rendezvous=f"tcp://10.0.0.7:{port(123, 4)}")),
         ({**SRUN, "MASTER_ADDR": "h", "MASTER_PORT": "29501"}, Place(3, 8, 1, rendezvous="tcp://h:29501")),
+        ({**SRUN, "MASTER_ADDR": "fd00::1", "MASTER_PORT": "1"}, Place(3, 8, 1, rendezvous="tcp://[fd00::1]:1")),
         # an allocation without a step (salloc), a batch script with and without a step number, an interactive step
         (without(SRUN, "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_LOCALID"), None),
         ({**without(SRUN, "SLURM_STEP_ID"), "SLURM_PROCID": "0"}, None),

@@ -28,6 +28,10 @@ def open_things() -> tuple[int, int]:
 def start(group: Group, kind: str, data: torch.Tensor, out: torch.Tensor) -> object:
     if kind == "all_reduce":
         return group.all_reduce(data)
+    if kind == "exchange":
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        sent, found = (of.view(torch.uint8).chunk(group.size) for of in (data, out))
+        return group.exchange([(sent[rank], rank) for rank in others], [(found[rank], rank) for rank in others])
     part = [NUMBERS // group.size] * group.size
     return group.all_to_all(out, data, part, part)
 
@@ -76,6 +80,28 @@ def interrupted(worker: Worker, kind: str, others: list[int]) -> None:
     else:
         worker.say("woken", why)
         worker.hear()
+
+
+def exchange(worker: Worker) -> None:
+    """Rank 0 sends rank 1 three tensors and rank 2 one, rank 2 sends rank 1 one: over gloo itself, and through buffers
+    as other libraries want it.
+    """
+    group = worker.form("exchange")
+    buffered = Group(group.rank, group.size, group._pg, "nccl", torch.device("cpu"))
+    letters = {(0, 1): (1, 3_000_000, 0), (0, 2): (7,), (2, 1): (50_000,), (1, 0): ()}
+    made = {
+        (ends, at): torch.arange(size).add(5 * at + ends[0]).to(torch.uint8)
+        for ends, sizes in letters.items()
+        for at, size in enumerate(sizes)
+    }
+    right = True
+    for way in (group, buffered, group):
+        sends = [(tensor, ends[1]) for (ends, _), tensor in made.items() if ends[0] == worker.rank]
+        rooms = {key: torch.zeros_like(made[key]) for key in made if key[0][1] == worker.rank}
+        way.exchange(sends, [(room, key[0][0]) for key, room in rooms.items()]).wait()
+        right &= all(torch.equal(room, made[key]) for key, room in rooms.items())
+        way.gather_floats([0.0])
+    worker.say("right", right)
 
 
 def cycles(worker: Worker, count: int) -> None:

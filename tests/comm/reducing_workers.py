@@ -10,13 +10,20 @@ from typing import Any
 import torch
 
 from elastune.comm import reducer as reducers
+from elastune.comm.comms import form_comms
 from elastune.comm.exact import ExactReducer
-from elastune.comm.group import Group
+from elastune.comm.flat import FlatReducer
+from elastune.comm.gloo import GlooFactory
+from elastune.comm.group import Group, GroupBroken
 from elastune.comm.join import join
 from elastune.comm.link import measure_link
+from elastune.comm.probe import probe_links
+from elastune.core.mesh import Mesh
+from elastune.core.routes import routes_of
 from elastune.core.run import Place
 from elastune.core.slots import cut
-from elastune.testing.worker_processes import Worker
+from elastune.core.topology import Topology
+from elastune.testing.worker_processes import LIMIT_S, Worker
 
 _ALIVE: list[object] = []  # see comm.group.join
 
@@ -103,6 +110,23 @@ def reduce(worker: Worker) -> None:
     worker.hear()
 
 
+def climb(worker: Worker, hosts: str) -> None:
+    """As ``reduce``, by the levels of two hosts; when the whole group is given up, so are they."""
+    form = functools.partial(form_comms, GlooFactory("lo", LIMIT_S), worker.store)
+    comms = form("whole", worker.rank, Mesh(data=worker.size), hosts, climbs=True)
+    wrong = [] if [level.size for level in comms.everyone.levels] == [2, 2] else ["no levels"]
+    for first_bytes, bucket_bytes in ((1, 1), (64, 200)):
+        wrong += wrong_sums(comms.everyone, first_bytes, bucket_bytes)
+    worker.say(wrong)
+    worker.hear()
+    comms.abandon()
+    try:
+        one_step(ExactReducer(LIKE, 4, comms.everyone), comms.everyone, 1, 4, [])
+    except GroupBroken:
+        worker.say("broken")
+    worker.hear()
+
+
 ROWS: list[list[float]] = [[math.nan, math.inf, 1.5], [], [-math.inf, 0.1, -2.0, 1e308, 5e-324]]
 
 
@@ -125,3 +149,60 @@ def gather(worker: Worker, rendezvous: str) -> None:
     right &= not wrong_sums(group, 64, 200)
     worker.say([] if right else ["wrong"])
     worker.hear()
+
+
+def by_routes(worker: Worker, topologies: list[str], hosts: str) -> None:
+    """As ``reduce``, on one group whose routes change between steps; and in any order, to tolerance."""
+    group, wrong = worker.form("routed"), []
+    reducers.FIRST_BUCKET_BYTES, reducers.BUCKET_BYTES = 64, 200
+    flat_like = [torch.empty(1000), torch.empty(3, dtype=torch.float64), torch.empty(777)]
+    exact = {slots: ExactReducer(LIKE, slots, group, hold=True) for slots in (worker.size, 13)}
+    flat = FlatReducer(flat_like, group, hold=True)
+    for step, text in enumerate(topologies):
+        topology = Topology.parse(text)
+        group.routes, group.chunk_kib = routes_of(topology, worker.size, hosts), topology.chunk_kib
+        for reducer in (*exact.values(), flat):
+            reducer.regroup(group)
+        for slots, reducer in exact.items():
+            for seed, empty in ((step, []), (step + 50, [slots - 1])):
+                found = one_step(reducer, group, seed, slots, empty)
+                pairs = zip(found, expected(seed, slots, empty), strict=True)
+                wrong += [f"{text}, {slots} slots, tensor {i}" for i, (a, b) in enumerate(pairs) if not same_bits(a, b)]
+        for turn in range(2):
+            flat.begin()
+            flat.begin_slot(0, last=True)
+            for index, like in enumerate(flat_like):
+                flat.put(index, None if worker.rank == index else torch.full_like(like, 1.0 + worker.rank + turn))
+            for index, total in enumerate(flat.finish()):
+                wanted = sum(1.0 + rank + turn for rank in range(worker.size) if rank != index)
+                wrong += [] if torch.equal(total, torch.full_like(total, wanted)) else [f"{text}: fast, {index}"]
+    worker.say(wrong)
+    worker.hear()
+
+
+def break_on_a_route(worker: Worker, text: str) -> None:
+    """The last rank never comes: the others are stuck until somebody gives the group up, and then no memory changes."""
+    group = worker.form("routed")
+    group.routes = routes_of(Topology.parse(text), worker.size)
+    reducer = ExactReducer(LIKE, worker.size, group, hold=True)
+    one_step(reducer, group, 1, worker.size, [])
+    if worker.rank == worker.size - 1:
+        worker.say("stays away")
+        worker.hear()
+        return
+    worker.on_thread(lambda: (worker.hear(), group.abandon("it is over")))
+    worker.say("goes on")
+    try:
+        one_step(reducer, group, 2, worker.size, [])
+    except GroupBroken:
+        reducer.drain()
+        kept = [t.clone() for t in reducer.last_result()]
+        reducer.begin()
+        reducer.adopt(kept)
+        worker.say("freed")
+    worker.hear()
+
+
+def probe(worker: Worker, hosts: str) -> None:
+    """Measure the links of emulated hosts, which are all this machine."""
+    worker.say(probe_links(worker.form("links"), hosts))

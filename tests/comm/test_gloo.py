@@ -26,7 +26,7 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all"])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "exchange"])
 def test_survivors_of_a_death_go_on(kind: str) -> None:
     import breaking_workers
 
@@ -50,7 +50,7 @@ def test_survivors_of_a_death_go_on(kind: str) -> None:
         them.all_end_well(0, 2, 3)
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all"])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "exchange"])
 def test_a_frozen_worker_holds_nobody_and_changes_nothing_when_it_wakes(kind: str) -> None:
     import breaking_workers
 
@@ -158,6 +158,17 @@ def test_who_waits_to_be_accepted_has_entered() -> None:
             with server.accept()[0]:
                 assert door.entered(it, own)
         assert not door.entered(it, own)
+
+
+def test_what_several_send_each_other_at_once_comes_in_order() -> None:
+    import breaking_workers
+
+    from elastune.testing.worker_processes import processes
+
+    with processes(3, breaking_workers.exchange) as them:
+        for rank in range(3):
+            assert them.hear(rank) == ("right", True)
+        them.all_end_well()
 
 
 def test_tensors_from_one_to_another_come_in_order_and_not_at_all_when_abandoned() -> None:

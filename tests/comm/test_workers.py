@@ -27,6 +27,47 @@ def test_sums_are_those_of_the_canonical_tree_bit_for_bit(workers: int) -> None:
         assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
 
 
+def test_sums_that_climb_by_levels_have_the_same_bits() -> None:
+    import reducing_workers
+
+    from elastune.testing.worker_processes import processes
+
+    with processes(4, reducing_workers.climb, "aabb") as them:
+        assert [them.hear(rank) for rank in range(4)] == [([],)] * 4
+        for rank in range(4):
+            them.tell(rank, "go on")
+        assert [them.hear(rank) for rank in range(4)] == [("broken",)] * 4
+
+
+TOPOLOGIES = ["ring", "native", "tree", "binary_tree:chunk_kib=1", "star:chunk_kib=1", "hierarchical", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts", "parents"),
+    [(2, "", "parents=[1,1]"), (3, "aab", "parents=[2,0,2]"), (4, "aabb", "parents=[1,3,1,3]")],
+)
+def test_sums_have_the_same_bits_on_every_route(workers: int, hosts: str, parents: str) -> None:
+    import reducing_workers
+
+    from elastune.testing.worker_processes import processes
+
+    with processes(workers, reducing_workers.by_routes, [*TOPOLOGIES, parents], hosts) as them:
+        assert [them.hear(rank) for rank in range(workers)] == [([],)] * workers
+
+
+@pytest.mark.parametrize("topology", ["star", "ring", "parents=[0,0,1]"])
+def test_who_waits_on_a_route_is_freed_when_the_group_is_given_up(topology: str) -> None:
+    import reducing_workers
+
+    from elastune.testing.worker_processes import processes
+
+    with processes(3, reducing_workers.break_on_a_route, topology) as them:
+        assert [them.hear(rank) for rank in range(3)] == [("goes on",), ("goes on",), ("stays away",)]
+        for rank in (0, 1):
+            them.tell(rank, "give it up")
+        assert [them.hear(rank) for rank in (0, 1)] == [("freed",)] * 2
+
+
 def test_a_lone_worker_sums_alike() -> None:
     import reducing_workers
 

@@ -8,18 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastune.core.layout import (
-    Box,
-    Layout,
-    Move,
-    Piece,
-    Unrecoverable,
-    intersection,
-    moves,
-    redundancy,
-    whole,
-    without,
-)
+from elastune.core.layout import Box, Layout, Piece, Unrecoverable, intersection, without
+from elastune.testing.layouts import Move, moves, redundancy, whole
 
 SHAPES = {"matrix": (5, 4), "vector": (6,), "scalar": ()}
 Element = tuple[str, tuple[int, ...]]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.layout import moves, redundancy
 from elastune.core.leaves import UNIT, Leaf, Split, cut_by_cost, unit_heads, whole_leaves
 from elastune.core.mesh import Mesh
 from elastune.core.ownership import buckets, held, holders, pieces, state_layout
+from elastune.testing.layouts import moves, redundancy
 
 BLOCKS = 4
 SIZES = (UNIT * 5 + 7, 3, UNIT, 2 * UNIT + 1, 11)

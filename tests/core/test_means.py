@@ -108,11 +108,20 @@ def test_what_says_nothing_is_not_journaled_and_need_not_be() -> None:
         "workers", "mode", "mechanism", "num_slots", "threads", "device", "precision", "micro_batch"
     ]  # fmt: skip
     assert Means.from_json({"workers": 2, "mechanism": "replicated"}) == Means(workers=2)
+    assert Means(workers=2, compress="none") == Means(workers=2)
+    assert Means(compress="powersgd").to_json()["compress"] == "powersgd:rank=4"
     assert Means(mesh=Mesh(data=2, tensor=2)).to_json()["mesh"] == "data=2,tensor=2"
 
 
 def test_a_journal_that_tells_nonsense_is_refused() -> None:
-    for told in ({"mesh": 5}, {"mesh": "wide=2"}, {"mechanism": "ddp"}, {"mechanism": 3}, {"copies": "2"}):
+    for told in (
+        {"mesh": 5},
+        {"mesh": "wide=2"},
+        {"mechanism": "ddp"},
+        {"mechanism": 3},
+        {"copies": "2"},
+        {"compress": 8},
+    ):
         with pytest.raises(UserError):
             Means.from_json(told)
     with pytest.raises(TypeError):
@@ -138,6 +147,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"mechanism": "pipeline", "schedule": "waves"}, {}, "schedule must be known"),
     ({"offload": True}, {}, "offloaded where it is divided"),
     ({"mechanism": "tensor", "offload": True}, {}, "offloaded where it is divided"),
+    ({"mode": "fast", "mechanism": "zero", "compress": "int8"}, {}, "use --mechanism replicated"),
     ({"mechanism": "zero", "zero_stage": 2}, {}, "deepspeed and fairscale"),
     ({"mechanism": "deepspeed", "zero_stage": 4}, {}, "1, 2 or 3"),
     ({"mesh": Mesh(data=2, shard=2), "num_slots": 3}, {}, "3 slots, 4 workers"),

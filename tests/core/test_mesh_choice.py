@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import UNBOUNDED, MeshChoice, dispensable, seated
+from elastune.core.mesh_choice import UNBOUNDED, MeshChoice, by_host, dispensable, seated
 from elastune.core.run import Means
-from elastune.mechanisms.registry import meshes_of
+from elastune.mechanisms.abilities import meshes_of
 
 SHARDS = MeshChoice(Mesh(shard=4), shard=UNBOUNDED)
 LAYERS = MeshChoice(Mesh(data=2, tensor=2), tensor=4)
@@ -95,6 +95,24 @@ def test_who_carries_a_part_of_the_model_goes_on_with_it() -> None:
     assert seated((11, 13), (14, 15), mesh, {11: 1, 13: 3}, mesh) == (13, 11, 14, 15)
     assert seated((11,), (14, 15, 16), mesh, {11: 1}, mesh) == (11, 14, 15, 16)
     assert seated((0, 1), (2,), Mesh(data=2), {0: 0, 1: 1}, Mesh(data=3)) == (0, 1, 2)
+
+
+def test_ranks_go_host_by_host_whoever_joins_or_goes() -> None:
+    ranks, mesh = {1: 0, 2: 1, 3: 2}, Mesh(data=5)  # worker 0, of host a, has gone
+    hosts = {1: "a", 2: "b", 3: "b", 4: "a", 5: "c"}
+    assert seated((1, 2, 3), (5, 4), Mesh(data=3), ranks, mesh, hosts) == (1, 4, 2, 3, 5)
+    assert by_host((2, 1, 3), {}) == (2, 1, 3)
+    # Joiners come on the first member's host too, and none of them is the first.
+    assert seated((2, 1), (4,), Mesh(data=2), ranks, Mesh(data=3), hosts) == (2, 1, 4)
+
+
+def test_those_who_carry_a_replica_together_are_on_one_host_where_that_can_be() -> None:
+    mesh = Mesh(data=2, tensor=2)
+    hosts = {10: "a", 11: "a", 12: "b", 13: "b", 14: "a", 15: "b"}
+    ranks = {11: 1, 12: 2, 13: 3}  # worker 10 of part 0 has gone
+    assert seated((11, 12, 13), (14,), mesh, ranks, mesh, hosts) == (12, 13, 14, 11)
+    ranks = {10: 0, 13: 3}
+    assert seated((10, 13), (15, 14), mesh, ranks, mesh, hosts) == (10, 14, 15, 13)
 
 
 def test_of_several_that_carry_the_same_one_may_go() -> None:

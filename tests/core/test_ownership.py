@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.core.leaves import UNIT, Leaf, Split, whole_leaves
+from elastune.core.leaves import UNIT, Leaf, Split, gathered_in, whole_leaves
 from elastune.core.mesh import Mesh
-from elastune.core.ownership import Segment, held, wards, written
+from elastune.core.ownership import ALONE, Segment, buckets, held, wards, written
 
 sizes = st.one_of(st.integers(1, 40), st.integers(UNIT - 1, 3 * UNIT + 1))
 
@@ -109,3 +109,14 @@ def test_each_element_has_one_writer_who_holds_it(split: Split, mesh: Mesh, copi
         edges = sorted(found)
         assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])], split.leaves[leaf].name
         assert edges[-1][1] == split.leaves[leaf].size
+
+
+def test_what_is_gathered_apart_is_in_buckets_apart() -> None:
+    """Those of the last block first, and large leaves alone: they travel out of their own memory."""
+    sizes = [("a", 3), ("b", ALONE), ("c", 5), ("d", 7), ("e", ALONE), ("f", 2)]
+    split = whole_leaves([(name, (size,), "float32", True) for name, size in sizes])
+    gathered = gathered_in(split, [(0, 5), (1, 2), (3, 4)])
+    names = ["".join(split.leaves[i].name for i in plan.leaves) for plan in buckets(gathered, range(6), 2)]
+    assert names == ["d", "e", "c", "b", "fa"]
+    for plan in buckets(gathered, range(6), 2):
+        assert len(plan.leaves) > 1 or max(plan.sizes) - min(plan.sizes) <= UNIT, "each block is everybody's"

@@ -111,4 +111,4 @@ def until():
 @pytest.fixture
 def all_gone(until):
     """Asserts that no process of a family is left."""
-    return lambda family: until(lambda: not any(lives(process) for process in family), 5.0)
+    return lambda family: until(lambda: not any(lives(process) for process in family), 20.0)

@@ -11,7 +11,7 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.journal.records import Checkpointed, Decided, Measured, PolicyFailed, RunFinished, StepsCompleted
-from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.elastic_runs import Ran, Runs, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "adaptive.py")
 SAMPLES = 1000
@@ -43,7 +43,7 @@ def steered(undisturbed: Callable[[str, int], Ran]) -> Ran:
     """On one worker, undisturbed."""
     ran = undisturbed("Steered", 1)
     assert ran.ledger.exact
-    assert len(decided(ran)) > 10
+    assert len(decided(ran)) > 8
     return ran
 
 
@@ -57,7 +57,7 @@ def same(ran: Ran, undisturbed: Ran) -> None:
     assert ran.sha256 == undisturbed.sha256
     assert decided(ran) == decided(undisturbed)
     assert ran.ledger.exact, ran.ledger
-    assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3
+    assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 2
     ends = [r.outcome for r in (ran, undisturbed)]
     assert all(isinstance(end, RunFinished) for end in ends)
     bits = [{k: v for k, v in end.signals.items() if k in ("noise_scale", "loss")} for end in ends]
@@ -92,7 +92,7 @@ def test_killed_in_an_evaluation_all_go_back_and_decide_the_same_again(runs: Run
 
 
 def test_joiners_take_over_monitors_and_policies(runs: Runs, steered: Ran) -> None:
-    ran = runs(1, resize=["5 3", "25 2"], pause_s=0.06, spec=under("Steered"))
+    ran = runs(1, resize=["5 3", "25 2"], spec=under("Steered"))
     same(ran, steered)
     assert max(len(r.members) for r in ran.regrouped) == 3
 
@@ -137,7 +137,7 @@ def test_a_worker_dies_while_hooks_wait_and_nothing_that_they_decide_is_lost(
 
 
 def test_hooks_that_wait_begin_again_among_joiners(runs: Runs, undisturbed: Callable[[str, int], Ran]) -> None:
-    ran = runs(1, resize=["5 3", "25 2"], pause_s=0.06, spec=under("Averaging"))
+    ran = runs(1, resize=["5 3", "25 2"], spec=under("Averaging"))
     same(ran, undisturbed("Averaging", 1))
     assert max(len(r.members) for r in ran.regrouped) == 3
     assert not failed(ran)
@@ -172,7 +172,7 @@ def test_a_policy_that_asks_for_the_impossible_changes_nothing(runs: Runs, plain
 
 
 def test_workers_beyond_the_bounds_are_cut_to_them_and_it_is_noted(runs: Runs, plain: Ran) -> None:
-    ran = runs(2, pause_s=0.06, spec=under("Crowding"))
+    ran = runs(2, slow_until=together(4), spec=under("Crowding"))
     assert ran.sha256 == plain.sha256
     assert not failed(ran)
     assert max(len(r.members) for r in ran.regrouped) == 4
@@ -184,7 +184,8 @@ def test_workers_beyond_the_bounds_are_cut_to_them_and_it_is_noted(runs: Runs, p
 
 def test_a_policy_brings_workers_and_no_member_restarts(runs: Runs, plain: Ran) -> None:
     pids: list[dict[int, int]] = []
-    ran = runs(1, act=lambda handle, records: pids.append(dict(handle.pids)), pause_s=0.06, spec=under("Growing"))
+    look = lambda handle, records: pids.append(dict(handle.pids))  # noqa: E731
+    ran = runs(1, act=look, slow_until=together(3), spec=under("Growing"))
     assert ran.sha256 == plain.sha256
     assert max(len(r.members) for r in ran.regrouped) == 3
     assert len({p[0] for p in pids if 0 in p}) == 1, "the first worker is one process throughout"
@@ -199,7 +200,7 @@ def test_static_workers_cannot_be_resized(runs: Runs, plain: Ran) -> None:
 
 def test_what_is_measured_is_written_down(runs: Runs) -> None:
     ran = runs(
-        2, pause_s=0.05, spec={"adapt": Adapt(monitors=("noise_scale", "performance", "loss", "curvature:every=5"))}
+        2, pause_s=0.08, spec={"adapt": Adapt(monitors=("noise_scale", "performance", "loss", "curvature:every=5"))}
     )
     found = [r for r in ran.records if isinstance(r, Measured)]
     assert len(found) >= 3
@@ -214,7 +215,7 @@ def test_before_training_counts_from_the_first_step_and_after_it_there_is_time_t
     assert [d[1] for d in decided(ran)] == [0]
     assert not failed(ran)
     assert isinstance(ran.outcome, RunFinished)
-    assert ran.outcome.steps == 3 * SAMPLES // 100
+    assert ran.outcome.steps == 2 * SAMPLES // 100
 
 
 def test_a_signal_that_nobody_measures(runs: Runs, plain: Ran) -> None:
@@ -276,7 +277,7 @@ def test_a_report_breaks_while_hooks_wait(runs: Runs) -> None:
 
 
 def test_disagreements_while_workers_join(runs: Runs) -> None:
-    ran = runs(2, resize=["5 3", "12 4", "24 2", "30 4"], pause_s=0.06, spec=under("Torn"))
+    ran = runs(2, resize=["5 3", "12 4", "24 2", "30 4"], spec=under("Torn"))
     assert isinstance(ran.outcome, RunFinished), ran.outcome
     assert ran.ledger.exact
 
@@ -292,13 +293,13 @@ def test_after_a_death_all_have_seen_the_same(runs: Runs) -> None:
 
 
 def test_a_resize_is_heard_though_rank_0_dies(runs: Runs) -> None:
-    ran = runs(2, faults=["nap 0 10 reduced", "kill 0 10 after"], pause_s=0.1, spec=under("AskOnce"))
+    ran = runs(2, faults=["nap 0 10 reduced", "kill 0 10 after"], slow_until=together(3), spec=under("AskOnce"))
     assert isinstance(ran.outcome, RunFinished)
     assert max(len(r.members) for r in ran.regrouped) == 3
 
 
 def test_what_was_asked_for_is_not_asked_again(runs: Runs) -> None:
-    ran = runs(2, pause_s=0.05, faults=["break 1 11 reduced"], spec=under("AskAlways"))
+    ran = runs(2, slow_until=together(3), faults=["break 1 11 reduced"], spec=under("AskAlways"))
     assert {d[2] for d in decided(ran)} == {"applied"}
     assert len(decided(ran)) <= 2
     assert max(len(r.members) for r in ran.regrouped) == 3
@@ -339,13 +340,13 @@ def test_a_worker_dies_in_an_epochs_last_step(runs: Runs, undisturbed, worker: i
     """All go on from rank 0's state at the boundary that begins the next epoch; its hook is called once."""
     ran = runs(3, faults=[f"kill {worker} 15 before"], spec=under("Halving"))
     assert any(not r.planned for r in ran.regrouped), "the fault has happened"
-    assert [d[1] for d in decided(ran)] == [0, 16, 32]
+    assert [d[1] for d in decided(ran)] == [0, 16]
     assert ran.sha256 == undisturbed("Halving", 1).sha256
 
 
 def test_the_batch_and_the_rate_follow_the_workers_with_the_momentum_corrected(runs: Runs) -> None:
     """A run that grows decides as one on one worker whose schedule does the same at the same step, momentum and all."""
-    ran = runs(1, resize=["5 2"], pause_s=0.06, optimizer="sgd", spec=under("follow_workers"))
+    ran = runs(1, resize=["5 2"], optimizer="sgd", spec=under("follow_workers"))
     ((policy, step, outcome, change),) = decided(ran)
     assert (policy, outcome) == ("follow_workers", "applied")
     assert dict(change) == {"batch_size": 128, "lr_factor": 2.0, "correct_momentum": True}

@@ -12,7 +12,7 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Program
 from elastune.journal.records import Checkpointed, Decided, Record, RunFinished, StepsCompleted
-from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.elastic_runs import Ran, Runs, gone, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 SAMPLES = 1000
@@ -113,27 +113,33 @@ def test_grows_and_no_member_restarts(runs: Runs, undisturbed: Ran) -> None:
         asking(handle, records)
 
     asking = grow(3)
-    ran = runs(1, act=act, pause_s=0.06)
+    ran = runs(1, act=act, slow_until=together(3))
     same(ran, undisturbed)
     assert max(len(r.members) for r in ran.regrouped) == 3, ran.regrouped
     assert len({p[0] for p in pids if 0 in p}) == 1, "the first worker is one process throughout"
 
 
 def test_the_program_resizes_itself(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(2, resize=["3 4", "30 1"], pause_s=0.06)
+    ran = runs(2, resize=["3 4", "30 1"])
     same(ran, undisturbed)
     assert {len(r.members) for r in ran.regrouped} >= {4, 1}, ran.regrouped
 
 
 def test_joiner_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(2, act=grow(3), pause_s=0.06, faults=["kill 2 0 taking"])
+    grown = grow(3)
+
+    def act(handle, records: list[Record]) -> None:
+        if any("inner" in getattr(record, "metrics", {}) for record in records):  # else all three may begin together
+            grown(handle, records)
+
+    ran = runs(2, act=act, slow_until=gone(2), faults=["kill 2 0 taking"])
     same(ran, undisturbed)
     assert 2 in ran.lost
 
 
 def test_a_joiner_that_cannot_train_harms_nobody(runs: Runs, undisturbed: Ran) -> None:
     """Its machine lacks something: the next one comes."""
-    ran = runs(2, act=grow(3), pause_s=0.1, unfit=[2])
+    ran = runs(2, act=grow(3), slow_until=lambda records: gone(2)(records) and together(3)(records), unfit=[2])
     same(ran, undisturbed)
     assert ran.lost == [2]
     assert any(3 in r.members for r in ran.regrouped)
@@ -141,7 +147,8 @@ def test_a_joiner_that_cannot_train_harms_nobody(runs: Runs, undisturbed: Ran) -
 
 def test_giver_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
     """The joiner's source dies: others have the state."""
-    ran = runs(3, act=grow(4), pause_s=0.06, faults=[f"kill 0 {step} giving" for step in range(48)])
+    faults = [f"kill 0 {step} giving" for step in range(48)]
+    ran = runs(3, act=grow(4), slow_until=gone(0), faults=faults)
     same(ran, undisturbed)
     assert 0 in ran.lost
 
@@ -150,7 +157,7 @@ def test_giver_dies_in_mid_hand_over(runs: Runs, undisturbed: Ran) -> None:
 def test_the_givers_die_before_they_have_told_of_their_steps(runs: Runs, undisturbed: Ran, workers: int) -> None:
     """All that had trained up to then die in the first step with the joiner, who claims their steps for them."""
     faults = [f"kill {worker} 2 sharing" for worker in range(workers)]
-    ran = runs(workers, act=grow(workers + 1), pause_s=0.06, faults=faults)
+    ran = runs(workers, act=grow(workers + 1), slow_until=gone(*range(workers)), faults=faults)
     assert sorted(ran.lost) == list(range(workers))
     same(ran, undisturbed)
 
@@ -164,7 +171,7 @@ def test_a_worker_told_to_go_leaves(runs: Runs, undisturbed: Ran) -> None:
             told.append(handle.pids[1])
             os.kill(told[0], signal.SIGTERM)
 
-    ran = runs(2, act=act, pause_s=0.06)
+    ran = runs(2, act=act, slow_until=gone(1))
     same(ran, undisturbed)
     assert told
     assert not ran.lost

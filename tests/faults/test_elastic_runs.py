@@ -18,7 +18,7 @@ from elastune.report.tables.sample_ledger import ledger
 EPOCHS = 6
 
 
-def spec(program: Program, out: Path, workers: int, elastic: Elastic | None = None, pause_s: float = 0.03) -> RunSpec:
+def spec(program: Program, out: Path, workers: int, elastic: Elastic | None = None, pause_s: float = 0.06) -> RunSpec:
     config = {"epochs": EPOCHS, "pause_s": pause_s}
     means = Means(workers=workers, num_slots=4)
     return RunSpec(program, out, config=config, seed=5, means=means, elastic=elastic or Elastic())
@@ -49,7 +49,9 @@ def test_whatever_happens_the_weights_are_the_same(cluster: LocalCluster, tmp_pa
 
 def test_a_run_grows_only_into_what_others_leave(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
     """A run that wants 4 of 4 workers, beside one that has 2 of them for a while."""
-    large = JobSupervisor(cluster.start(spec(tiny, tmp_path / "large", 2, Elastic(high=4), pause_s=0.2)))
+    grown = tmp_path / "grown"
+    slow = spec(tiny, tmp_path / "large", 2, Elastic(high=4), pause_s=0.3)
+    large = JobSupervisor(cluster.start(replace(slow, config={**slow.config, "until": str(grown)})))
     small = JobSupervisor(cluster.start(replace(spec(tiny, tmp_path / "small", 2), max_steps=10)))
     large.handle.resize(4, "test")  # type: ignore[attr-defined]
     members: list[set[int]] = []
@@ -60,6 +62,8 @@ def test_a_run_grows_only_into_what_others_leave(cluster: LocalCluster, tmp_path
         told = [record for record in large.pump() if isinstance(record, Regrouped)]
         assert cluster.free >= 0
         members += [set(record.members) for record in told]
+        if any(len(found) == 4 for found in members):
+            grown.touch()  # and end
         small.pump()
     assert isinstance(large.outcome, RunFinished)
     assert isinstance(small.outcome, RunFinished)

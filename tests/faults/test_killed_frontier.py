@@ -1,4 +1,4 @@
-"""A frontier whose controller is killed goes on with its trainings from their checkpoints."""
+"""A frontier whose controller is killed goes on with trainings that outlive it, or from their checkpoints."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from elastune.cluster.kinds.registry import request_of
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
 from elastune.frontier.phases import frontier
 from elastune.journal.reader import read
-from elastune.journal.records import Record, TrialFinished, TrialReported, TrialResumed, TrialStarted
+from elastune.journal.records import Record, TrialAdopted, TrialFinished, TrialReported, TrialResumed, TrialStarted
 from elastune.study.request import FrontierRequest
 
+TINY = Path(__file__).parents[1] / "programs" / "tiny.py"
 COUNTS = (1, 2)
 
 
@@ -47,8 +51,24 @@ def results(out: Path) -> dict[tuple[float, int, int], str]:
     return told
 
 
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[float, int, int], str]:
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    frontier(request(Program(TINY), out), cluster=cluster)
+    found = results(out)
+    assert len(found) == 4
+    return found
+
+
 def test_a_killed_frontier_trains_on_from_its_checkpoints(
-    cluster: LocalCluster, tmp_path: Path, tiny: Program, program: Any, controller, until, all_gone
+    cluster: LocalCluster,
+    tmp_path: Path,
+    tiny: Program,
+    program: Any,
+    controller,
+    until,
+    all_gone,
+    undisturbed: dict[Any, str],
 ) -> None:
     """Trainings with the second seed wait after their third report until the controller is gone."""
     gate = tmp_path / "go on"
@@ -71,12 +91,42 @@ def test_a_killed_frontier_trains_on_from_its_checkpoints(
     assert {r.trial for r in after if isinstance(r, TrialResumed)} >= begun
     for trial in begun:
         again = [r.report.epoch for r in after if isinstance(r, TrialReported) and r.trial == trial]
-        assert again, "it trained on"
-        assert min(again) > 1, "not from its start"
+        told = [r.report.epoch for r in before if isinstance(r, TrialReported) and r.trial == trial]
+        assert again or 4 in told, "it trained on, unless it was killed behind its last report"
+        assert min([*again, 4]) > 1, "not from its start"
         (end,) = [r for r in after if isinstance(r, TrialFinished) and r.trial == trial]
         assert end.run is not None
         assert end.run.epoch == 4
 
-    frontier(request(slow, tmp_path / "undisturbed"), cluster=cluster)
-    assert results(out) == results(tmp_path / "undisturbed")
-    assert len(results(out)) == 4
+    assert results(out) == undisturbed
+
+
+def test_trainings_outlive_the_controller_of_a_frontier(
+    tmp_path: Path, tiny: Program, program: Any, controller, until, all_gone, undisturbed: dict[Any, str]
+) -> None:
+    """Nothing is trained again of those that wait when it is killed; steps are timed once they are over."""
+    gate, pids, out = tmp_path / "go on", tmp_path / "pids", tmp_path / "out"
+    waits = f"session.seed == 1 and session.epoch == 3 and not os.path.exists({str(gate)!r})"
+    note = f"        print(os.getpid(), file=open({str(pids)!r}, 'a'))\n"
+    wait = f"{note}        while {waits}:\n            time.sleep(0.01)\n"
+    slow = program(tiny.path.read_text() + wait)
+
+    def ask(resume: bool) -> object:
+        return frontier(request(slow, out, grace_s=120.0, resume=resume), cluster=request_of("local"))
+
+    first = controller(lambda: ask(False))
+    until(lambda: len(cut_short(out)) >= 1, 60.0)
+    first.signal(signal.SIGKILL)
+    assert first.end() == -9
+    begun, before = cut_short(out), records(out)
+    gate.touch()
+    second = controller(lambda: ask(True))
+    assert second.end(120.0) == 0
+    after = records(out)[len(before) :]
+    adopted = [r.trial for r in after if isinstance(r, TrialAdopted)]
+    assert set(adopted) >= begun
+    assert not {r.trial for r in after if isinstance(r, TrialResumed)} & set(adopted)
+    ends = [r for r in after if isinstance(r, TrialFinished | TrialStarted)][: len(adopted)]
+    assert {r.trial for r in ends if isinstance(r, TrialFinished)} == set(adopted), "before anything else was begun"
+    assert results(out) == undisturbed
+    all_gone({int(pid) for pid in pids.read_text().split()})

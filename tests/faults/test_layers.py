@@ -44,8 +44,8 @@ def test_killed_in_an_evaluation(runs: Runs, undisturbed: Ran) -> None:
 
 def test_reshaped_live(runs: Runs, undisturbed: Ran) -> None:
     """To other widths, three of four blocks included."""
-    wishes = ["3 data=1,tensor=3", "6 data=4", "9 data=1,tensor=2", "14 data=2,tensor=2"]
-    ran = runs(4, means=MEANS, reshape=wishes, pause_s=0.1, elastic=Elastic(low=1, high=4))
+    wishes = ["3 data=1,tensor=3", "6 data=4", "12 data=1,tensor=2", "16 data=2,tensor=2"]
+    ran = runs(4, means=MEANS, reshape=wishes, elastic=Elastic(low=1, high=4))
     same(ran, undisturbed)
     assert len([r for r in ran.regrouped if r.planned]) >= len(wishes) - 1
 

@@ -30,7 +30,8 @@ def space() -> Iterator[Namespace]:
 def started(space: Namespace, out: Path, workers: str, *more: str) -> subprocess.Popen[str]:
     """A run in ``space``, controller and all."""
     command = [sys.executable, "-m", "elastune", "run", str(PROGRAM.path), "--out", str(out), "--json", "--seed", "3"]
-    command += ["--workers", workers, "--slots", str(SLOTS), "--heartbeat", "2s", "--set", "pause_s=0.15", *more]
+    command += ["--workers", workers, "--slots", str(SLOTS), "--heartbeat", "1s", *more]
+    command += ["--set", "pause_s=0.15", "--set", f"until={out.parent / 'go'}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(space.command(*command), text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
@@ -49,7 +50,7 @@ def trains(out: Path, run: subprocess.Popen[str], limit_s: float = 60.0) -> None
 
 @pytest.mark.parametrize(
     ("workers", "away_s"),
-    [("3", (1.0, 1.0, 1.0, 8.0)), ("1", (5.0,)), pytest.param("3", (40.0,), marks=pytest.mark.soak)],
+    [("3", (1.0, 1.0, 3.0)), ("1", (3.0,)), pytest.param("3", (40.0,), marks=pytest.mark.soak)],
     ids=["three workers", "one worker", "for long"],
 )
 def test_the_run_goes_on(
@@ -66,6 +67,7 @@ def test_the_run_goes_on(
         time.sleep(each_s)
         space.do("ip link set lo up")
         time.sleep(1.0)
+    (tmp_path / "go").touch()
     said, errors = run.communicate(timeout=90)
     assert run.returncode == 0, (said, errors)
     entries = read(out / "journal.jsonl")

@@ -26,7 +26,7 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "watching.py")
 def test_rank_and_size_are_never_stale(
     cluster: LocalCluster, tmp_path: Path, workers: int, resize: list[str], faults: list[str]
 ) -> None:
-    ran = Runs(cluster, tmp_path, PROGRAM)(workers, resize=resize, faults=faults, pause_s=0.08)
+    ran = Runs(cluster, tmp_path, PROGRAM)(workers, resize=resize, faults=faults)
     views = {found.step: len(found.members) for found in ran.records if isinstance(found, Regrouped)}
     reports = [found for found in ran.records if isinstance(found, Reported)]
     assert views, "the workers changed"

@@ -10,7 +10,7 @@ from elastune.elastic.protocol.client import ask
 from elastune.elastic.protocol.messages import ResizeAsked, decode_event
 from elastune.job.pool import Pool
 from elastune.journal.records import MembershipEvent, Record, WorkerGone
-from elastune.testing.elastic_runs import Runs
+from elastune.testing.elastic_runs import Runs, gone
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 ELASTIC = Elastic(low=1, high=3, heartbeat_s=5.0)
@@ -26,7 +26,7 @@ def left(records: list[Record]) -> list[str]:
 
 
 def test_the_program_asks(runs: Runs) -> None:
-    ran = runs(2, elastic=ELASTIC, resize=["6 1"], pause_s=0.02)
+    ran = runs(2, elastic=ELASTIC, resize=["6 1"])
     assert set(asked(ran.records)) == {ResizeAsked(1, "session.resize")}
     assert left(ran.records) == ["session.resize"]
 
@@ -38,7 +38,7 @@ def test_another_command_asks(runs: Runs, tmp_path: Path) -> None:
         if not answers and handle.step >= 4:
             answers.append(ask(handle.spec.out, ResizeAsked(1, "by hand")).detail)
 
-    ran = runs(2, act=act, elastic=ELASTIC, pause_s=0.05)
+    ran = runs(2, act=act, elastic=ELASTIC, slow_until=gone(1))
     assert answers == ["from 2 to 1 workers"]
     assert asked(ran.records) == [ResizeAsked(1, "by hand")]
     assert left(ran.records) == ["by hand"]

@@ -11,7 +11,7 @@ import pytest
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.elastic.protocol.messages import ReplaceAsked, decode_event
 from elastune.journal.records import MembershipEvent, Record, RunFinished
-from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.elastic_runs import Ran, Runs, formed
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "replacing.py")
 SAMPLES = 1000
@@ -30,8 +30,9 @@ class Seen:
             self.pids.setdefault(worker, set()).add(pid)
 
 
-def replacing(*policies: str, **more: Any) -> dict[str, Any]:
-    return {"spec": {"adapt": Adapt(policies=policies)}, "pause_s": 0.06, **more}
+def replacing(rank: int, *last: int) -> dict[str, Any]:
+    """Settings of a run whose policy replaces ``rank``; it is slow until those that come of it are ``last``."""
+    return {"spec": {"adapt": Adapt(policies=(f"Replacing:rank={rank}",))}, "slow_until": formed(*last)}
 
 
 def compositions(ran: Ran) -> list[list[int]]:
@@ -54,10 +55,9 @@ def same(ran: Ran, undisturbed: Ran) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_with_room_for_one_more_there_are_never_fewer(runs: Runs, undisturbed: Ran, rank: int) -> None:
-    seen = Seen()
-    ran = runs(2, elastic=ROOM, act=seen.look, **replacing(f"Replacing:rank={rank}"))
+    seen, other = Seen(), 1 - rank
+    ran = runs(2, elastic=ROOM, act=seen.look, **replacing(rank, other, 2))
     same(ran, undisturbed)
-    other = 1 - rank
     assert asked(ran) == [rank]
     assert compositions(ran) == [[other, 2]]
     assert all(found.planned and not found.discarded for found in ran.regrouped)
@@ -68,7 +68,7 @@ def test_with_room_for_one_more_there_are_never_fewer(runs: Runs, undisturbed: R
 
 def test_without_room_it_leaves_first(runs: Runs, undisturbed: Ran) -> None:
     seen = Seen()
-    ran = runs(2, elastic=FULL, act=seen.look, **replacing("Replacing:rank=1"))
+    ran = runs(2, elastic=FULL, act=seen.look, **replacing(1, 0, 2))
     same(ran, undisturbed)
     assert compositions(ran) == [[0], [0, 2]]
     assert len(seen.pids[0]) == 1
@@ -76,14 +76,14 @@ def test_without_room_it_leaves_first(runs: Runs, undisturbed: Ran) -> None:
 
 
 def test_the_replacement_fails_to_start_and_another_comes(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(2, elastic=Elastic(low=1, high=3), unfit=[2], **replacing("Replacing:rank=1"))
+    ran = runs(2, elastic=Elastic(low=1, high=3), unfit=[2], **replacing(1, 0, 3))
     same(ran, undisturbed)
     assert ran.lost == [2]
     assert compositions(ran) == [[0, 3]]
 
 
 def test_the_slow_worker_dies_before_its_replacement_comes(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(2, elastic=ROOM, faults=["kill 1 5 gather"], **replacing("Replacing:rank=1"))
+    ran = runs(2, elastic=ROOM, faults=["kill 1 5 gather"], **replacing(1, 0, 2))
     same(ran, undisturbed)
     assert ran.lost == [1]
     assert compositions(ran) == [[0], [0, 2]]
@@ -91,7 +91,7 @@ def test_the_slow_worker_dies_before_its_replacement_comes(runs: Runs, undisturb
 
 def test_the_replacement_dies_as_it_joins(runs: Runs, undisturbed: Ran) -> None:
     """The slow one was on its way out and is gone with it; a third one comes, and the run was never stopped."""
-    ran = runs(2, elastic=ROOM, faults=["kill 2 0 taking"], **replacing("Replacing:rank=1"))
+    ran = runs(2, elastic=ROOM, faults=["kill 2 0 taking"], **replacing(1, 0, 3))
     same(ran, undisturbed)
     assert ran.lost == [2]
     assert compositions(ran)[-1] == [0, 3]
@@ -99,7 +99,8 @@ def test_the_replacement_dies_as_it_joins(runs: Runs, undisturbed: Ran) -> None:
 
 def test_one_of_the_fewest_stays_where_nobody_can_come(runs: Runs, undisturbed: Ran) -> None:
     """Four workers of four: no fewer are allowed, and there is no room for more."""
-    ran = runs(4, elastic=Elastic(low=4, high=5, heartbeat_s=2.0), **replacing("Replacing:rank=1"))
+    alone = {"spec": replacing(1)["spec"], "pause_s": 0.02}
+    ran = runs(4, elastic=Elastic(low=4, high=5, heartbeat_s=2.0), **alone)
     same(ran, undisturbed)
     assert asked(ran) == [1]
     assert not ran.regrouped

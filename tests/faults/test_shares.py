@@ -15,7 +15,7 @@ from elastune.cluster.elastic_run import ElasticRun
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Elastic, Means, Program
-from elastune.journal.records import Record, Restarted, RunFailed, StateLost
+from elastune.journal.records import Checkpointed, CheckpointFailed, Record, Restarted, RunFailed, StateLost
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.train.checkpoints.checkpoint import complete, of_step
 
@@ -102,6 +102,7 @@ def test_killed_while_others_are_elsewhere(runs: Runs, undisturbed: Ran, faults:
         ["kill 0 10 written", "kill 2 10 written"],
         ["kill 0 10 publishing"],
         ["kill 1 10 written", "nap 0 10 publishing"],
+        ["kill 2 10 saving", "nap 1 9 stepped"],  # who comes late knows of the loss before it begins
     ],
 )
 def test_killed_while_a_checkpoint_is_written_in_pieces(
@@ -118,6 +119,23 @@ def test_killed_while_a_checkpoint_is_written_in_pieces(
     assert complete(folder) == [of_step(folder, 10)]
     rest = runs(3, means=ZERO, faults=faults, out=out, spec={**every, "resume": True})
     assert rest.sha256 == undisturbed.sha256
+
+
+@pytest.mark.parametrize(("mechanism", "worker"), [("replicated", 0), ("zero", 2)])
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
+    runs: Runs, undisturbed: Ran, tmp_path: Path, mechanism: str, worker: int
+) -> None:
+    """Who has no room need not be who writes the others' down."""
+    out = tmp_path / "out"
+    faults, spec = [f"full {worker} 8 saving"], {"checkpoint_every_steps": 4}
+    ran = runs(3, means={"mechanism": mechanism}, faults=faults, out=out, spec=spec)
+    kept_on(ran, undisturbed)
+    (told,) = [r for r in ran.records if isinstance(r, CheckpointFailed)]
+    assert told.step == 8
+    assert "too large" in told.why
+    written = [r.step for r in ran.records if isinstance(r, Checkpointed)]
+    assert written == [4, 10, 12, 16, 20]
+    assert not [path for path in (out / "checkpoints").iterdir() if path.name.startswith(".")], "drafts"
 
 
 def test_several_at_once_that_hold_not_the_same(runs: Runs, undisturbed: Ran) -> None:
@@ -150,7 +168,7 @@ def test_one_copy_alone_is_lost_with_its_holder(runs: Runs, undisturbed: Ran) ->
 )
 def test_reshaped_live(runs: Runs, undisturbed: Ran, workers: int, reshape: list[str], faults: list[str]) -> None:
     """From holder to holder between two steps; workers that leave hand over what they alone have."""
-    ran = runs(workers, means=ZERO, reshape=reshape, faults=faults, pause_s=0.1, elastic=Elastic(low=1, high=4))
+    ran = runs(workers, means=ZERO, reshape=reshape, faults=faults, elastic=Elastic(low=1, high=4))
     same(ran, undisturbed)
     if not faults:
         kept_on(ran, undisturbed)
@@ -163,7 +181,7 @@ def test_what_came_in_an_attempt_to_join_is_old_when_it_joins(runs: Runs, undist
     """Joiners have it all when a worker dies; the members take steps before the joiners come again."""
     # In the first view that the worker comes to: joiners may be ready one after another.
     faults = [f"{what} {dies} {view} placed" for view in (2, 3, 4) for what in ("nap", "kill")]
-    ran = runs(2, means=ZERO, reshape=["2 shard=4"], faults=faults, pause_s=0.2, elastic=Elastic(low=1, high=4))
+    ran = runs(2, means=ZERO, reshape=["2 shard=4"], faults=faults, elastic=Elastic(low=1, high=4))
     kept_on(ran, undisturbed)
     assert ran.lost == [dies]
     assert max(len(r.members) for r in ran.regrouped) > 2
@@ -217,7 +235,7 @@ def test_what_others_wait_for_comes_before_numbers_are_exchanged(runs: Runs) -> 
 
 def test_copies_that_differ_end_the_run(runs: Runs) -> None:
     """Whatever made them so: the reshape finds it, and no result comes of it."""
-    ran = runs(4, means=ZERO, reshape=["3 data=2,shard=2"], pause_s=0.1, tampers=True)
+    ran = runs(4, means=ZERO, reshape=["3 data=2,shard=2"], tampers=True)
     assert isinstance(ran.outcome, RunFailed)
     assert re.search(r"copies must be equal: (values|optimizer state) of \S+ that ranks .* have", ran.outcome.detail)
 

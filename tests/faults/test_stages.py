@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Restarted, StateLost
-from elastune.testing.elastic_runs import Ran, Runs
+from elastune.journal.records import MembershipEvent, Record, Restarted, StateLost
+from elastune.testing.elastic_runs import Ran, Runs, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "stages.py")
 MESH = Mesh(data=2, pipeline=2)  # workers 0 and 2 are first stages
@@ -75,9 +76,24 @@ def test_killed_in_an_evaluation(runs: Runs, undisturbed: Ran) -> None:
     killed(runs, undisturbed, ["kill 2 6 evaluation"])
 
 
+def test_reshaped_from_outside_into_more_stages_than_it_began_with(runs: Runs, undisturbed: Ran) -> None:
+    """In the first view: nothing has told the coordinator of the model's layers but the workers' first words of it."""
+    asked: list[Mesh] = []
+
+    def act(handle: ElasticRun, records: list[Record]) -> None:
+        told = [r.event["event"] for r in records if isinstance(r, MembershipEvent)]
+        if not asked and "layers_found" in told:
+            asked.append(Mesh(pipeline=3))
+            handle.reshape(asked[0])
+
+    ran = runs(2, means={"mesh": Mesh(pipeline=2)}, act=act, slow_until=together(3), elastic=Elastic(low=1, high=3))
+    same(ran, undisturbed)
+    assert 3 in {len(r.members) for r in ran.regrouped if r.planned}, ran.records
+
+
 def test_reshaped_live(runs: Runs, undisturbed: Ran) -> None:
     """The joiner has not heard what those who stay know."""
     wishes = ["1 pipeline=3", "9 pipeline=2"]
-    ran = runs(2, means={"mesh": Mesh(pipeline=2)}, reshape=wishes, pause_s=0.3, elastic=Elastic(low=1, high=3))
+    ran = runs(2, means={"mesh": Mesh(pipeline=2)}, reshape=wishes, elastic=Elastic(low=1, high=3))
     same(ran, undisturbed)
     assert 3 in {len(r.members) for r in ran.regrouped if r.planned}, ran.records

@@ -66,7 +66,7 @@ def test_fast_mode_hears_it_within_a_second_too(tmp_path: Path, tiny: Program, c
     until(lambda: reported(out))
     family = running.family()
     running.signal(signal.SIGTERM)
-    assert running.end(10.0) == 0
+    assert running.end() == 0
     all_gone(family)
     stopped = records(out)[-1]
     assert isinstance(stopped, RunFinished)
@@ -85,7 +85,7 @@ def test_a_second_interrupt_ends_it(tmp_path: Path, tiny: Program, controller, u
     time.sleep(0.7)  # two signals at once may count as one
     assert running.family() >= family
     running.signal(signal.SIGINT)
-    assert running.end(10.0) == 1
+    assert running.end() == 1
     all_gone(family)
     failure = records(out)[-1]
     assert isinstance(failure, RunFailed)

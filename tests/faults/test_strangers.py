@@ -20,8 +20,8 @@ def test_groups_form_again_and_again_among_strangers(cluster: LocalCluster, tmp_
     processes: set[int] = {os.getpid()}
     resizes = ["4 3", "10 1", "16 4", "22 2", "28 3", "34 1", "40 2"]
     with Strangers(lambda: list(processes), garbage()) as strangers:
-        ran = runs(2, act=lambda handle, records: processes.update(handle.pids.values()), resize=resizes, pause_s=0.1)
+        ran = runs(2, act=lambda handle, records: processes.update(handle.pids.values()), resize=resizes)
     assert ran.sha256 == undisturbed.sha256
     assert ran.ledger.exact, ran.ledger
-    assert len(ran.regrouped) >= 4
+    assert len(ran.regrouped) >= 2
     assert len(strangers.met) > len(ran.regrouped), "they were there"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from elastune.cluster.run_files import LocalFiles
+from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Config, Means, Program
+from elastune.core.run import Config, Elastic, Means, Program
+from elastune.frontier.calibration import STEPS
 from elastune.frontier.choice import FRESH_SEEDS, Choice
 from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.experiment import FrontierExperiment
@@ -95,3 +100,25 @@ def test_the_search_fills_the_workers_it_trains_for(tmp_path: Path, tiny: Progra
             assert isinstance(ready, PreparedTrial)
             assert (ready.spec.means.workers, ready.spec.means.num_slots) == (workers, expected)
             assert ready.spec.adapt.monitors == (() if expected == 1 else ("noise_scale",)), "it would train in two"
+
+
+def test_all_trainings_wait_for_each_other_as_long_as_was_asked(tmp_path: Path, tiny: Program) -> None:
+    plan = Told(tiny, tmp_path / "out").plan
+    told: tuple[dict[str, Any], ...] = ({}, {"trial_workers": (1, 2)})
+    for changes in told:
+        asked = check(replace(plan.request, collective_timeout_s=90.0, **changes))
+        values = {**plan.config, "batch_size": 80, "lr_rule": "none"}
+        ready = FrontierExperiment(asked, LocalFiles()).new(Suggestion(0, {}, {}, values, "random"), None)
+        assert isinstance(ready, PreparedTrial)
+        assert ready.spec.elastic == Elastic(*changes.get("trial_workers", ()), collective_timeout_s=90.0)
+    with pytest.raises(UserError, match="wait for each other"):
+        check(replace(plan.request, collective_timeout_s=0.01))
+
+
+def test_of_what_was_cut_off_steps_are_timed_for_a_moment_only(tmp_path: Path, tiny: Program) -> None:
+    plan, table = Told(tiny, tmp_path / "out").plan, TrialTable()
+    for trial, phase in enumerate(("calibrate", "naive")):
+        means = Means(workers=1, num_slots=4).to_json()
+        table.hear(Entry(0.0, TrialStarted(trial, plan.config, means, 0, phase)))  # type: ignore[arg-type]
+    again = [FrontierExperiment(plan, LocalFiles()).again(life, "cut off") for life in table.trials.values()]
+    assert [ready.spec.max_steps for ready in again] == [STEPS, None]

@@ -70,7 +70,7 @@ def test_every_count_has_a_row_of_each_role(found: tuple[FrontierFound, Path]) -
             assert r.seconds_label == "measured"
     (end,) = of_kind(records(out), StudyFinished)
     assert end.reason == "a budget of 9 s"
-    assert 4 < end.seconds < 9 + 8
+    assert 4 < end.seconds < 9 + 60  # what it has begun it ends
 
 
 def steps_measured(kept: list[Record]) -> dict[tuple[int, int], float]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from elastune.journal.entry import Entry, encode_entry
 from elastune.journal.records import (
+    Adopted,
     ArtifactKept,
     Checkpointed,
     DataContext,
@@ -21,6 +22,7 @@ from elastune.journal.records import (
     LinkMeasured,
     Measured,
     MembershipEvent,
+    NotLetIn,
     PolicyFailed,
     Record,
     Regrouped,
@@ -34,6 +36,7 @@ from elastune.journal.records import (
     StudyFinished,
     StudyStarted,
     TimesFitted,
+    TrialAdopted,
     TrialFinished,
     TrialPaused,
     TrialReallocated,
@@ -69,6 +72,8 @@ def run() -> list[Record]:
         Decided("gns", 25, {"lr": 0.3}, measured, "refused", "no"),
         PolicyFailed("gns", "after_step", 21, 0, "ZeroDivisionError", off=True),
         Straggling(0, "worker 0 is slow"),
+        NotLetIn("10.0.0.9", "it has another token", 3),
+        Adopted([0, 2], 18, 0.4, [3]),
         LinkMeasured(2, 1e-3, 1e-9),
         StepsCompleted(0, 2, 2, 1, 0, 320, 320, 11, 20),
         Reported(2, 20, 640, 2.0, {"accuracy": 0.8}, epochs=3),
@@ -98,6 +103,7 @@ def study() -> list[Record]:
         ),
         *records[1:],
         *(TrialReported(trial, report, 2.0) for trial in range(4)),
+        TrialAdopted(1, Adopted([0, 1], 12, 0.4)),
         TrialReallocated(0, 2, 3, "on the front"),
         TrialRegrouped(0, Regrouped(2, [0, 1, 2], True, 10, 0.01, 0)),
         TrialFinished(0, "complete", {"accuracy": 0.9, "seconds": 3.0}, {"accuracy": 0.9}, {}, 3.0, worker_seconds=9.0),

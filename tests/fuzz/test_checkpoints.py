@@ -78,7 +78,7 @@ def befall(folder: Path, kind: str, file: str, at: int, content: bytes) -> None:
         (folder / f"step-{content.hex()}x").mkdir(exist_ok=True)
 
 
-@fuzz(120)
+@fuzz(60)
 @given(made=accidents())
 def test_what_is_loaded_is_what_was_saved(pristine: Path, tmp_path_factory: Any, made: list[tuple[Any, ...]]) -> None:
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
@@ -98,7 +98,7 @@ def test_what_is_loaded_is_what_was_saved(pristine: Path, tmp_path_factory: Any,
     refusal(lambda: spans(newest))
 
 
-@fuzz(80)
+@fuzz(40)
 @given(data=st.data())
 def test_a_tree_that_nobody_wrote_is_refused_or_loaded(pristine: Path, tmp_path_factory: Any, data: Any) -> None:
     """Its digest fits, as that of a program with a mistake would."""

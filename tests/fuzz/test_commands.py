@@ -169,7 +169,7 @@ def begin(*_: object, **__: object) -> object:
     raise Begun(Begun.RULE, "a request that is right", "none")
 
 
-@fuzz(60)
+@fuzz(30)
 @given(words=command_lines())
 def test_any_command_line(place: Path, words: list[str]) -> None:
     """Workers are not started: what would start them says so, in the way of a refusal."""
@@ -188,7 +188,7 @@ def test_any_command_line(place: Path, words: list[str]) -> None:
         (place / name).unlink(missing_ok=True)
 
 
-@fuzz(30)
+@fuzz(15)
 @given(
     words=st.lists(
         st.one_of(st.sampled_from(WORDS), st.sampled_from(PATHS), st.text(max_size=8)), min_size=1, max_size=4

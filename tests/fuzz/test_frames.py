@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,19 @@ from fuzz_kit import FUZZ, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastune.cluster.agents.token import credentials
 from elastune.core.run import Place, Program, RunSpec
-from elastune.elastic.coordinator.connections import HELLO_LIMIT_BYTES, ConnectionServer
+from elastune.elastic.coordinator.connections import ConnectionServer
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.protocol.handshake import (
+    RESPONSE_BYTES,
+    TokenRefused,
+    admit,
+    challenge,
+    new_nonce,
+    respond,
+    verify,
+)
 from elastune.elastic.protocol.messages import (
     Answer,
     Beat,
@@ -26,8 +37,10 @@ from elastune.elastic.protocol.messages import (
     Hello,
     Publish,
     Ready,
+    RecordsKept,
     Report,
     ResizeAsked,
+    Returned,
     Running,
     Stop,
     Welcome,
@@ -35,15 +48,17 @@ from elastune.elastic.protocol.messages import (
     encode,
 )
 from elastune.elastic.protocol.transport import LINE_LIMIT_BYTES, Lines, ProtocolError, WakeupPipe
+from elastune.elastic.protocol.view import View
 from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.journal.records import NotLetIn
 from elastune.testing.members_kit import Raw, coordinating, members
 
-TOKEN = "TOKEN"  # stands for the right one
 SPEC = WorkerSpec("m:f", RunSpec(Program(Path("p")), Path("o")), Place(), {"A": "1"}, "/", [""])
 HONEST = [
     json.loads(encode(message))
     for message in (
-        *(Hello(TOKEN, 1, "here"), Hello(TOKEN, None), Ready(), Running(1, 4), Broken(1, "a hiccup"), Done()),
+        *(Hello(1, "here", returns=True), Returned(True, True, heard=View(3, (0, 1)), version=3), RecordsKept(7)),
+        *(Hello(1, "here"), Hello(), Ready(), Running(1, 4), Broken(1, "a hiccup"), Done()),
         *(Beat(3, "starting", 0.1, 5), Publish("1/a", "AAAA"), Exit(0), Stop()),
         *(ResizeAsked(2, "why"), Answer(True, "yes", [1]), Welcome(False, 0.5, spec=SPEC)),
         *(Report(record) for record in KINDS["run"]()),
@@ -75,7 +90,7 @@ def frames(draw: st.DrawFn) -> bytes:
     return line + draw(st.sampled_from([b"\n", b"\n", b"\n", b""]))
 
 
-@fuzz(400)
+@fuzz(200)
 @given(line=frames())
 def test_a_line_is_a_message_or_a_value_error(line: bytes) -> None:
     with contextlib.suppress(ValueError):
@@ -83,7 +98,7 @@ def test_a_line_is_a_message_or_a_value_error(line: bytes) -> None:
         assert decode(encode(message)[:-1]) is not None
 
 
-@fuzz(100)
+@fuzz(50)
 @given(pieces=st.lists(st.binary(max_size=400), max_size=40), limit=st.integers(1, 300))
 def test_no_more_than_a_line_is_kept(pieces: list[bytes], limit: int) -> None:
     lines = Lines(limit)
@@ -94,6 +109,28 @@ def test_no_more_than_a_line_is_kept(pieces: list[bytes], limit: int) -> None:
     assert len(lines._rest) <= limit
 
 
+SECRET = "the secret of this test"
+
+
+@fuzz(200)
+@given(line=st.binary(max_size=120), at=st.integers(0, RESPONSE_BYTES - 2), byte=st.integers(0, 255))
+def test_no_proof_but_the_right_one_lets_in(line: bytes, at: int, byte: int) -> None:
+    """Whatever is said is refused in words; what is right but for one byte, too."""
+    nonce = new_nonce()
+    response, proof = respond(SECRET, "run", challenge(nonce), new_nonce())
+    verify(admit(SECRET, "run", nonce, response), proof)
+    for said in (line, response[:at] + bytes([byte]) + response[at + 1 :]):
+        with contextlib.suppress(ProtocolError):
+            assert admit(SECRET, "run", nonce, said) == proof
+            assert said == response
+        with contextlib.suppress(ProtocolError):
+            verify(said, proof)
+            assert said == proof
+        with contextlib.suppress(ProtocolError):
+            respond(SECRET, "run", said, nonce)
+            assert said == challenge(said[-33:-1])
+
+
 @pytest.fixture(scope="module")
 def coordinator() -> Iterator[Coordinator]:
     with coordinating(4, high=4) as one:
@@ -101,23 +138,23 @@ def coordinator() -> Iterator[Coordinator]:
         assert one._thread.is_alive()
 
 
-@fuzz(60)
+@fuzz(30)
 @given(
     said=st.lists(frames(), min_size=1, max_size=5),
-    greeting=st.sampled_from(["none", "wrong", "client", "worker"]),
+    greeting=st.sampled_from(["none", "wrong", "proved", "client", "worker"]),
     cut=st.integers(1, 50),
 )
 def test_a_coordinator_serves_the_honest(coordinator: Coordinator, said: list[bytes], greeting: str, cut: int) -> None:
     """Of strangers, of clients, and of a worker that lost its mind."""
-    token = coordinator.token.encode()
-    hello = {
-        "none": b"",
-        "wrong": encode(Hello("no such token", 1)),
-        "client": encode(Hello(coordinator.token, None)),
-        "worker": encode(Hello(coordinator.token, 3)),
-    }[greeting]
-    stream = hello + b"".join(said).replace(TOKEN.encode(), token if greeting in ("client", "worker") else b"")
-    with Raw(coordinator) as peer, contextlib.suppress(OSError):
+    with Raw(coordinator) as peer, contextlib.suppress(OSError, TokenRefused):
+        match greeting:
+            case "wrong":
+                peer.prove("no such token")
+            case "proved":
+                peer.prove(coordinator.token)
+            case "client" | "worker":
+                peer.hello(coordinator, 3 if greeting == "worker" else None)
+        stream = b"".join(said)
         peer.socket.sendall(stream[:cut])
         peer.socket.sendall(stream[cut:])
     assert coordinator._thread.is_alive()
@@ -128,7 +165,7 @@ def test_a_coordinator_serves_the_honest(coordinator: Coordinator, said: list[by
 
 
 def test_memory_for_strangers_is_bounded() -> None:
-    """Of those without the token no more is kept than a greeting, however much they send."""
+    """Of those without the token no more is kept than a proof has, however much they send."""
     server = ConnectionServer("127.0.0.1", "right", WakeupPipe())
     strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20 * max(1, FUZZ))]
     try:
@@ -138,13 +175,27 @@ def test_memory_for_strangers_is_bounded() -> None:
             for stranger in strangers:
                 with contextlib.suppress(OSError):
                     stranger.send(b"x" * LINE_LIMIT_BYTES)
-            assert list(server.wait(0.001)) == []
-            kept = sum(len(each.lines._rest) for each in server._connections.values())
-            assert kept <= HELLO_LIMIT_BYTES * len(server._connections)
-        assert not any(each.lines._rest for each in server._connections.values() if not each.stranger)
+            assert all(isinstance(event, NotLetIn) for event in server.wait(0.001))
+            assert all(len(each.response) <= RESPONSE_BYTES for each in server._connections.values())
+            assert not any(each.lines._rest for each in server._connections.values())
     finally:
         for stranger in strangers:
             stranger.close()
+        server.close()
+
+
+def test_who_is_gone_before_anybody_looked_is_no_error(tmp_path: Path) -> None:
+    """Python's ssl raises at once for a connection that was reset with words left in it."""
+    own = credentials(tmp_path / "token", tls=True)
+    for tls in (None, own.tls):
+        server = ConnectionServer("127.0.0.1", own.token, WakeupPipe(), tls=tls)
+        for words in (b"", b"x" * 50):
+            with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a reset
+                stranger.sendall(words)
+            for _ in range(3):
+                assert list(server.wait(0.05)) == []
+            assert server._connections == {}
         server.close()
 
 

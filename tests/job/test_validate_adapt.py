@@ -15,7 +15,7 @@ from elastune.cluster.launcher import Launcher, ProcessEvent
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
 from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.job.validate_adapt import adapt_json, check_adapt, policies_of
+from elastune.job.validate_adapt import check_adapt, policies_of
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
 from elastune.study.request import StudyRequest
 from elastune.study.run import check
@@ -97,8 +97,8 @@ def test_texts_are_checked_before_a_run(tiny: Program) -> None:
 
 
 def test_a_journal_holds_what_adapts_a_run() -> None:
-    assert adapt_json(Adapt()) == {}
-    assert adapt_json(Adapt(("gns",))) == {"policies": ["gns"], "monitors": []}
+    assert Adapt().to_json() == {}
+    assert Adapt(("gns",)).to_json() == {"policies": ["gns"], "monitors": []}
 
 
 def test_the_policy_of_a_trial_is_no_setting() -> None:

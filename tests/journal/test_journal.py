@@ -15,7 +15,7 @@ from elastune.core.errors import UserError
 from elastune.journal.entry import Entry, decode_entry, encode_entry
 from elastune.journal.reader import read
 from elastune.journal.records import Reported, RunFinished, StudyFinished, TrialFinished
-from elastune.journal.writer import JournalWriter
+from elastune.journal.writer import JournalWriter, check_unwritten
 
 
 def report(step: int) -> Reported:
@@ -181,18 +181,24 @@ def test_a_second_writer_is_refused_and_reading_does_not_free_the_lock(tmp_path)
         read(path)
         with pytest.raises(UserError, match=f"pid {os.getpid()}"):
             JournalWriter(path)
+        with pytest.raises(UserError, match=f"pid {os.getpid()}"):
+            check_unwritten(path)
         other = python(WRITE_FOREVER, str(path))
         _, error = other.communicate(timeout=60)
         assert f"held by pid {os.getpid()}" in error
+    check_unwritten(path)
     JournalWriter(path).close()
+    check_unwritten(tmp_path / "nowhere" / "journal.jsonl")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_kill_minus_9_frees_the_lock_and_leaves_whole_records(tmp_path):
     path = tmp_path / "journal.jsonl"
     writer = python(WRITE_FOREVER, str(path))
     assert writer.stdout.readline() == "ready\n"
-    with pytest.raises(UserError, match=f"pid {writer.pid}"):
-        JournalWriter(path)
+    for takes in (JournalWriter, check_unwritten):
+        with pytest.raises(UserError, match=f"pid {writer.pid}"):
+            takes(path)
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     with JournalWriter(path) as journal:

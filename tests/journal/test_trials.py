@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastune.journal.records import StudyStarted
+from elastune.journal.records import Adopted, StudyStarted, TrialAdopted
 from elastune.journal.trials import TrialTable, fold
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
 
@@ -71,3 +71,18 @@ def test_spans_tell_who_had_how_many_workers_when() -> None:
 def test_regrouping_to_the_same_number_is_one_spell() -> None:
     told = Telling().start(0, lr=0.1, workers=2).wait(10).resize(0, 2, 2).wait(10).complete(0, 0.9, 20.0)
     assert [span.end_s for span in fold(told.entries).spans] == [20.0]
+
+
+def test_an_adopted_trial_is_the_same_life_and_a_new_span() -> None:
+    told = Telling().start(0, lr=0.1, workers=2).start(1, lr=0.1).wait(10).report(0, 1, 10.0, accuracy=0.5).wait(100)
+    told.tell(StudyStarted(dict(SETTINGS), resumed=True)).wait(1).tell(TrialAdopted(0, Adopted([0], 12, 0.3, [1])))
+    told.pause(1, 0, 10.0, cut_off=True).wait(5).complete(0, 0.9, 116.0)
+    table = fold(told.entries)
+    life = table.trials[0]
+    assert (life.state, len(life.reports), life.begun_at, life.workers) == ("over", 1, life.started_at, 1)
+    shown = [(s.trial, s.begin_s, s.end_s, s.workers, s.begun, s.ended) for s in table.spans]
+    assert shown == [
+        (0, 0.0, 10.0, 2, "started", "lost"),
+        (1, 0.0, 10.0, 1, "started", "lost"),
+        (0, 11.0, 16.0, 1, "adopted", "complete"),
+    ]

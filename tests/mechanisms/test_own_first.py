@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -93,3 +94,21 @@ def test_who_may_see_two_calls_sees_one() -> None:
         halves.step(*closure)
         assert halves.updated(before) == [True, True]
     assert counting.optimizer.state["count"] == 1
+
+
+@pytest.mark.parametrize("keeps", [functools.wraps, lambda _: lambda outer: outer], ids=["wraps", "plain"])
+def test_a_step_that_somebody_has_wrapped_is_called_once(keeps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    adamw([nn.Parameter(torch.zeros(1))])  # with torch's hooks around it
+    inner, calls = torch.optim.AdamW.step, []
+
+    @keeps(inner)
+    def outer(*args: Any) -> Any:
+        calls.append(args)
+        return inner(*args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", outer)
+    halves = Halves(adamw, own={OWN})
+    before = halves.values.detach().clone()
+    halves.step()
+    assert all(halves.updated(before))
+    assert len(calls) == 1

@@ -153,7 +153,7 @@ def die_and_go_on(worker: Worker) -> None:
     had = shares_of(before, worker.rank, 2)
     group = worker.form("all")
     if worker.rank == 3:
-        Group.all_to_all = lambda *_: worker.say("dying") or worker.hear()  # type: ignore[method-assign,assignment]
+        Group.exchange = lambda *_: worker.say("dying") or worker.hear()  # type: ignore[method-assign,assignment]
     want = [wanted(Mesh(shard=2, data=2), r, 2) for r in range(4)]
     broken = False
     try:

@@ -50,6 +50,16 @@ def test_a_cnn_and_a_plan_for_some_of_its_layers(cluster: LocalCluster, tmp_path
     assert told.metrics == pytest.approx(some.metrics, rel=1e-3)
 
 
+def test_blocks_that_lie_between_two_layers_whose_parameters_are_gathered(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """``sharded`` frees a layer when the backward pass is through with all blocks that it gave out, not with one."""
+    means = {"mesh": Mesh(shard=2, tensor=2), "mechanism": "tensor+sharded", "num_slots": 2, "virtual_tensor": 4}
+    alone = {"mechanism": "tensor", "num_slots": 2}
+    found = [trained(cluster, tmp_path / str(i), each, model="row") for i, each in enumerate((means, alone))]
+    assert found[0].sha256 == found[1].sha256
+
+
 def test_a_checkpoint_goes_on_under_another_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
     """Written in pieces by those that hold them: blocks that two workers had, then one, then three."""
     chosen = {"model": "cnn", "plan": "cnn"}

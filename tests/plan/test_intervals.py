@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import bootstrap, t, ttest_1samp
 
 from elastune.plan.intervals import bounded_ci, mean_ci, non_inferiority, wilson
 
@@ -17,6 +16,8 @@ def test_mean_ci_is_students():
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9), st.sampled_from([0.8, 0.95, 0.99]))
 def test_mean_ci_agrees_with_scipy(values, level):
+    from scipy.stats import t
+
     mean, half = mean_ci(values, level)
     error = np.std(values, ddof=1) / math.sqrt(len(values))
     assert mean == pytest.approx(np.mean(values), abs=1e-9)
@@ -61,6 +62,8 @@ def test_wilson_holds_the_rate_and_is_symmetric(counts):
 
 
 def test_wilson_near_bootstrap_in_the_middle():
+    from scipy.stats import bootstrap
+
     draws = np.repeat([1.0, 0.0], [300, 700])
     drawn = bootstrap((draws,), np.mean, n_resamples=2000, rng=np.random.default_rng(0), method="percentile")
     assert wilson(300, 1000) == pytest.approx(tuple(drawn.confidence_interval), abs=0.005)
@@ -144,6 +147,8 @@ def test_bounded_intervals_refuse_what_is_none():
 
 
 def test_non_inferiority_is_a_paired_one_sided_t_test():
+    from scipy.stats import ttest_1samp
+
     found = non_inferiority([0.002, 0.004, 0.003], 0.01)
     result = ttest_1samp([0.002, 0.004, 0.003], 0.01, alternative="less")
     assert found.verdict == "holds"

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
 from elastune.journal.records import LinkMeasured, TimesFitted, decode, encode
+from elastune.plan.links import Hosts, RingLink
 from elastune.plan.step_time import (
     CalibratedTimes,
     Estimate,
@@ -16,7 +18,6 @@ from elastune.plan.step_time import (
     StepTime,
     fit,
     fit_gradient,
-    fit_reduction,
     fit_steps,
     overlapped,
 )
@@ -107,19 +108,11 @@ def test_a_single_share_promises_no_gain():
     assert fit_gradient([(50, 0.1), (50, 0.1)]) == (0.0, pytest.approx(0.002))
 
 
-def test_links_are_divided_by_the_rings_share():
-    links = [
-        LinkMeasured(workers=w, latency_s=2 * (w - 1) * 3e-4, seconds_per_byte=2 * (w - 1) / w * 1e-9)
-        for w in (1, 2, 4)
-    ]
-    assert fit_reduction(links=links) == (pytest.approx(3e-4), pytest.approx(1e-9))
-    assert fit_reduction(links=links[:1]) == (0.0, 0.0)
-
-
 def test_measured_reductions_go_before_links():
     seen = [ReductionObserved(n, 2, 2 * 1e-4 + n * 2e-9) for n in (1_000, 1_000_000)]
     lie = LinkMeasured(workers=2, latency_s=5.0, seconds_per_byte=5.0)
-    assert fit_reduction(seen, [lie]) == (pytest.approx(1e-4), pytest.approx(2e-9))
+    assert fit([(16, 0.1)], 4, seen, [lie]).model.link == RingLink(pytest.approx(1e-4), pytest.approx(2e-9))
+    assert fit([(16, 0.1)], 4, seen[:0]).model.link == RingLink()
 
 
 def test_errors_are_predicted_over_measured_on_steps_the_fit_never_saw():
@@ -148,6 +141,10 @@ def test_through_the_journal_and_back():
         Fit(StepTime(0, 0, 0, 0, 0, overlap=2.0), (1,), {}).to_record()
     with pytest.raises(ValueError, match="no fixed part"):
         Fit(StepTime.linear(0, 0, 0.1, 0.0), (1,), {}).to_record()
+    several = replace(TRUTH, hosts=Hosts(RingLink(1e-3, 8e-9), 2))
+    assert StepTime.from_record(decode(encode(Fit(several, (1, 2), {}).to_record()))) == several
+    with pytest.raises(ValueError, match="workers_per_host: must be at least 1"):
+        replace(Fit(several, (1, 2), {}).to_record(), workers_per_host=0)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])

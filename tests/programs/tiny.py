@@ -14,7 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
-config = {"lr": 0.05, "batch_size": 20, "epochs": 3, "act": "", "pause_s": 0.0, "misbehaving_rank": 1, "marker": ""}
+config = {
+    "lr": 0.05,
+    "batch_size": 20,
+    "epochs": 3,
+    "act": "",
+    "pause_s": 0.0,
+    "until": "",
+    "misbehaving_rank": 1,
+    "marker": "",
+}
 objectives = {"loss": "min"}
 
 
@@ -62,7 +71,8 @@ def train(session) -> None:
             optimizer.step()
             optimizer.zero_grad()
             total, count = total + float(loss.detach()), count + 1
-            time.sleep(config["pause_s"])
+            if not (config["until"] and Path(config["until"]).exists()):
+                time.sleep(config["pause_s"])
             if session.rank == config["misbehaving_rank"]:
                 misbehave(config["act"], session.step, config["marker"])
         session.report(loss=session.sum(total) / max(1.0, session.sum(count)), test_loss=1.0)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 
 from elastune.core.errors import UserError
 from elastune.recipes import datasets
@@ -63,6 +62,8 @@ def one_line(error: UserError) -> str:
 
 
 def test_digits_are_scikit_learns_each_once() -> None:
+    from sklearn.datasets import load_digits
+
     splits = digits()
     parts = (splits.train, splits.validation, splits.test)
     assert [len(part) for part in parts] == [1000, 397, 400]
@@ -214,7 +215,7 @@ class Mirror:
         handler = partial(Handler, directory=str(folder))
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/"
-        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
 
     def __enter__(self) -> str:
         self.thread.start()

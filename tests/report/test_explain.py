@@ -108,7 +108,7 @@ def test_worker_time_adds_up() -> None:
     line, end = explained(told)["Where the time went"]
     assert end == "The study ended: 40 trials."
     assert line == (
-        "1.7 min on 2 workers: 30% trials that completed, 20% trials that are paused, "
+        "1.7 min on 2 workers: 30% trials on the final front, 20% trials that were stopped early or paused, "
         "15% trials that failed or broke a constraint, 35% waiting."
     )
 

@@ -6,7 +6,6 @@ import stat
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import matplotlib.image
 import numpy as np
 import pytest
 
@@ -51,6 +50,8 @@ def own(page):
 
 
 def assert_picture(path):
+    import matplotlib.image
+
     image = matplotlib.image.imread(io.BytesIO(path.read_bytes()), format="png")
     assert image.shape[0] > 400
     assert image.shape[1] > 800

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastune.core.cost import ANY, Paid, Prices
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program
 from elastune.journal.entry import Entry
@@ -261,3 +262,46 @@ def test_scalings() -> None:
     for wrong in ("", "amdahl", "amdahl:2", "amdahl:nan", "linear:1", "fitted", "quadratic"):
         with pytest.raises(UserError):
             parse_scaling(wrong)
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_study_at_prices_of_hosts_pays_for_all_that_its_trials_had(
+    made_up: Program, tmp_path: Path, trials: int
+) -> None:
+    """Trials of one worker on a cluster of two: what nobody uses is paid for by those that run."""
+    prices = Prices({ANY: ((0.0, 3600.0), (60.0, 7200.0))})
+    asked = request_of(made_up, tmp_path / "out", workers=2, trials=trials, prices=prices)
+    asked = replace(asked, objectives={"error": "min", "cost": "min"}, means=Means(mode="fast", workers=1))
+    found = simulated(asked).study.complete
+    begun, ended = found[0].started_at, max(trial.ended_at for trial in found)
+    assert all(trial.values["cost"] == trial.metrics["cost"] for trial in found)
+    told = records(tmp_path / "out")
+    costs = [record.cost for record in told if isinstance(record, TrialFinished)]
+    assert costs == [trial.values["cost"] for trial in found]
+    whole = prices.cost(Paid(ANY, 2, 0.0, ended - begun))
+    assert sum(trial.values["cost"] for trial in found) == pytest.approx(whole), "starting is paid for, too"
+    assert trials > 1 or ended - begun == found[0].metrics["seconds"] + 1.0
+    reported = [record.cost for record in told if isinstance(record, TrialReported) and record.trial == 0]
+    assert reported == sorted(reported)
+    assert 0 < reported[0] < reported[-1] <= found[0].values["cost"] or found[0].number
+    (started,) = (record for record in told if isinstance(record, StudyStarted))
+    assert started.settings["prices"] == prices.digest
+    with pytest.raises(UserError, match="prices it was begun with"):
+        simulated(replace(asked, resume=True, prices=Prices.constant(1.0)))
+
+
+def test_paused_trials_and_those_of_a_controller_before_keep_their_costs(made_up: Program, tmp_path: Path) -> None:
+    """Each trial's cost at its end is what all of its times have cost, whoever counted them."""
+    prices = Prices.constant(3600.0)
+    asked = request_of(made_up, tmp_path / "out", workers=1, trials=9, prices=prices, stopping="asha:eta=3")
+    asked = replace(asked, objectives={"error": "min", "cost": "min"}, means=Means(mode="fast", workers=1))
+    simulated(replace(asked, trials=5))
+    simulated(replace(asked, resume=True))
+    told = records(tmp_path / "out")
+    paused = {r.trial: r for r in told if isinstance(r, TrialPaused)}
+    whole = [r for r in told if isinstance(r, TrialFinished) and r.trial in paused]
+    assert whole, "some went on"
+    for record in (*paused.values(), *whole):
+        of_trial = [r for r in told if isinstance(r, TrialPaused) and r.trial == record.trial]
+        seconds = sum(r.seconds for r in of_trial) if isinstance(record, TrialPaused) else record.seconds
+        assert record.cost == pytest.approx(seconds), "one worker, a dollar a second, nobody idle"

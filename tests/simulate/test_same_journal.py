@@ -35,9 +35,9 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "c3c46a01d6ca0e5f"),
-    "asha": ({"stopping": "asha"}, "7dce34e3f2138388"),
-    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "962156078a1b59fe"),
+    "plain": ({}, "b118b64688551296"),
+    "asha": ({"stopping": "asha"}, "678cdcdc4719c901"),
+    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "9e76e155a8bc39b0"),
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,48 @@ def space(trial):
 
 if __name__ == "__main__":
     found = elastune.run(train, {"lr": 0.1}, workers=2, out=sys.argv[1])
-    asked = {"objectives": {"norm": "min"}, "trials": 3, "sampler": "random"}
-    study = elastune.tune(train, space, out=sys.argv[1] + "-study", **asked)
-    print(json.dumps([found.sha256, found.workers, len(study.complete), study.pick().trial.config]))
+    if sys.argv[1] == "alone":
+        asked = {"objectives": {"norm": "min"}, "trials": 3, "sampler": "random"}
+        study = elastune.tune(train, space, out=sys.argv[1] + "-study", **asked)
+        print(json.dumps([found.sha256, found.workers, len(study.complete), study.pick().trial.config]))
+"""
+
+
+OUTLIVED = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+import elastune
+
+
+def train(session):
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=session.config["lr"]))
+    for _ in session.epochs(2):
+        for (x,) in session.batches(TensorDataset(torch.arange(60.0).view(20, 3) / 60), batch_size=10):
+            session.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            with Path("taken").open("a") as taken:
+                print(os.getpid(), session.step, file=taken, flush=True)
+            while not Path("go").exists():
+                time.sleep(0.02)
+        session.report(norm=model.weight.norm())
+
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.1)}
+
+
+if __name__ == "__main__":
+    asked = {"objectives": {"norm": "min"}, "trials": 1, "sampler": "random", "resume": "again" in sys.argv}
+    study = elastune.tune(train, space, out=Path.cwd().joinpath("there").as_uri(), grace_s=120.0, **asked)
+    print(len(study.complete))
 """
 
 
@@ -116,6 +157,40 @@ def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Pa
     assert [(m["mode"], m["num_slots"]) for m in means] == [("exact", 4), ("exact", 4), ("fast", 4), ("fast", 3)]
 
 
+def test_what_a_run_has_cost_is_told_where_a_price_is(cluster: LocalCluster, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("time,kind,price\n0,any,6\n")
+    asked: list[dict[str, Any]] = [{}, {"price_per_worker_hour": 2.0}, {"prices": prices}]
+    found = [
+        elastune.run(trains_nothing, out=tmp_path / str(i), cluster=cluster, **a).money for i, a in enumerate(asked)
+    ]
+    none, constant, table = found
+    assert none is None
+    assert constant is not None
+    assert table is not None
+    assert constant.worker_hours > 0
+    assert (constant.cost, table.cost) == pytest.approx((2 * constant.worker_hours, 6 * table.worker_hours))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"price_per_worker_hour": 0.0}, "a price of a worker-hour must be above 0"),
+        ({"price_per_worker_hour": math.nan}, "a price of a worker-hour must be above 0"),
+        ({"price_per_worker_hour": 2.0, "prices": "prices.csv"}, "one price or a file of prices says"),
+        ({"prices": "nowhere.csv"}, "a trace must be a readable text file"),
+    ],
+)
+def test_prices_that_no_cost_can_be_made_of(asked: dict[str, Any], told: str, tmp_path: Path) -> None:
+    (tmp_path / "prices.csv").write_text("time,kind,price\n0,any,1\n")
+    here = {name: tmp_path / value if name == "prices" else value for name, value in asked.items()}
+    with pytest.raises(UserError, match=told):
+        elastune.run(trains_nothing, out=tmp_path / "run", **here)
+    with pytest.raises(UserError, match=told):
+        elastune.tune(trains_nothing, lambda trial: {}, objectives={"cost": "min"}, trials=1, out=tmp_path, **here)
+    assert not (tmp_path / "run").exists()
+
+
 def test_functions_that_no_worker_could_import_are_refused() -> None:
     def inner(session: object) -> None: ...
 
@@ -135,3 +210,37 @@ def test_a_launcher_needs_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="one folder"):
         elastune.run(test_a_launcher_needs_one_folder)
+
+
+@pytest.mark.parametrize("grace_s", [-1.0, math.nan, math.inf, 1e9])
+def test_a_grace_is_a_time(grace_s: float, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="grace_s must be from 0 to a year"):
+        elastune.run(trains_nothing, grace_s=grace_s, out=tmp_path)
+
+
+def test_workers_do_not_outlive_the_owner_of_an_open_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="LocalCluster"):
+        elastune.run(trains_nothing, grace_s=5.0, out=tmp_path, cluster=cluster)
+
+
+def test_trials_outlive_a_script_whose_results_go_to_a_url(tmp_path: Path) -> None:
+    script, taken, there = tmp_path / "mine.py", tmp_path / "taken", tmp_path / "there"
+    script.write_text(OUTLIVED)
+    command = [sys.executable, str(script)]
+    first = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 90
+        while not taken.exists():
+            assert time.monotonic() < deadline
+            assert first.poll() is None, first.stderr and first.stderr.read()
+            time.sleep(0.05)
+    finally:
+        first.kill()
+        first.communicate()
+    (tmp_path / "go").touch()
+    again = subprocess.run([*command, "again"], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (again.returncode, again.stdout.split()) == (0, ["1"]), again.stderr
+    steps = [line.split() for line in taken.read_text().splitlines()]
+    assert (len({process for process, _ in steps}), len(steps)) == (1, 4)
+    kinds = [json.loads(line)["kind"] for line in (there / "journal.jsonl").read_text().splitlines()]
+    assert kinds.count("trial_adopted") == 1

@@ -169,9 +169,19 @@ def test_a_space_asks_for_what_a_mechanism_knows(mechanisms: None) -> None:
     assert suggest_means(FixedTrial({"mesh": "shard=4"}), meshes=["data=4", "shard=4"]) == {"mesh": "shard=4"}
 
 
+def test_a_space_asks_how_gradients_travel_where_they_may_be_rounded() -> None:
+    asked = {"modes": ["exact", "fast"], "compressions": ["none", "int8"]}
+    fast = suggest_means(FixedTrial({"mode": "fast", "compress": "int8"}), **asked)
+    assert chosen(Means(), **fast).compress == "int8"
+    assert suggest_means(FixedTrial({"mode": "exact"}), **asked) == {"mode": "exact"}
+    assert chosen(Means(mode="fast", compress="int8")).compress == "int8"
+    assert chosen(Means(mode="fast", compress="int8"), compress="none").compress is None
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"compressions": ["zip"]}, "one of none, bf16"),
         ({"meshes": ["data=2"], "workers": (1, 2)}, "give workers or meshes"),
         ({"meshes": ["shard=2"], "mechanisms": ["replicated"]}, "fit one of the meshes"),
         ({"meshes": ["wide=2"]}, "axes of a mesh"),

@@ -10,6 +10,7 @@ import pytest
 
 from elastune.job.machine import machine_context
 from elastune.train.machine import cores, link, quota_cores
+from elastune.train.machine_memory import machine_memory_bytes
 
 
 def test_this_machine() -> None:
@@ -44,6 +45,20 @@ def test_control_group_quotas(tmp_path: Path, files: dict[str, str], quota: floa
         (tmp_path / name).write_text(text)
     assert quota_cores(tmp_path) == quota
     assert cores(tmp_path) == max(1, min(len(os.sched_getaffinity(0)), int(min(quota, 1e9))))
+
+
+@pytest.mark.parametrize(
+    ("file", "group"),
+    [("sys/fs/cgroup/a/memory.max", "0::/a/b"), ("sys/fs/cgroup/memory/memory.limit_in_bytes", "4:memory:/x")],
+)
+def test_memory_is_what_a_control_group_leaves(tmp_path: Path, file: str, group: str) -> None:
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+    (tmp_path / file).parent.mkdir(parents=True)
+    for text, left in (("1000000\n", 1_000_000), ("max\n", there), (f"{2**63 - 4096}\n", there)):
+        (tmp_path / file).write_text(text)
+        assert machine_memory_bytes(tmp_path) == left
 
 
 def test_the_link_is_told_with_its_speed_where_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from elastune.core.batch_slices import shares
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Position
+from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import StepsCompleted
 from elastune.train.control import PRIME, ControlVector, checksum
@@ -42,10 +43,14 @@ NO_WAY = "no way"
 class FakeSync:
     """Sums what one worker has; ``breaks``: the reduction fails."""
 
+    plan = SyncPlan()
+    absent = ()
+
     def __init__(self) -> None:
         self.control: list[float] = []
         self.totals: list[float] = []
         self.breaks = False
+        self.meets_after_step = False
         self.heard: list[str] = []
 
     def begin(self, share: Any, *, starts_step: bool) -> None:
@@ -66,6 +71,9 @@ class FakeSync:
 
     def after_step(self) -> None:
         self.heard.append("after step")
+        if self.breaks:
+            raise GroupBroken("a worker is lost")
+        self.totals = self.control
 
 
 class FakeWorkers(WorkerGroup):
@@ -97,12 +105,12 @@ class World:
         self.step = StepTransaction(self.workers, self.progress, self.log)
 
     def to(self, phase: Phase) -> World:
-        step = self.step
+        step, self.sync.meets_after_step = self.step, phase is Phase.APART
         if phase is not Phase.BETWEEN:
             step.begin(PLAN, self.sync, CONTROL)
             step.begin_slice(FIRST)
         match phase:
-            case Phase.REDUCED:
+            case Phase.REDUCED | Phase.APART:
                 step.reduce(LOSS, 0)
                 step.begin_slice(LAST)
                 step.reduce(LOSS, 0)
@@ -125,20 +133,22 @@ EVENTS: dict[str, Callable[[World], Any]] = {
     "arrive": lambda w: w.step.arrive(),
     "leave": lambda w: w.step.leave(),
     "reject": lambda w: w.step.reject(),
+    "meet": lambda w: w.step.meet(0, repeatable=True),
     "recover": lambda w: w.step.recover(GroupBroken("a worker is lost")),
 }
-COLUMNS = (Phase.BETWEEN, Phase.OPEN, Phase.REDUCED, Phase.LOST, Phase.LEFT)
+COLUMNS = (Phase.BETWEEN, Phase.OPEN, Phase.APART, Phase.REDUCED, Phase.LOST, Phase.LEFT)
 AFTER: dict[str, tuple[Phase | str, ...]] = {
-    "begin": (Phase.OPEN, NO_WAY, NO_WAY, Phase.OPEN, NO_WAY),
-    "begin_slice": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY),
-    "reduce": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY),
-    "adopt_result": (NO_WAY, Phase.REDUCED, NO_WAY, NO_WAY, NO_WAY),
-    "abandon": (NO_WAY, Phase.LOST, NO_WAY, NO_WAY, NO_WAY),
-    "commit": (NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY, NO_WAY),
-    "arrive": (Phase.BETWEEN, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY),
-    "leave": (NO_WAY, Phase.LEFT, NO_WAY, Phase.LEFT, NO_WAY),
-    "reject": (NO_WAY, NO_WAY, Phase.LEFT, NO_WAY, NO_WAY),
-    "recover": (Phase.BETWEEN, Phase.LOST, Phase.REDUCED, Phase.LOST, Phase.LEFT),
+    "begin": (Phase.OPEN, NO_WAY, NO_WAY, NO_WAY, Phase.OPEN, NO_WAY),
+    "begin_slice": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY, NO_WAY),
+    "reduce": (NO_WAY, Phase.OPEN, NO_WAY, NO_WAY, NO_WAY, NO_WAY),
+    "adopt_result": (NO_WAY, Phase.REDUCED, Phase.REDUCED, NO_WAY, NO_WAY, NO_WAY),
+    "abandon": (NO_WAY, Phase.LOST, Phase.LOST, NO_WAY, NO_WAY, NO_WAY),
+    "commit": (NO_WAY, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY, NO_WAY),
+    "arrive": (Phase.BETWEEN, NO_WAY, NO_WAY, NO_WAY, Phase.BETWEEN, NO_WAY),
+    "leave": (NO_WAY, Phase.LEFT, NO_WAY, NO_WAY, Phase.LEFT, NO_WAY),
+    "reject": (NO_WAY, NO_WAY, NO_WAY, Phase.LEFT, NO_WAY, NO_WAY),
+    "meet": (NO_WAY, NO_WAY, Phase.REDUCED, NO_WAY, NO_WAY, NO_WAY),
+    "recover": (Phase.BETWEEN, Phase.LOST, Phase.LOST, Phase.REDUCED, Phase.LOST, Phase.LEFT),
 }
 
 
@@ -164,7 +174,7 @@ def test_what_each_phase_says(phase: Phase) -> None:
     step = World().to(phase).step
     assert step.completed_steps == 5 + (phase is Phase.REDUCED)
     assert step.more_to_come == (phase in (Phase.OPEN, Phase.LOST, Phase.LEFT))
-    assert not step.reducing
+    assert step.reducing == (phase is Phase.APART)
     assert step.owes_backward == (phase is Phase.OPEN)
 
 
@@ -225,6 +235,32 @@ def test_a_broken_step_that_a_survivor_completed_counts() -> None:
     assert world.workers.ended == [True]
     world.step.commit()
     assert world.progress.position.step == 6
+
+
+def apart_and_broken() -> World:
+    world = World().to(Phase.APART)
+    assert world.workers.ended == [], "the round does not count yet"
+    assert not world.step.more_to_come, "the user's lines may do what ends a step"
+    world.sync.breaks = True
+    return world
+
+
+def test_a_round_whose_exchange_broke_is_lost_or_served() -> None:
+    world = apart_and_broken()
+    assert world.step.meet(0, repeatable=True) is None
+    assert (world.step.phase, world.sync.heard) == (Phase.LOST, ["after step", "abandon"])
+    served = apart_and_broken()
+    served.workers.serves = lambda: served.step.adopt_result([])
+    assert served.step.meet(0, repeatable=True) is not None
+    assert (served.step.phase, served.workers.ended) == (Phase.REDUCED, [True])
+
+
+def test_a_round_that_cannot_be_done_again_here_sends_all_back() -> None:
+    world = apart_and_broken()
+    world.step.unrepeatable = False
+    with pytest.raises(GroupBroken):  # of workers that cannot begin again
+        world.step.meet(0, repeatable=False)
+    assert world.step.unrepeatable
 
 
 def test_an_optimizer_that_evaluates_again_completes_one_step() -> None:

@@ -9,7 +9,16 @@ import torch
 
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 from elastune.elastic.protocol.transport import LINE_LIMIT_BYTES
-from elastune.journal.records import Checkpointed, Record, Reported, RunFailed, RunFinished, StepsCompleted, encode
+from elastune.journal.records import (
+    Checkpointed,
+    Record,
+    Reported,
+    RunFailed,
+    RunFinished,
+    StepsCompleted,
+    StepsPlanned,
+    encode,
+)
 from elastune.train.work import EXIT_FAILED, EXIT_USER_ERROR, _factory, work
 
 LOOP = """
@@ -39,7 +48,8 @@ def test_a_run_that_ends_well(tmp_path: Path) -> None:
     code, sent = lived(tmp_path, LOOP)
     assert code == 0
     epoch = [StepsCompleted, Reported, Checkpointed]
-    assert [type(record) for record in sent] == [*epoch, *epoch, RunFinished]
+    assert [type(record) for record in sent] == [StepsPlanned, *epoch, *epoch, RunFinished]
+    assert sent[0] == StepsPlanned(4)
     end = sent[-1]
     assert isinstance(end, RunFinished)
     assert (end.steps, end.samples, end.workers, end.stopped) == (4, 40, 1, "complete")
@@ -49,7 +59,7 @@ def test_a_run_that_ends_well(tmp_path: Path) -> None:
 def test_a_wish_to_stop_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
     code, sent = lived(tmp_path, LOOP, stop=True)
     assert code == 0
-    assert [type(record) for record in sent] == [StepsCompleted, Checkpointed, RunFinished]
+    assert [type(record) for record in sent] == [StepsPlanned, StepsCompleted, Checkpointed, RunFinished]
     assert isinstance(sent[-1], RunFinished)
     assert (sent[-1].stopped, sent[-1].steps) == ("requested", 1)
     code, sent = lived(tmp_path, LOOP, resume=True)

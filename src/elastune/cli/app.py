@@ -12,16 +12,26 @@ from typing import Any, cast
 import typer
 
 from elastune.cli.commands.agent import agent
+from elastune.cli.commands.check import check
+from elastune.cli.commands.classes import classes
+from elastune.cli.commands.deploy import deploy
 from elastune.cli.commands.doctor import doctor
+from elastune.cli.commands.ensemble import ensemble
 from elastune.cli.commands.explain import explain
 from elastune.cli.commands.export import export
+from elastune.cli.commands.init import init
+from elastune.cli.commands.plan import plan
+from elastune.cli.commands.predict import predict
 from elastune.cli.commands.report import report
 from elastune.cli.commands.reshape import reshape
 from elastune.cli.commands.resize import resize
 from elastune.cli.commands.run import run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
+from elastune.cli.commands.soup import soup
+from elastune.cli.commands.transfer import transfer
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, results_alone
+from elastune.cli.setup import finish_copies
 from elastune.core.errors import UserError
 from elastune.job.output_dir import release_unused
 from elastune.job.signals import Interrupted
@@ -51,13 +61,37 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for command in (run, resize, reshape, tune, simulate, frontier, report, explain, export, doctor, agent):
+ABOUT_RESULTS = report, explain, predict, ensemble, soup, transfer, classes, export
+for command in (
+    init,
+    run,
+    check,
+    resize,
+    reshape,
+    tune,
+    simulate,
+    frontier,
+    plan,
+    *ABOUT_RESULTS,
+    doctor,
+    agent,
+    deploy,
+):
     app.command()(_told(command))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 1 a run failed, 2 wrong input (one line says which), 75 the machine is being
     taken away (go on elsewhere), 130 interrupted."""
+    code = _run(arguments)
+    try:
+        finish_copies()
+    except UserError as error:
+        return _tell(str(error), FAILED)
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with results_alone() if "--json" in given else nullcontext():

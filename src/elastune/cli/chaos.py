@@ -14,8 +14,8 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import RunFinished
-from elastune.report.tables.changes import changes_line, gather_changes
-from elastune.report.tables.sample_ledger import ledger, lines
+
+VERIFIED = ("complete", "max_steps", "policy", "program")  # endings that an undisturbed run comes to, too
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Verdict:
 def verdict(entries: Sequence[Entry], undisturbed: str | None = None, missed: Sequence[str] = ()) -> Verdict:
     """Of the journal of a run. ``undisturbed``: the final sha256 of one without faults; ``missed``: faults that never
     came to their turn."""
+    # Here: every run asks this file for its faults, and reports take a controller longer than it has for workers.
+    from elastune.report.tables.changes import changes_line, gather_changes
+    from elastune.report.tables.sample_ledger import ledger, lines
+
     changes, seen = gather_changes(entries), ledger(entries)
     ends = [entry.record for entry in entries if isinstance(entry.record, RunFinished)]
     lost = ends[-1].steps - seen.steps if ends else None
@@ -96,7 +100,7 @@ class Faults:
         entries = read(spec.out / JOURNAL)
         ended = entries[-1].record
         calm = None
-        if self.verify and isinstance(ended, RunFinished) and ended.stopped in ("complete", "max_steps", "policy"):
+        if self.verify and isinstance(ended, RunFinished) and ended.stopped in VERIFIED:
             alone = replace(spec.means.on(1), mesh=None, copies=None)
             again = replace(spec, out=spec.out / "undisturbed", means=alone, elastic=Elastic(), resume=False)
             calm = run_job(replace(again, checkpoint_every_steps=0)).sha256

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,15 +10,19 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.setup import choose_device, choose_out, use_data
+from elastune.core.cost import ON_DEMAND, Prices, check_price
 from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import DEFAULT_SLOTS, Config, Means, Place, Program
+from elastune.core.run import DEFAULT_SLOTS, Adapt, Config, Means, Place, Program, RunSpec
+from elastune.core.sync_choice import SyncChoice
+from elastune.core.topology import Topology
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults
     from elastune.cluster.notices import NoticeSource
+    from elastune.study.metering import Request
     from elastune.study.request import StudyRequest
 
 
@@ -56,6 +59,13 @@ class WorkerExecution:
     schedule: options.Schedule = "1f1b"
     zero_stage: options.ZeroStage = None
     offload: options.Offload = False
+    compress: options.Compress = None
+    collective_timeout: options.CollectiveTimeout = "30m"
+
+    @property
+    def collective_timeout_s(self) -> float:
+        """How long a worker waits for another one that lives and does not come."""
+        return parse.duration(self.collective_timeout, "--collective-timeout")
 
     def of_one(self) -> Means:
         """The system parameters of one worker. Only the device is checked here: the job checks the others."""
@@ -77,6 +87,7 @@ class WorkerExecution:
             "schedule": self.schedule,
             "offload": self.offload,
             "zero_stage": self.zero_stage,
+            "compress": self.compress,
         }
         return Means.from_json(said)  # words of a user, as those of a journal; the job checks what they say
 
@@ -88,16 +99,19 @@ class Execution(WorkerExecution):
     slots: options.Slots = None
     mesh: options.Mesh = None
     copies: options.Copies = None
+    topology: options.Topology = "native"
 
     @property
     def chosen_mesh(self) -> Mesh | None:
         """The mesh that was asked for."""
         return None if self.mesh is None else Mesh.parse(self.mesh)
 
-    def means(self, workers: int | None, most_workers: int | None = None) -> Means:
-        """The system parameters asked for. ``most_workers``: how many there may be later."""
-        means = self.on(workers, self.chosen_mesh, self.copies)
+    def means(self, workers: int | None, most_workers: int | None = None, learners: int = 1) -> Means:
+        """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
+        many slots each."""
+        means = replace(self.on(workers, self.chosen_mesh, self.copies), topology=Topology.parse(self.topology))
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(means).most_parts(max(means.workers, most_workers or 0)))
+        least_slots = -(-least_slots // learners) * learners
         return replace(means, num_slots=least_slots if self.slots is None else self.slots)
 
 
@@ -109,6 +123,66 @@ class FastExecution(Execution):
 
 
 @dataclass(frozen=True)
+class Course:
+    """What a run begins with, how far it goes, and when it checkpoints."""
+
+    max_steps: Annotated[int | None, typer.Option(help="End after this many steps.")] = None
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Checkpoint every N steps too, not only each epoch; 0: never.")
+    ] = None
+    from_dcp: options.FromDcp = None
+
+    def of(self, spec: RunSpec) -> RunSpec:
+        """``spec``, taking this course. Raises ``UserError``."""
+        for option, value, low in (
+            ("--epochs", spec.epochs, 1),
+            ("--max-steps", self.max_steps, 1),
+            ("--checkpoint-every", self.checkpoint_every, 0),
+        ):
+            if value is not None and value < low:
+                raise UserError(f"{option} must be at least {low}", value, "leave it out or raise it")
+        if self.from_dcp is not None and not (self.from_dcp / ".metadata").is_file():
+            rule = "--from-dcp names a checkpoint of torch.distributed.checkpoint"
+            raise UserError(rule, self.from_dcp, "name the folder that has its .metadata")
+        every = self.checkpoint_every
+        return replace(spec, max_steps=self.max_steps, checkpoint_every_steps=every, from_dcp=self.from_dcp)
+
+
+@dataclass(frozen=True)
+class Agreeing:
+    """How workers agree."""
+
+    sync: options.Sync = "allreduce"
+    sync_schedule: options.SyncSchedule = ""
+
+    @property
+    def choice(self) -> SyncChoice:
+        """What the options say. Raises ``UserError``."""
+        return SyncChoice.parse(self.sync, self.sync_schedule)
+
+    @property
+    def learners(self) -> int:
+        """Of what the slots must be a multiple. Raises ``UserError``."""
+        return self.choice.slots(1)
+
+    def of(self, spec: RunSpec) -> RunSpec:
+        """``spec`` with it. Raises ``UserError``."""
+        return replace(spec, sync=self.choice.sync, sync_schedule=self.choice.schedule)
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """What adapts a run, and what is measured of it."""
+
+    policy: options.Policies = None
+    monitor: options.Monitors = None
+
+    @property
+    def adapt(self) -> Adapt:
+        return Adapt(tuple(self.policy or ()), tuple(self.monitor or ()))
+
+
+@dataclass(frozen=True)
 class Folders:
     """Where data lie and results go."""
 
@@ -116,6 +190,10 @@ class Folders:
     out: options.Out = None
     resume: options.Resume = False
     json: options.Json = False
+
+    def program(self, file: Path) -> Program:
+        """What ``file`` is, for a journal that others read commands from: data are found from any folder."""
+        return Program(file, data=None if self.data is None else self.data.resolve())
 
     def choose(self, file: Path, command: str) -> Path:
         """Let the program find its data; the folder of the results of ``command`` on ``file``."""
@@ -129,17 +207,20 @@ class Notices:
 
     notice_file: options.NoticeFile = None
     notice_url: options.NoticeUrl = None
+    notices: options.CloudNotices = None
     notice_seconds: options.NoticeSeconds = 120.0
 
     def sources(self) -> list[NoticeSource]:
         """Where to look for it."""
+        from elastune.cluster.clouds import CloudNotice
         from elastune.cluster.notices import FileNotice, UrlNotice
 
         if not 0 < self.notice_seconds <= parse.LONGEST_S:
             raise UserError("--notice-seconds must be above 0", self.notice_seconds, "such as 120")
         file, url = self.notice_file, self.notice_url
         sources: list[NoticeSource] = [] if file is None else [FileNotice(file, self.notice_seconds)]
-        return sources if url is None else [*sources, UrlNotice(url, self.notice_seconds)]
+        sources += [] if url is None else [UrlNotice(url, self.notice_seconds)]
+        return sources if self.notices is None else [*sources, CloudNotice(self.notices)]
 
 
 @dataclass(frozen=True)
@@ -184,7 +265,7 @@ class Search:
         return None if self.trial_workers is None else parse.worker_bounds(self.trial_workers, "--trial-workers")
 
     def request(
-        self, file: Path, out: Path, workers: int, means: Means, training: Training, *, resume: bool
+        self, program: Program, out: Path, workers: int, means: Means, training: Training, *, resume: bool
     ) -> StudyRequest:
         """The study that these options ask for."""
         from elastune.search.space.objective import parse_objectives
@@ -192,7 +273,7 @@ class Search:
 
         timeout = self.trial_timeout
         return StudyRequest(
-            program=Program(file),
+            program=program,
             out=out,
             objectives={o.name: o.direction for o in parse_objectives(self.objective)} if self.objective else {},
             constraints=tuple(self.constraint or ()),
@@ -217,8 +298,73 @@ class Search:
         )
 
 
-def check_price(price: float) -> float:
-    """A price of a worker-hour that costs can be made of."""
-    if not (math.isfinite(price) and price > 0):
-        raise UserError("--price must be above 0", price, "use 1 for costs in worker-hours")
-    return price
+@dataclass(frozen=True)
+class FrontierQuestion:
+    """What is asked of a frontier: about which workers, and what counts as good."""
+
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Worker counts to ask about. [default: 1,2,4,8; beside --mesh none]"),
+    ] = None
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=N,...", help="A mesh to ask about, too, such as data=2,shard=2; may be repeated."),
+    ] = None
+    target: Annotated[float | None, typer.Option(help="Quality that must be reached.")] = None
+    quality: Annotated[str | None, typer.Option(help="The metric of the target. [default: the first objective]")] = None
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help="By how much quality may be worse than on the smallest count and still hold. [default: a hundredth of "
+            "the metric's range, or a fiftieth of its value there]"
+        ),
+    ] = None
+    seeds: Annotated[int, typer.Option(help="Trainings of a cell of the table.")] = 3
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The worker counts that were named."""
+        return () if self.workers is None else parse.worker_counts(self.workers)
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The meshes that were named."""
+        return tuple(Mesh.parse(text) for text in self.mesh or ())
+
+
+@dataclass(frozen=True)
+class HostPrices:
+    """What a worker-hour costs by the kind of its host, and over time."""
+
+    prices: options.Prices = None
+    kind: options.HostKind = ON_DEMAND
+
+    def read(self, *, local: bool = True) -> Prices | None:
+        """The prices in the file, checked; None without one. ``local``: no host will tell another kind than ``kind``.
+        Raises ``UserError``."""
+        if self.prices is None:
+            return None
+        from elastune.cluster.trace_files import read_host_prices
+
+        return read_host_prices(self.prices, self.kind, told=not local)
+
+    def of_study(self, request: Request, *, local: bool) -> Request:
+        """``request`` with these prices, where there are any. Raises ``UserError``."""
+        from elastune.core.clock import SystemClock
+        from elastune.study.metering import priced
+
+        return priced(request, self.read(local=local), SystemClock())
+
+
+@dataclass(frozen=True)
+class RunPrices(HostPrices):
+    """The same of a run, or one price."""
+
+    price: Annotated[float | None, typer.Option(help="Dollars for a worker-hour: the end tells the run's cost.")] = None
+
+    def read(self, *, local: bool = True) -> Prices | None:
+        if self.price is None and self.prices is None:
+            return None
+        from elastune.cluster.trace_files import prices_of
+
+        return prices_of(self.price, self.prices, self.kind, told=not local)

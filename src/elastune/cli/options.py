@@ -9,8 +9,11 @@ import typer
 
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
 Out = Annotated[
-    Path | None,
-    typer.Option(help="Folder for journal, logs and report. [default: the next free elastune-out/NAME-COMMAND-N]"),
+    str | None,
+    typer.Option(
+        metavar="FOLDER|URL",
+        help="For journal, logs and report; a URL is fsspec's. [default: the next free elastune-out/NAME-COMMAND-N]",
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")]
 FromDcp = Annotated[
@@ -52,6 +55,14 @@ Mechanism = Annotated[
         "deepspeed, fairscale, horovod. [default: the least that --mesh needs]",
     ),
 ]
+Topology = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|parents=[...]",
+        help="By which routes sums travel: auto, native, ring, tree, binary_tree, star, hierarchical, or for each rank "
+        "its parent; then perhaps :chunk_kib=N. See docs/topologies.md.",
+    ),
+]
 Copies = Annotated[
     int | None,
     typer.Option(help="Workers that hold each piece of divided state. [default: 2 where workers may change, else 1]"),
@@ -63,6 +74,14 @@ VirtualTensor = Annotated[
 Schedule = Annotated[str, typer.Option(help="Of a pipeline: 1f1b, gpipe, interleaved or zero-bubble.")]
 ZeroStage = Annotated[int | None, typer.Option(help="What deepspeed or fairscale divide: 1, 2 or 3.")]
 Offload = Annotated[bool, typer.Option("--offload", help="Keep optimizer state in the CPU's memory.")]
+Compress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="Send smaller gradients, with --mode fast: bf16, fp16, int8, powersgd:rank=4 or topk:ratio=0.01. It shows "
+        "in the result. See docs/compression.md.",
+    ),
+]
 Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Budget = Annotated[str | None, typer.Option(metavar="TIME", help="Wall time: 90s, 3m, 1.5h.")]
@@ -81,6 +100,15 @@ Stopping = Annotated[
         help="Which trials pause, go on, or breed: none, asha, hyperband or pbt, such as asha:eta=3,min_resource=1.",
     ),
 ]
+Keep = Annotated[
+    str,
+    typer.Option(
+        metavar="RULE",
+        help="Whose weights and predictions stay: none, all, front, best[:K] by each objective, diverse[:K] "
+        "(those that predict most differently), last:K, joined by +.",
+    ),
+]
+KeepSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Of the disk for that at most: 500MB, 2GB.")]
 WarmStart = Annotated[
     list[Path] | None,
     typer.Option(help="Folder of an earlier study: try its best settings first, learn from it as far as it compares."),
@@ -105,6 +133,15 @@ Target = Annotated[
 Patience = Annotated[
     int | None, typer.Option(help="End after so many trials (genetic: generations) in a row without a better one.")
 ]
+Prices = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="What a worker-hour costs by kind of host: CSV of kind,price or time,kind,price."
+    ),
+]
+HostKind = Annotated[
+    str, typer.Option("--kind", help="With --prices: the kind of hosts that do not tell theirs, such as this machine.")
+]
 Price = Annotated[float, typer.Option(help="Dollars for a worker-hour; at 1, costs are told as the work itself.")]
 Workers = Annotated[
     str | None,
@@ -128,6 +165,27 @@ Monitors = Annotated[
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write event files into OUT/tensorboard.")]
 Heartbeat = Annotated[str, typer.Option(metavar="TIME", help="A worker that is silent for this long counts as lost.")]
+Grace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="How long workers go on without this command, should it die: --resume takes them over. [default: not]",
+    ),
+]
+Sync = Annotated[
+    str,
+    typer.Option(
+        help="How workers agree: allreduce, or local:learners=8,every=16 (8 learners take 16 steps of their own each, "
+        "then become their mean); diloco, averaging, gossip, pair_averaging likewise. It shows in the result, the "
+        "number of workers does not."
+    ),
+]
+SyncSchedule = Annotated[
+    str,
+    typer.Option(
+        help="How workers agree from which steps on, such as '1000=local:learners=8,every=16; 5000=allreduce'."
+    ),
+]
 CollectiveTimeout = Annotated[
     str, typer.Option(metavar="TIME", help="The others wait this long for a worker that lives and does not come.")
 ]
@@ -137,4 +195,10 @@ Chaos = Annotated[
 ChaosVerify = Annotated[bool, typer.Option("--chaos-verify", help="Compare with an undisturbed run on one worker.")]
 NoticeFile = Annotated[Path | None, typer.Option(help="Once this file is there, checkpoint, end, and exit with 75.")]
 NoticeUrl = Annotated[str | None, typer.Option(help="The same once this endpoint answers, as those of clouds do.")]
+CloudNotices = Annotated[
+    str | None,
+    typer.Option(
+        "--notices", metavar="aws|google|azure[=URL]", help="The same once this cloud's metadata service tells."
+    ),
+]
 NoticeSeconds = Annotated[float, typer.Option(help="Time that a notice gives where it does not say.")]

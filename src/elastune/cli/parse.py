@@ -11,6 +11,15 @@ from elastune.core.mesh import MOST_WORKERS
 from elastune.core.run import Config, ConfigValue
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_BYTES = {
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "TiB": 2.0**40,
+}
 LONGEST_S = 366 * UNITS_S["d"]
 LONGEST_VALUE = 10_000
 _PYTHONS = {"True": True, "False": False, "None": None}  # otherwise they would be text, and text is true
@@ -26,6 +35,24 @@ def duration(text: str, option: str = "--budget") -> float:
     if not 0 < seconds <= LONGEST_S:
         raise UserError(f"{option} must be above 0 and at most a year", repr(text), fix)
     return seconds
+
+
+def size(text: str, option: str) -> int:
+    """Bytes of "500MB", "2GB" or "24GiB"."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(kB|MB|GB|TB|MiB|GiB|TiB)", text.strip())
+    if found is None or not (bytes_ := int(float(found[1]) * UNITS_BYTES[found[2]])):
+        raise UserError(f"{option} must be a size above 0", repr(text), "a number and kB, MB, GB or TB, such as 2GB")
+    return bytes_
+
+
+def seconds_per_byte(text: str, option: str = "--link") -> float:
+    """Of "25Gbit/s" or "200Mbit/s"."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG])bit/s", text.strip())
+    if found is None or not float(found[1]) > 0:
+        raise UserError(
+            f"{option} must be a speed above 0", repr(text[:100]), "a number and Mbit/s or Gbit/s: 25Gbit/s"
+        )
+    return 8 / (float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]])
 
 
 def worker_counts(text: str) -> tuple[int, ...]:

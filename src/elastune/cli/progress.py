@@ -16,14 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from elastune.core.text import count, duration, plain, settings_text
+from elastune.elastic.coordinator.refusals import refusal_line
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
+    Adopted,
+    CheckpointFailed,
     Decided,
     FaultInjected,
     FrontierFound,
+    LearnerLeftOut,
     Measured,
+    NotLetIn,
     NotMeasured,
     PolicyFailed,
     Record,
@@ -31,10 +36,15 @@ from elastune.journal.records import (
     Reported,
     RunFinished,
     RunStarted,
+    StagesCut,
+    StartedFrom,
     Straggling,
     StudyFinished,
     StudyStarted,
+    SyncChanged,
     TimesFitted,
+    TopologyLaid,
+    TrialAdopted,
     TrialFinished,
     TrialPaused,
     TrialReallocated,
@@ -44,7 +54,16 @@ from elastune.journal.records import (
 )
 from elastune.journal.trials import fold
 from elastune.plan.slot_cost import slot_cost_text
-from elastune.report.tables.decision_text import decided_line, failed_line, measured_text, unmeasured_line
+from elastune.report.tables.decision_text import (
+    begun_line,
+    decided_line,
+    failed_line,
+    left_out_line,
+    measured_text,
+    since_line,
+    stages_line,
+    unmeasured_line,
+)
 from elastune.search.space.objective import valued
 
 PLAIN_EVERY_S = 5.0
@@ -83,6 +102,11 @@ class RunTracker:
             case RunStarted(resumed_step=step) if step is not None:
                 instead = f", since a newer checkpoint is damaged: {plain('; '.join(record.damaged), 400)}"
                 return f"resumed after step {step}{instead if record.damaged else ''}", True
+            case StartedFrom():
+                return begun_line(record), True
+            case Adopted():
+                on = count(len(record.workers), "worker")
+                return f"took over {on}, which had lost their controller, after {duration(record.seconds)}", True
             case RunStarted(means={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
                 self._cost = slot_cost_text(slots, workers)  # told once it trains: what is refused is one line
             case Reported():
@@ -114,6 +138,16 @@ class RunTracker:
                 return f"on {on} from step {record.step} on, after {duration(record.pause_s)}", True
             case Straggling():
                 return plain(record.line, 400), True
+            case LearnerLeftOut():
+                return left_out_line(record), True
+            case SyncChanged() | TopologyLaid():
+                return since_line(record), True
+            case StagesCut():
+                return stages_line(record), True
+            case CheckpointFailed():
+                return f"no checkpoint after step {record.step}, older ones stay: {plain(record.why, 300)}", True
+            case NotLetIn():
+                return plain(refusal_line(record), 400), True
             case FaultInjected():
                 at = "" if record.worker is None else f" of worker {record.worker}"
                 return f"chaos: {plain(record.fault)}{at}", True
@@ -156,6 +190,9 @@ class StudyTracker:
             case TrialStarted():
                 changed, self._phase = self._phase != record.phase, record.phase
                 return (f"phase: {record.phase}", True) if changed else ("", False)
+            case TrialAdopted():
+                on = count(len(record.found.workers), "worker")
+                return f"trial {record.trial} goes on: took over {on}, which had lost their controller", True
             case TrialPaused():
                 why = plain(record.reason) or "no reason told"
                 return f"trial {record.trial} paused after epoch {record.epoch}: {why}", False

@@ -13,10 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from elastune.core.cost import Prices
 from elastune.core.errors import UserError
-from elastune.core.text import count, duration, plain, settings_text
+from elastune.core.text import bandwidth, byte_count, count, duration, plain, settings_text
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
+from elastune.journal.money import money
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunFailed, RunFinished
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
@@ -28,13 +30,15 @@ from elastune.report.tables.adapting import (
     failures_table,
     gather_adaptation,
 )
-from elastune.report.tables.changes import Changes, changes_line, gather_changes
+from elastune.report.tables.changes import Changes, changes_line, gather_changes, left_out_table
 from elastune.report.tables.frontier_tables import frontier_table, settings_table
 from elastune.report.tables.memory import memory_line
-from elastune.report.tables.study_tables import front_table, subset_table
+from elastune.report.tables.study_tables import assets_table, front_table, subset_table
+from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_line, sync_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.constraint import Constraint
 from elastune.search.space.objective import valued
+from elastune.study.results.assets import COSTS, Assets, PickedAsset, asset_json
 from elastune.study.results.study import Study
 from elastune.study.results.trials import Trial
 from elastune.study.time_to_target import shortfall, time_to
@@ -81,11 +85,19 @@ def result_of(out: Path, wish: Wish | None = None) -> Result:
         raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
     if study is not None:
         return _frontier(study, out)
-    if run is not None and wish.to_target is not None:
-        return _with_time_to(wish.to_target, run, _run(run, gather_changes(entries), gather_adaptation(entries), out))
     if run is not None:
-        return _run(run, gather_changes(entries), gather_adaptation(entries), out)
+        told = _run(run, gather_changes(entries), gather_adaptation(entries), gather_sync(entries), out)
+        return told if wish.to_target is None else _with_time_to(wish.to_target, run, told)
     raise UserError("a journal must hold the start of a run or study", out, "run one with this output folder first")
+
+
+def with_money(result: Result, out: Path, prices: Prices) -> Result:
+    """``result`` of the run in ``out``, with what it has cost. Raises ``UserError`` where it is none of a run."""
+    if result.data.get("kind") != "run":
+        rule = "what hosts cost can be told of a run"
+        raise UserError(rule, out, "give a study its --prices when it begins: its costs are those of its trials")
+    found = money(read(out / JOURNAL), prices)
+    return replace(result, data={**result.data, "money": found.data}, lines=(*result.lines, found.line))
 
 
 def _with_time_to(target: Constraint, run: RunStory, result: Result) -> Result:
@@ -103,23 +115,36 @@ def _with_time_to(target: Constraint, run: RunStory, result: Result) -> Result:
     return replace(result, data={**result.data, "time_to_target": data}, lines=(*result.lines, line))
 
 
-def _run(run: RunStory, changes: Changes, adaptation: Adaptation, out: Path) -> Result:
+def _run(run: RunStory, changes: Changes, adaptation: Adaptation, story: SyncStory, out: Path) -> Result:
     means = run.started.means
     asked = {
         "mode": means.get("mode"),
+        "compress": means.get("compress"),
         "mechanism": means.get("mechanism"),
         **({"mesh": means["mesh"]} if "mesh" in means else {}),
         "num_slots": means.get("num_slots"),
+        "sync": run.started.sync,
+        "sync_changes": [{"step": e.step, e.which: e.what, "why": e.why} for e in story.changes],
         "seed": run.started.seed,
         "config": run.started.config,
         **adaptation_json(adaptation),
         "out": str(out),
     }
-    tables = tuple(table for table in (decisions_table(adaptation), failures_table(adaptation)) if table.rows)
+    tables = tuple(
+        table
+        for table in (
+            sync_table(story),
+            left_out_table(changes),
+            decisions_table(adaptation),
+            failures_table(adaptation),
+        )
+        if table.rows
+    )
     end = run.finished
     if end is not None:
         data = _finished(end) | _changed(changes) | asked
-        return Result(data, tables, _run_lines(end, means, changes, adaptation, out), stopped=end.stopped)
+        lines = _run_lines(end, means, changes, adaptation, story, out)
+        return Result(data, tables, lines, stopped=end.stopped)
     if run.failed is not None:
         failed = {name: getattr(run.failed, name) for name in ("reason", "detail", "rank", "exit_code")}
         if run.failed.wanted_bytes is not None:
@@ -144,11 +169,13 @@ def _changed(changes: Changes) -> dict[str, Any]:
         "median_pause_s": changes.median_pause_s,
         "longest_pause_s": changes.longest_pause_s,
         "steps_discarded": changes.discarded,
+        "rounds_short": changes.short_rounds,
+        "samples_left_out": changes.samples_left_out,
     }
 
 
 def _run_lines(
-    end: RunFinished, means: dict[str, Any], changes: Changes, adaptation: Adaptation, out: Path
+    end: RunFinished, means: dict[str, Any], changes: Changes, adaptation: Adaptation, story: SyncStory, out: Path
 ) -> tuple[str, ...]:
     metrics = ", ".join(f"{plain(name, 40)} {valued(name, value)}" for name, value in end.metrics.items())
     steps, on = count(end.steps, "step"), count(end.workers, "worker")
@@ -156,7 +183,9 @@ def _run_lines(
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({', '.join(how)})",
         *(f"workers {line}" for line in (changes_line(changes),) if line),
+        *(f"agreed  {line}" for line in (sync_line(story),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
+        *([f"wire    {byte_count(round(end.sent_bytes))} sent in a step"] if means.get("compress") else []),
         *(f"memory  {line}" for line in (memory_line(end.memory),) if line),
         f"state   sha256 {end.sha256}",
         f"journal {out / JOURNAL}",
@@ -165,7 +194,9 @@ def _run_lines(
 
 def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -> Result:
     study = Study.of(out, entries)
-    picked = study.pick(weights=wish.weights or None, **wish.targets) if study.complete or wish.any else None
+    asset = _picked_asset(study, wish)
+    own = Wish() if asset is not None else wish  # of trials alone
+    picked = study.pick(weights=own.weights or None, **own.targets) if study.complete or wish.any else None
     front = [_shown(trial) for trial in study.front()]
     data = {
         "kind": "tune",
@@ -180,6 +211,8 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
             "found_after_s": picked.trial.ended_s,
         },
         **_ending(story, out),
+        **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
+        **({"assets": _assets_json(study.assets, asset)} if study.assets else {}),
     }
     if picked is None:
         why = Counter(plain(t.reason, 200) or t.state for t in study.trials).most_common(3)
@@ -192,13 +225,51 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         f"found   {_found_after(study, picked.trial)}",
         f"train   {picked.command}",
         *([f"        {picked.caveat}"] if picked.caveat else []),
+        *([f"kept    {_kept_text(study)}"] if study.kept else []),
+        *([_asset_line(asset)] if asset is not None else []),
     )
     tables = [front_table(story, front_trials(story))]
+    if study.assets is not None:
+        tables.append(assets_table(study.assets, None if asset is None else asset.point))
     if wish.subset is not None:
         chosen = _subset(study, wish.subset)
         data["subset"] = [_shown(trial) | {"reason": reason} for trial, reason in chosen]
         tables.append(subset_table(study, chosen))
     return Result(data, tuple(tables), lines, stopped=data["reason"])
+
+
+def _picked_asset(study: Study, wish: Wish) -> PickedAsset | None:
+    """What to use, where a wish names its cost: how long it trained, or its parameters."""
+    names = {o.name for o in study.objectives}
+    if not any(name in {**wish.targets, **wish.weights} for name in COSTS if name not in names):
+        return None
+    if study.assets is None:
+        rule = f"{' and '.join(COSTS)} are known of ensembles and soups that were written, and of their trials"
+        raise UserError(rule, "none in the journal", "elastune ensemble OUT --out FILE, or elastune soup")
+    return study.assets.pick(weights=wish.weights or None, **wish.targets)
+
+
+def _asset_line(asset: PickedAsset) -> str:
+    point = asset.point
+    trials = f"{point.form} of trial{'s' if len(point.trials) > 1 else ''} {', '.join(map(str, point.trials))}"
+    return f"use     {trials} ({plain(asset.reason, 300)}){f': {plain(point.file)}' if point.file else ''}"
+
+
+def _assets_json(found: Assets, asset: PickedAsset | None) -> dict[str, Any]:
+    front = found.front()
+    return {
+        "data": found.data,
+        "objectives": {o.name: o.direction for o in found.objectives},
+        "points": [{**asset_json(p), "front": any(p is other for other in front)} for p in found.points],
+        "pick": asset and {**asset_json(asset.point), "reason": asset.reason},
+    }
+
+
+def _kept_text(study: Study) -> str:
+    """What has stayed of the trials, and what of the disk that takes."""
+    telling = sum(bool(kept.predictions) for kept in study.kept)
+    size = byte_count(sum(kept.size for kept in study.kept))
+    return f"{count(len(study.kept), 'trial')}, {telling} of them with predictions: {size}"
 
 
 def _subset(study: Study, k: int) -> list[tuple[Trial, str]]:
@@ -235,6 +306,11 @@ def _frontier(story: StudyStory, out: Path) -> Result:
 def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
     lines = [plain(found.answer, 2000)]
     lines += [f"{each.weight:<7} {plain(each.text, 2000)}" for each in found.reasons]
+    links = [
+        f"{plain(where)} {duration(link.latency_s)} a message, {bandwidth(link.seconds_per_byte)}"
+        for where, link in found.links.items()
+    ]
+    lines += [f"links   {'; '.join(links)}"] if links else []
     if found.command:
         lines += [f"train   {plain(found.command, 4000)}", f"        {plain(found.command_note, 600)}"]
     return tuple(line for line in lines if line)

@@ -11,21 +11,39 @@ from elastune.cli.parse import duration, worker_bounds
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic
+from elastune.job.mirror import Mirror, is_url
 from elastune.job.output_dir import JOURNAL, next_folder
 
+_copies: list[Mirror] = []
 
-def choose_out(out: Path | None, file: Path, command: str, resume: bool) -> Path:
-    """The folder of a command's results: ``out`` or the next free ``elastune-out/NAME-COMMAND-N``.
 
-    A job script may say ``resume`` from its first start on, so an empty folder is told, not refused.
+def choose_out(given: str | Path | None, file: Path, command: str, resume: bool) -> Path:
+    """The folder of a command's results: ``given`` or the next free ``elastune-out/NAME-COMMAND-N``.
+
+    Of a URL it is a folder here, which is copied there until ``finish_copies``. A job script may say ``resume`` from
+    its first start on, so an empty folder is told, not refused.
     """
-    if out is not None:
+    if given is not None:
+        out = _mirrored(str(given), resume) if is_url(str(given)) else Path(given)
         if resume and not os.path.lexists(out / JOURNAL):
             print_error(f"{out} holds nothing to go on with, so this starts from the beginning")
         return out
     if resume:
         raise UserError("--resume needs to know what to go on with", "no --out", "give --out of the earlier run")
     return next_folder(file, command)
+
+
+def _mirrored(url: str, resume: bool) -> Path:
+    mirror = Mirror(url, print_error)
+    mirror.begin(resume)
+    _copies.append(mirror)
+    return mirror.folder
+
+
+def finish_copies() -> None:
+    """Have all results where they were to go. Raises ``UserError`` where one cannot go there."""
+    while _copies:
+        _copies.pop().finish()
 
 
 def use_data(data: Path | None) -> None:
@@ -38,7 +56,7 @@ def use_data(data: Path | None) -> None:
 
 
 def choose_workers(
-    text: str | None, heartbeat: str, collective_timeout: str, mesh: Mesh | None = None
+    text: str | None, heartbeat: str, collective_timeout_s: float, mesh: Mesh | None = None
 ) -> tuple[int, Elastic]:
     """With how many workers a run begins, and how they may change: of "LOW:HIGH" as many as there are cores for.
 
@@ -46,8 +64,7 @@ def choose_workers(
     """
     meshed = 1 if mesh is None else mesh.workers
     low, high = (1, meshed) if text is None else worker_bounds(text)
-    timeout_s = duration(collective_timeout, "--collective-timeout")
-    elastic = Elastic(low, heartbeat_s=duration(heartbeat, "--heartbeat"), collective_timeout_s=timeout_s)
+    elastic = Elastic(low, heartbeat_s=duration(heartbeat, "--heartbeat"), collective_timeout_s=collective_timeout_s)
     if text is None or ":" not in text:
         return high, elastic
     if mesh is not None:

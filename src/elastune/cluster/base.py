@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastune.cluster.run_files import LocalFiles, RunFiles
+from elastune.core.cost import UNTOLD
+from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import RunSpec
 from elastune.journal.records import Record
@@ -47,6 +49,10 @@ def how_it_ended(code: int | None) -> str:
     return f"was ended by signal {-code}" + (" (out of memory?)" if code == -9 else "")
 
 
+class NoRoomError(UserError):
+    """There is no room for so many workers now."""
+
+
 class Handle(ABC):
     """A run's workers, as their starter holds them."""
 
@@ -68,6 +74,20 @@ class Handle(ABC):
     @abstractmethod
     def kill(self) -> None:
         """End every worker now. Their ``Exited`` events still come."""
+
+
+@dataclass(frozen=True)
+class LeftRun:
+    """A run whose workers may have outlived its controller. ``kept``: what that has put into its journal, in order.
+
+    ``begun_at``: when it was started or resumed last, and ``stop_at`` when it was asked to pause (None: it was not),
+    both in seconds since the epoch, where the caller knows.
+    """
+
+    spec: RunSpec
+    kept: Sequence[Record]
+    begun_at: float = 0.0
+    stop_at: float | None = None
 
 
 class ElasticHandle(Handle):
@@ -110,6 +130,8 @@ class Cluster(ABC):
 
     files: RunFiles = LocalFiles()
     """How a controller reaches what workers have written."""
+    varies: bool = False
+    """Whether its capacity changes by itself, as hosts come and go: who finds no room may wait for some."""
     patience_s: float = 0.5
     """How long a ``wait`` may be at most, so that whoever waits sees a signal in time."""
 
@@ -123,9 +145,33 @@ class Cluster(ABC):
     def free(self) -> int:
         """Workers that could be started now. One counts until its process has ended."""
 
+    @property
+    def host_rooms(self) -> tuple[int, ...]:
+        """Workers that there is room for on each host, the largest first; empty where all are on one machine."""
+        return ()
+
+    @property
+    def rooms(self) -> Mapping[str, int]:
+        """Workers that there is room for by the kind of their hosts, used or not: what is paid for (``core.cost``)."""
+        return {UNTOLD: self.capacity}
+
+    def held(self, handle: Handle) -> Mapping[str, int]:
+        """Worker processes of a run by the kind of their hosts, those that are still starting included."""
+        return {UNTOLD: len(handle.pids) if isinstance(handle, ElasticHandle) else handle.alive}
+
     @abstractmethod
     def start(self, spec: RunSpec) -> Handle:
-        """Start ``spec.means.workers`` workers. Raises ``UserError`` where the request cannot be met."""
+        """Start ``spec.means.workers`` workers.
+
+        Raises ``UserError`` where the request cannot be met, as ``NoRoomError`` for want of room.
+        """
+
+    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+        """Go on with each of these runs whose workers have outlived the controller before this one. Before any start.
+
+        None where nobody has, or they hold no state to go on with: nothing is left of that run then.
+        """
+        return [None for _ in left]
 
     @abstractmethod
     def wait(self, timeout_s: float) -> None:

@@ -6,23 +6,28 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from elastune.cluster.base import Cluster
+from elastune.cluster.adopted_run import AdoptedRun
+from elastune.cluster.base import Cluster, Handle, LeftRun, NoRoomError
 from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.launcher import Launcher
+from elastune.cluster.launcher import Launcher, ProcessStarted
 from elastune.cluster.run_files import RunFiles
-from elastune.cluster.worker import HOST, WORK
+from elastune.cluster.worker import WORK
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
+from elastune.elastic.protocol.client import left_behind
 from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.mechanisms.registry import settled
+from elastune.elastic.worker.host_name import HOST
+from elastune.mechanisms.abilities import settled
 
 OWN_PREFIX = "ELASTUNE_"  # of the variables that a run takes along to other machines
 LOOK_S = 0.05  # between looks at a launcher that has no descriptor
 LAUNCHER_LOOK_S = 1.0  # between looks at one that has: it may have more to do than to tell
 CLOSE_LIMIT_S = 5.0
+NOBODY_S = 10.0  # how long the first one is awaited of workers that may have outlived their controller
 
 
 class ElasticCluster(Cluster):
@@ -49,7 +54,7 @@ class ElasticCluster(Cluster):
         self._entry = entry
         self._silence_s = silence_s
         self._runs: dict[str, ElasticRun] = {}  # by their tokens
-        self._next_look = 0.0
+        self._next_look = self._looked_at = 0.0
         self._owner = os.getpid()
         self._closed = False
 
@@ -68,10 +73,10 @@ class ElasticCluster(Cluster):
         count = spec.means.workers
         if not 1 <= count <= self.free:
             rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} in the cluster"
-            raise UserError(rule, count, "ask for fewer, or give the cluster a larger capacity")
+            raise NoRoomError(rule, count, "ask for fewer, or give the cluster a larger capacity")
         spec = settled(replace(spec, out=spec.out.resolve()))
         run = ElasticRun(self._task(spec), self.launcher, host=self._host, silence_s=self._silence_s, pump=self.pump)
-        self._runs[run.coordinator.token] = run
+        self._add(run)
         try:
             run.begin()
         except OSError as error:
@@ -84,12 +89,45 @@ class ElasticCluster(Cluster):
         self._tell_room()
         return run
 
+    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+        awaited = {at: run for at, one in enumerate(left) if (run := self._await(one)) is not None}
+        found: list[Handle | None] = [None for _ in left]
+        began = time.monotonic()
+        while awaited:  # all are known before the first process is named: one of no run would be ended
+            waited_s = time.monotonic() - began
+            for at, run in list(awaited.items()):
+                limit_s = run.spec.elastic.heartbeat_s if run.some_back else NOBODY_S
+                if run.all_back or run.all_ended or waited_s > limit_s:
+                    found[at] = run if run.take_over(waited_s) else None
+                    del awaited[at]
+            if awaited:
+                self.pump(LOOK_S)
+        return found
+
+    def _await(self, left: LeftRun) -> AdoptedRun | None:
+        """Let the workers of ``left`` come back; None where that cannot be."""
+        spec = settled(replace(left.spec, out=left.spec.out.resolve()))
+        contact = left_behind(spec.out)
+        if contact is None:
+            return None
+        if not spec.elastic.grace_s:  # its workers keep what they report until they hear that it is kept
+            spec = replace(spec, elastic=replace(spec.elastic, grace_s=contact.grace_s))
+        options = {"host": self._host, "silence_s": self._silence_s, "pump": self.pump}
+        try:
+            run = AdoptedRun(self._task(spec), self.launcher, contact, left.kept, **options)
+        except OSError:  # their address is not this machine's, or somebody else's by now
+            return None
+        self._add(run, goes_on=True)
+        return run
+
     def wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not any(run.pending for run in self._runs.values()) and (left_s := deadline - time.monotonic()) > 0:
             if self._closed:
                 return
             self.pump(left_s)
+        for run in self._runs.values():
+            run.woken()
 
     def pump(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for news of processes and from coordinators; what they are goes to the runs."""
@@ -115,7 +153,10 @@ class ElasticCluster(Cluster):
 
     def _hear(self, timeout_s: float) -> None:
         poll, descriptor = select.poll(), self.launcher.fileno()
-        if descriptor is not None:
+        pause_s = max(0.0, self._looked_at + self.launcher.pause_s - time.monotonic()) if not self._closed else 0.0
+        if pause_s:
+            timeout_s = min(timeout_s, pause_s)
+        elif descriptor is not None:
             poll.register(descriptor, select.POLLIN)
         open_runs = {run.coordinator.fileno(): run for run in self._runs.values() if not run.closed}
         for number in open_runs:
@@ -123,13 +164,20 @@ class ElasticCluster(Cluster):
         limit_s = timeout_s if descriptor is not None else min(timeout_s, LOOK_S)
         ready = [number for number, _ in poll.poll(limit_s * 1000)]
         if due := descriptor in ready or descriptor is None or self._closed or time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LAUNCHER_LOOK_S
+            self._looked_at = time.monotonic()
+            self._next_look = self._looked_at + LAUNCHER_LOOK_S
         for event in self.launcher.poll() if due else []:
             if (run := self._runs.get(event.bootstrap.token)) is not None:
                 run.hear(event)
+            elif isinstance(event, ProcessStarted):  # it was started for a controller before this one
+                self.launcher.end([event.bootstrap], "its run is not known here")
         for number in ready:
             if number in open_runs:
                 open_runs[number].heed()
+
+    def _add(self, run: ElasticRun, *, goes_on: bool = False) -> None:
+        """``run`` is one of this cluster's. ``goes_on``: its workers are those of a controller before this one."""
+        self._runs[run.coordinator.token] = run
 
     def _task(self, spec: RunSpec) -> WorkerSpec:
         """What all workers of a run have in common, those too that it will start later."""
@@ -144,8 +192,10 @@ class ElasticCluster(Cluster):
         return WorkerSpec(self._entry, spec, Place(), environment, here, paths)
 
     def _tell_room(self) -> None:
+        """Each run hears of the room that those before it do not need."""
+        free = self.free
         for run in self._runs.values():
-            run.room(self.free)
+            free = run.room(free)
 
 
 def _threads(count: int) -> dict[str, str]:

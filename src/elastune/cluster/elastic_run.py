@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from elastune.cluster.announce import announce
 from elastune.cluster.base import NOBODY, ElasticHandle, Event, Exited, Message, how_it_ended
 from elastune.cluster.ends import NOT_STARTED, ended_itself
 from elastune.cluster.launcher import (
@@ -21,6 +23,8 @@ from elastune.cluster.launcher import (
     ProcessNoticed,
     ProcessStarted,
 )
+from elastune.cluster.said import Said
+from elastune.cluster.starting import Starting
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Place
@@ -28,22 +32,12 @@ from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Buried, Parted, RecordSent
 from elastune.elastic.coordinator.liveness import Vitals
 from elastune.elastic.coordinator.standstill import Standstill
-from elastune.elastic.protocol.client import remove_contact, write_contact
+from elastune.elastic.protocol.client import remove_contact
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
-from elastune.elastic.protocol.messages import ReshapeAsked, ResizeAsked, Welcome, encode
+from elastune.elastic.protocol.messages import Progressed, ReshapeAsked, ResizeAsked, Welcome, encode
 from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.journal.records import (
-    Decided,
-    NotMeasured,
-    PolicyFailed,
-    Record,
-    Reported,
-    Restarted,
-    RunFailed,
-    RunFinished,
-    WorkerGone,
-)
-from elastune.mechanisms.registry import meshes_of
+from elastune.journal.records import Checkpointed, Record, RunFailed, RunFinished, WorkerGone
+from elastune.mechanisms.abilities import meshes_of
 
 EXPLAIN_S = 2.0  # how long the end of a process is awaited whose connection has closed without a word
 UNKNOWN = 1  # the code of a process of which nobody knows how it ended
@@ -53,8 +47,9 @@ class ElasticRun(ElasticHandle):
     """A run on ``launcher``. ``task``: what its workers have in common; ``host``: where its coordinator listens;
     ``pump``: has the cluster look for news.
 
-    ``over``: nothing is started any more; every worker that ends is the driver's concern. Raises ``TypeError`` where
-    the run's configuration holds what JSON cannot, ``OSError`` where the coordinator cannot listen.
+    ``over``: nothing is started any more; every worker that ends is the driver's concern. ``closed``: all is done with,
+    and there is nothing more to be heard. Raises ``TypeError`` where the run's configuration holds what JSON cannot,
+    ``OSError`` where the coordinator cannot listen.
     """
 
     def __init__(
@@ -69,8 +64,7 @@ class ElasticRun(ElasticHandle):
         self.spec = spec = task.spec
         encode(Welcome(False, 0.0, spec=task))  # here: the coordinator's thread has nobody to raise it to
         workers, elastic = spec.means.workers, spec.elastic
-        self.high = spec.most_workers
-        self.over = False
+        self.low, self.high = min(elastic.low, workers), spec.most_workers
         self._task = task
         self._pump = pump
         self._launcher = launcher
@@ -86,34 +80,44 @@ class ElasticRun(ElasticHandle):
         self._lost: list[int] = []
         self._fatal: tuple[int, str] | None = None  # the worker whose loss was one too many, and what to say of it
         self._finished: set[int] = set()
-        self._reported: set[tuple[int, int, int]] = set()
+        self.said, self._starting = Said(), Starting(launcher)
+        self._taken: dict[int, int] = {}  # by worker: so many of its records were heard
+        self._given: dict[int, int] = {}  # and handed out
         self._trained: set[int] = set()  # those that have been members
-        self._decided: set[tuple[int, str, str]] = set()  # step, policy, and the hook of a failure
         self._last = Exited(NOBODY, 0, "")
-        self._noticed = self._announced = self._failed = self._closed = False
-        self._free = -1
-        self.coordinator = Coordinator(
-            range(workers),
-            low=min(elastic.low, workers),
+        self.over = self._noticed = self._announced = self._failed = self.closed = False
+        self._woken, self._free = 0, -1
+        self.coordinator = self._coordinate(
+            low=self.low,
             high=self.high,
             heartbeat_s=elastic.heartbeat_s,
             silence_s=silence_s,
+            grace_s=elastic.grace_s,
             most_losses=elastic.most_losses,
             meshes=meshes_of(spec.means),
             collective_timeout_s=elastic.collective_timeout_s,
             host=host,
+            token=launcher.new_token(),
+            tls=launcher.tls,
             spec_of=self._spec_of,
             last_line=self._last_line,
             vitals_of=self._vitals_of,
         )
 
+    def _coordinate(self, **options: Any) -> Coordinator:
+        return Coordinator(range(self.spec.means.workers), **options)
+
     # -- for the driver -----------------------------------------------------------------------------------------------
 
     def poll(self) -> list[Event]:
+        if self._given and self.spec.elastic.grace_s:  # who polls has kept what it was given before
+            self.coordinator.kept(self._given)
         self._pump(0.0)
         self.heed()
         events = list(self._events)
         self._events.clear()
+        self._woken = 0
+        self._given, self._taken = self._taken, {}
         return events
 
     @property
@@ -123,13 +127,12 @@ class ElasticRun(ElasticHandle):
 
     @property
     def pending(self) -> bool:
-        """Whether ``poll`` has something to hand out."""
-        return bool(self._events)
+        """Whether ``poll`` has something to hand out that nobody was ``woken`` for."""
+        return len(self._events) > self._woken
 
-    @property
-    def closed(self) -> bool:
-        """Whether all is over and done with: there is nothing more to be heard."""
-        return self._closed
+    def woken(self) -> None:
+        """Whoever waits for news has heard that there are some. (One who is done with this run never asks for them.)"""
+        self._woken = len(self._events)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -165,12 +168,10 @@ class ElasticRun(ElasticHandle):
     def begin(self) -> None:
         """Start the first workers, and let other commands find the run. Raises ``OSError`` and ``UserError``."""
         self._start(sorted(self._running))
-        try:
-            self.spec.out.mkdir(parents=True, exist_ok=True)  # workers elsewhere may have made none yet
-            write_contact(self.spec.out, self.coordinator.address, self.coordinator.token)
-        except OSError as error:
-            rule = "the output folder must be writable"
-            raise UserError(rule, f"{self.spec.out}: {error.strerror}", "choose another folder") from error
+        self._announce()
+
+    def _announce(self) -> None:
+        announce(self.spec, self.coordinator)
         self._announced = True
 
     def abandon(self) -> None:
@@ -184,6 +185,8 @@ class ElasticRun(ElasticHandle):
         """The launcher's news of one of this run's workers."""
         worker = event.bootstrap.worker
         match event:
+            case ProcessStarted() if worker in self._ends:  # its host was given up, and is back
+                self._launcher.end([event.bootstrap], "it counts as lost")
             case ProcessStarted(pid=pid):
                 self._pids[worker] = pid
             case ProcessNoticed(seconds=seconds, why=why):
@@ -192,23 +195,29 @@ class ElasticRun(ElasticHandle):
                 self._pids.pop(worker, None)
                 self._process_ended(worker, event)
 
-    def room(self, free: int) -> None:
-        """Tell the coordinator how many workers could be started: of ``free`` in the cluster, what the run may have."""
-        free = max(0, min(free, self.high - len(self._running)))
-        if free != self._free and not self.over:
-            self._free = free
-            self.coordinator.capacity(free)
+    def tell(self, record: Record) -> None:
+        """Hear ``record`` of what the workers have left on their hosts."""
+        self._events.append(Message(NOBODY, record))
+        if isinstance(record, Checkpointed):
+            self.coordinator.ask(Progressed(record.step))
+
+    def room(self, free: int) -> int:
+        """Tell the coordinator how many workers could be started, of ``free`` in the cluster; what it leaves."""
+        if (mine := max(0, min(free, self.high - len(self._running)))) != self._free and not self.over:
+            self._free = mine
+            self.coordinator.capacity(mine)
+        return free if self.over or not free else max(0, free - self.coordinator.membership.missing)
 
     def heed(self) -> None:
         """Hear what the coordinator has, and do what it asks for."""
-        if self._closed:
+        if self.closed:
             return
         self._trained.update(self.coordinator.members)
         self._events.extend(Message(NOBODY, record) for record in self.coordinator.take_records())
         for told in self.coordinator.take():
             match told:
-                case RecordSent(worker, record):
-                    self._events.extend(self.judge(worker, record))
+                case RecordSent(worker, record, nth):
+                    self._take(worker, record, nth)
                 case Parted(worker, code):
                     self._returned[worker] = code
                     if code is None and not self._is_late(worker) and worker not in self._doomed:
@@ -240,13 +249,16 @@ class ElasticRun(ElasticHandle):
 
     def close(self) -> None:
         """End the coordinator. Idempotent."""
-        self.over = self._closed = True
+        self.over = self.closed = True
         if self._announced:
             remove_contact(self.spec.out)
         self.coordinator.close()
 
     def _wait_no_longer(self) -> None:
-        """End the speechless whose time is up; once nobody is, the run may have finished."""
+        """End the speechless whose time is up, once nobody is the run may have finished; and who has never come."""
+        for end in self._starting.late(self.coordinator.membership, time.monotonic()):
+            self._end([end.bootstrap.worker], end.why)
+            self._process_ended(end.bootstrap.worker, end)
         for worker in [worker for worker, until in self._speechless.items() if until <= time.monotonic()]:
             del self._speechless[worker]
             self._end([worker], self._doomed.get(worker, ""))
@@ -261,10 +273,11 @@ class ElasticRun(ElasticHandle):
         return replace(self._task, place=Place(worker, self.spec.means.workers, worker))
 
     def _start(self, workers: Sequence[int]) -> None:
-        address, token = self.coordinator.address, self.coordinator.token
+        address, token, spec = self.coordinator.address, self.coordinator.token, self.spec
         new = {worker: Bootstrap(worker, address, token) for worker in workers}
         self._workers |= new
-        self._launcher.start(list(new.values()), Needs(self.spec.means.device, self.spec.out / "logs"))
+        self._starting.begun(new.values(), time.monotonic())
+        self._launcher.start(list(new.values()), Needs(spec.means.device, spec.out / "logs", spec.spread))
 
     def _start_more(self, workers: Sequence[int]) -> None:
         self._running.update(workers)
@@ -291,11 +304,17 @@ class ElasticRun(ElasticHandle):
         return self._launcher.vitals(self._workers[worker]) if worker in self._workers else None
 
     def _close_if_over(self) -> None:
-        if not self._closed and self.over and not self._running:
+        if not self.closed and self.over and not self._running:
             self._events.extend(Message(NOBODY, record) for record in self.coordinator.take_records())
             self.close()
 
     # -- judgement ----------------------------------------------------------------------------------------------------
+
+    def _take(self, worker: int, record: Record, nth: int) -> None:
+        """Hear ``record``, the ``nth`` of ``worker``."""
+        if not isinstance(record, RunFinished | RunFailed):  # what the end was is told again until all is over
+            self._taken[worker] = nth
+        self._events.extend(self.judge(worker, record))
 
     def judge(self, worker: int, record: Record) -> list[Event]:
         """What ``worker`` said; nothing where another one has said the same: all members tell what concerns the run."""
@@ -320,25 +339,8 @@ class ElasticRun(ElasticHandle):
                     return []
                 if self._noticed and record.stopped == "requested":
                     record = replace(record, stopped="notice")
-            case Reported(epoch=epoch, step=step, nth=nth):
-                if (epoch, step, nth) in self._reported:
-                    return []
-                self._reported.add((epoch, step, nth))
-            case Decided(policy=policy, step=step, outcome=outcome):
-                return self._first(worker, record, (step, policy, outcome))
-            case PolicyFailed(policy=policy, step=step, hook=hook):
-                return self._first(worker, record, (step, policy, hook))
-            case NotMeasured(monitor=monitor):
-                return self._first(worker, record, (0, monitor, ""))
-            case Restarted(step=step):  # what was decided after it will be decided again
-                self._decided = {key for key in self._decided if key[0] <= step}
-        return [Message(worker, record)]
-
-    def _first(self, worker: int, record: Record, key: tuple[int, str, str]) -> list[Event]:
-        """``record``, unless a member has told of ``key`` already."""
-        if key in self._decided:
-            return []
-        self._decided.add(key)
+            case _ if not self.said.is_new(record):
+                return []
         return [Message(worker, record)]
 
     def _joins(self, worker: int) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
@@ -29,12 +31,14 @@ class Bootstrap:
     """All that reaches a worker from outside: its number, the address ("host:port") and token of its coordinator.
 
     ``token`` lets it in, so it belongs in no command line and no log. ``device``: what it may use where it runs.
+    ``spool``: the folder there by which it passes files on; "": it sees its run's own folder.
     """
 
     worker: int
     coordinator: str
     token: str = field(repr=False)
     device: str = "cpu"
+    spool: str = ""
 
     def to_json(self) -> str:
         """As one line."""
@@ -60,10 +64,14 @@ def bootstrap_of(environment: Mapping[str, str] = os.environ) -> Bootstrap:
 
 @dataclass(frozen=True, config=_RULES)
 class Needs:
-    """What workers need where they run: a ``device`` ("cpu", "cuda", "auto", ...) each, and a folder for their logs."""
+    """What workers need where they run: a ``device`` ("cpu", "cuda", "auto", ...) each, and a folder for their logs.
+
+    ``spread``: they are to be on as many hosts as there are, where there are several.
+    """
 
     device: str
     logs: Path
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,8 +112,19 @@ class Launcher(ABC):
 
     interface: str = "lo"
     """The network interface by which its workers reach each other."""
+    tls: ssl.SSLContext | None = None
+    """The certificate that ``new_token`` names: where there is one, coordinators encrypt."""
     own_environment: bool = False
     """Whether its workers have environments of their own, elsewhere: a run then adds to them what it sets itself."""
+
+    @property
+    def pause_s(self) -> float:
+        """How long whoever has polled may leave it alone even if it has something to tell: many little news are one."""
+        return 0.0
+
+    def new_token(self) -> str:
+        """A new secret, for the coordinator of workers that this will start."""
+        return secrets.token_hex(16)
 
     @property
     @abstractmethod
@@ -139,6 +158,10 @@ class Launcher(ABC):
 
     def last_line(self, worker: Bootstrap) -> str:
         """The last line that ``worker`` printed, where that is known."""
+        return ""
+
+    def host(self, worker: Bootstrap) -> str:
+        """What the machine is called that ``worker`` was started on, where that is known."""
         return ""
 
     def vitals(self, worker: Bootstrap) -> Vitals | None:

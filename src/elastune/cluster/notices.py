@@ -8,10 +8,11 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from elastune.core.clock import Clock, SystemClock
@@ -21,6 +22,7 @@ DEFAULT_S = 120.0
 POLL_S = 5.0
 ANSWER_LIMIT_S = 2.0
 CONTENT_LIMIT_BYTES = 1 << 16
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -62,30 +64,14 @@ class FileNotice:
         """Nothing is open."""
 
 
-class UrlNotice:
-    """A metadata endpoint that answers 404 until there is a notice, as those of cloud providers do.
+class PolledNotice:
+    """A thread calls ``look`` every ``poll_s`` until it returns a notice.
 
-    A thread asks it every few seconds. An answer of JSON may name the end: ``{"action": "terminate", "time":
-    "2026-01-31T12:00:00Z"}`` (EC2's spot/instance-action); any other is a notice of the usual seconds. ``fetch``
-    returns the answer's body, or None where there is none; what it raises as ``OSError`` is no notice either.
+    What ``look`` raises as ``OSError``, ``ValueError`` or as an answer that is no HTTP is no notice.
     """
 
-    def __init__(
-        self,
-        url: str,
-        seconds: float = DEFAULT_S,
-        *,
-        fetch: Callable[[str], bytes | None] | None = None,
-        clock: Clock | None = None,
-        poll_s: float = POLL_S,
-    ) -> None:
-        if not _is_web_address(url):
-            fix = "such as http://169.254.169.254/latest/meta-data/spot/instance-action"
-            raise UserError("--notice-url must be a web address", repr(url), fix)
-        self._url = url
-        self._seconds = seconds
-        self._fetch = fetch or fetch_url
-        self._clock = clock or SystemClock()
+    def __init__(self, look: Callable[[], Notice | None], poll_s: float = POLL_S) -> None:
+        self._look = look
         self._poll_s = poll_s
         self._found: Notice | None = None
         self._closed = threading.Event()
@@ -100,13 +86,43 @@ class UrlNotice:
     def _watch(self) -> None:
         while self._found is None and not self._closed.is_set():
             try:
-                answer = self._fetch(self._url)
-            except (OSError, ValueError, http.client.HTTPException):  # an answer that is no HTTP is none
-                answer = None
-            if answer is not None:
-                self._found = read_notice(answer, self._clock.wall(), self._seconds, self._url)
-            else:
+                self._found = self._look()
+            except (OSError, ValueError, http.client.HTTPException):
+                self._found = None
+            if self._found is None:
                 self._closed.wait(self._poll_s)
+
+
+class UrlNotice(PolledNotice):
+    """An endpoint that answers 404 until there is a notice.
+
+    An answer of JSON may name the end: ``{"action": "terminate", "time": "2026-01-31T12:00:00Z"}``; any other is a
+    notice of the usual seconds. ``fetch`` returns the answer's body, or None where there is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        seconds: float = DEFAULT_S,
+        *,
+        fetch: Callable[[str], bytes | None] | None = None,
+        clock: Clock | None = None,
+        poll_s: float = POLL_S,
+    ) -> None:
+        check_address(url, "--notice-url", "http://169.254.169.254/latest/meta-data/spot/instance-action")
+        clock, fetch = clock or SystemClock(), fetch or ask
+
+        def look() -> Notice | None:
+            answer = fetch(url)
+            return None if answer is None else read_notice(answer, clock.wall(), seconds, url)
+
+        super().__init__(look, poll_s)
+
+
+def check_address(url: str, option: str, example: str) -> None:
+    """Raise ``UserError`` where ``url`` is no web address."""
+    if not _is_web_address(url):
+        raise UserError(f"{option} must be a web address", repr(url), f"such as {example}")
 
 
 def _is_web_address(url: str) -> bool:
@@ -118,10 +134,17 @@ def _is_web_address(url: str) -> bool:
     return known and url.isascii() and url.isprintable() and " " not in url
 
 
-def fetch_url(url: str) -> bytes | None:
-    """The body of an answer with status 200, at most 64 KiB; None for 404 and the like. Raises ``OSError``."""
+def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: str = "GET") -> bytes | None:
+    """The body of an answer with status 200, at most 64 KiB; None for 404 and the like. Never asks a proxy: what is
+    said to this machine is said to nobody else.
+
+    Raises:
+        OSError: Nobody answers.
+        HTTPException: The answer is no HTTP.
+    """
+    request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_LIMIT_S) as answer:
+        with _DIRECTLY.open(request, timeout=ANSWER_LIMIT_S) as answer:
             return bytes(answer.read(CONTENT_LIMIT_BYTES)) if answer.status == 200 else None
     except urllib.error.HTTPError:
         return None

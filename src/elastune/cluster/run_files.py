@@ -1,13 +1,14 @@
 """What a controller does to files that the workers of a run have written: one seam, for clusters without shared files.
 
-Workers write their checkpoints into their run's folder. Where they and the controller share a file system that folder
-is the controller's too; elsewhere a cluster brings its own ``RunFiles``, which reach it where it is.
+Workers write their checkpoints into their run's folder, which is the controller's too where they share a file system.
+Elsewhere agents bring what workers write into it (``cluster.transfer``), or a cluster brings ``RunFiles`` of its own.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,8 +39,16 @@ class RunFiles(Protocol):
         """Let it not go on from the checkpoints of ``steps``; they stay, under other names."""
         ...
 
+    def size_bytes(self, run: Path) -> int:
+        """How much of the disk it takes."""
+        ...
+
+    def predictions(self, run: Path) -> dict[str, str]:
+        """The SHA-256 of what ``session.predictions`` has left there, by name."""
+        ...
+
     def remove(self, run: Path) -> None:
-        """Remove the folder, or what can be removed of it."""
+        """Remove the folder, or what can be removed of it; whenever that ends, no checkpoint in it seems whole."""
         ...
 
 
@@ -78,6 +87,19 @@ class LocalFiles:
 
         set_aside(run / "checkpoints", steps)
 
+    def size_bytes(self, run: Path) -> int:
+        """See ``RunFiles``."""
+        return sum(path.lstat().st_size for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+
+    def predictions(self, run: Path) -> dict[str, str]:
+        """See ``RunFiles``."""
+        from elastune.train.predictions import kept_in
+
+        return kept_in(run)
+
     def remove(self, run: Path) -> None:
         """See ``RunFiles``."""
+        # At once: where a controller is killed in the middle, the next one must not take what is left for a trial.
+        with suppress(OSError):
+            (run / "checkpoints").rename(run / "checkpoints.gone")
         shutil.rmtree(run, ignore_errors=True)

@@ -73,7 +73,9 @@ def _srun(env: Mapping[str, str]) -> Place | None:
     step = _number(env, "SLURM_STEP_ID" if "SLURM_STEP_ID" in env else "SLURM_STEPID", 0)
     job = _number(env, "SLURM_JOB_ID" if "SLURM_JOB_ID" in env else "SLURM_JOBID", 0)
     meet = _number(env, "MASTER_PORT", 1, 65535) if "MASTER_PORT" in env else port(job, step)
-    return Place(rank, world, local_rank, rendezvous=f"tcp://{host}:{meet}")
+    return Place(
+        rank, world, local_rank, rendezvous=f"tcp://[{host}]:{meet}" if ":" in host else f"tcp://{host}:{meet}"
+    )
 
 
 def _mpirun(env: Mapping[str, str], rank_name: str, size_name: str, local_name: str) -> Place | None:

@@ -12,24 +12,25 @@ import importlib
 import io
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn, cast
 
 from elastune.cluster.launcher import VARIABLE, Bootstrap, bootstrap_of
+from elastune.cluster.log_stream import log_stream
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.worker.client import CoordinatorClient
-from elastune.elastic.worker.last_resort import ORPHANED_CODE
+from elastune.elastic.worker.host_name import host_name
+from elastune.elastic.worker.last_resort import ABANDONED_CODE, ORPHANED_CODE
 from elastune.journal.records import RunFailed
 from elastune.train.program.causes import cause_of, trace_of
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
 WORK = "elastune.train.work:launched"
-HOST = "ELASTUNE_HOST"  # the name that whoever started this process gave its machine
 LAST_FUNCTIONS_S = 5  # less than whoever supervises a finished run waits for its processes
 
 
@@ -41,9 +42,10 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     ``LAST_FUNCTIONS_S`` at most; threads are not waited for.
     """
     faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a log is read while it grows, in whatever locale
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = log_stream(sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = log_stream(sys.stderr)
     try:
         client = CoordinatorClient(bootstrap.coordinator, bootstrap.token, bootstrap.worker, host=host_name())
     except UserError as error:
@@ -53,6 +55,7 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     code = _work(client, bootstrap)
     if os.getpid() == own:  # not a child that the program forked, and that came back from the program's code
         client.farewell(code)
+        code = _told_of_connection(client, code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LAST_FUNCTIONS_S)
         _whatever_it_raises(atexit._run_exitfuncs)
@@ -61,9 +64,12 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def host_name() -> str:
-    """What this machine is called: where each has a name of its own, copies of state are kept on different ones."""
-    return os.environ.get(HOST) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+def _told_of_connection(client: CoordinatorClient, code: int) -> int:
+    """``code``, or what ended a worker well that was cut off: else its end would look like the program's own doing."""
+    if code == 0 and client.turned_away:
+        print("elastune: this worker lost its connection, and the run went on without it", file=sys.stderr)
+        return ORPHANED_CODE
+    return ABANDONED_CODE if code == 0 and client.abandoned else code
 
 
 def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
@@ -86,7 +92,10 @@ def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
             why = f"{host_name()}: {told.folder}: {error.strerror}"
             client.report(RunFailed("user_error", str(UserError(rule, why, "mount it, or copy it there")), place.rank))
             return 1
-        return int(resolve(told.entry)(told.spec, place, client))
+        spec = told.spec
+        if bootstrap.spool:
+            spec = replace(spec, out=Path(bootstrap.spool), spool=Path(bootstrap.spool))
+        return int(resolve(told.entry)(spec, place, client))
     except BaseException as error:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
         with suppress(OSError):
             os.write(2, trace_of(error).encode(errors="backslashreplace"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
-from elastune.comm.group import Group
+from elastune.comm.group import Group, drop
+from elastune.comm.levels import host_levels, level_ranks
 from elastune.core.mesh import AXES, Axis, Mesh
 
 
@@ -78,12 +79,16 @@ def form_comms(
     name: str,
     rank: int,
     mesh: Mesh,
+    hosts: Sequence[str] = (),
     *,
+    climbs: bool = False,
     superseded: Callable[[], bool] = lambda: False,
 ) -> Comms:
     """The groups of worker ``rank`` of ``mesh``, which all its workers form together; see ``GroupFactory.form``.
 
-    Axes with the same members share a group.
+    Axes with the same members share a group. ``hosts``: where each worker runs, by rank; empty where that is one
+    machine. ``climbs``: sums go by levels, where several workers are on each of several hosts and each of them carries
+    a replica of its own; forming these takes as long again.
     """
     formed: dict[tuple[int, ...], Group] = {}
 
@@ -94,6 +99,45 @@ def form_comms(
             formed[members] = factory.form(store, part, members.index(rank), len(members), superseded=superseded)
         return formed[members]
 
-    everyone = group_of("everyone", tuple(range(mesh.workers)))
-    batch = group_of("batch", mesh.batch_group(rank))
-    return Comms(mesh, everyone, {axis: group_of(axis, mesh.group(axis, rank)) for axis in AXES}, batch)
+    try:
+        everyone = group_of("everyone", tuple(range(mesh.workers)))
+        if climbs and mesh.replica == 1:
+            everyone.levels = form_levels(factory, store, name, rank, hosts, superseded=superseded)
+        batch = group_of("batch", mesh.batch_group(rank))
+        along = {axis: group_of(axis, mesh.group(axis, rank)) for axis in AXES}
+    except BaseException:
+        drop_all(formed.values())
+        raise
+    return Comms(mesh, everyone, along, batch, tuple(hosts))
+
+
+def form_levels(
+    factory: GroupFactory,
+    store: Store,
+    name: str,
+    rank: int,
+    hosts: Sequence[str],
+    *,
+    superseded: Callable[[], bool] = lambda: False,
+) -> tuple[Group, ...]:
+    """The groups by which the sums of worker ``rank`` climb (``Group.levels``); none where they need not.
+
+    All workers call this, each of which carries a replica of its own; arguments as those of ``form_comms``.
+    """
+    if factory.backend != "gloo":  # NCCL is not tried
+        return ()
+    formed: list[Group] = []
+    try:
+        for i, members in enumerate(level_ranks(host_levels(hosts), rank)):
+            part, own = f"{name}/level{i}/{members[0]}", members.index(rank)
+            formed.append(factory.form(store, part, own, len(members), superseded=superseded))
+    except BaseException:
+        drop_all(formed)
+        raise
+    return tuple(formed)
+
+
+def drop_all(groups: Iterable[Group]) -> None:
+    """Let go of each of ``groups``; see ``drop``."""
+    for group in groups:
+        drop(group)

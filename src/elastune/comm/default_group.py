@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from elastune.comm.group import Group
-
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
+from elastune.comm.interfaces import address_of
 
 
 def open_default_group(everyone: Group) -> None:
@@ -30,7 +27,7 @@ def open_default_group(everyone: Group) -> None:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return
     if everyone.rank == 0:
-        server = TCPStore(own_address(), 0, is_master=True, wait_for_workers=False)
+        server = _serve_store(own_address())
         told = f"{server.host} {server.port}"
     else:
         server, told = None, ""
@@ -40,9 +37,14 @@ def open_default_group(everyone: Group) -> None:
     dist.init_process_group(everyone.backend, store=store, rank=everyone.rank, world_size=everyone.size)
 
 
+def _serve_store(address: str) -> TCPStore:
+    """A store that listens at ``address`` alone: torch's own listener would on every interface."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family)
+    port = listener.getsockname()[1]
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
 def own_address() -> str:
     """Of the interface that the run's groups use."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo").encode()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15]))
-    return socket.inet_ntoa(found[20:24])
+    return address_of(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))

@@ -10,7 +10,7 @@ import ctypes
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from elastune.comm.sockets import Address, Found, borrowed, connections
 
@@ -59,14 +59,17 @@ def knocked(it: Found) -> bool:
         return bool(struct.unpack_from("I", counts, MEMINFO_DROPPED)[0])
 
 
-def entered(it: Found, own: Address) -> bool:
-    """Whether anybody has connected to ``it``, which listens at ``own``: who was accepted, and who waits for that."""
+def entered(it: Found, own: Address, but: Collection[Found] = ()) -> bool:
+    """Whether anybody has connected to ``it``, which listens at ``own``: who was accepted, and who waits for that.
+
+    ``but``: sockets that were there before it.
+    """
     with borrowed(it) as sock:
         if sys.platform == "linux" and sock is not None:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
             if struct.unpack_from("I", info, INFO_WAITING)[0]:
                 return True
-    return bool(connections(own, []))  # after those that wait: who is accepted in between is in one of the two
+    return bool(connections(own, [], but))  # after those that wait: who is accepted in between is in one of the two
 
 
 def open_door(it: Found) -> None:

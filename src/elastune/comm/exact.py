@@ -2,7 +2,9 @@
 
 Every worker adds up its slots along the canonical tree. Of each bucket, chunk c of every worker's subtree sums goes to
 worker c (all-to-all), which adds them in tree order and returns the result to all (all-gather): 2(W-1)/W of the data,
-as a ring all-reduce moves, but in ONE order of additions. Buckets leave while the backward pass still runs.
+as a ring all-reduce moves, but in ONE order of additions. Where several workers are on each of several hosts that goes
+by levels (``comm.levels``): within each host, then among hosts, and back. By the routes of a topology (``comm.relay``)
+the same sums are made on other ways. Buckets leave while the backward pass still runs.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from collections.abc import Sequence
 import torch
 
 from elastune.comm.group import Group, Work
+from elastune.comm.levels import climb
 from elastune.comm.reducer import SLACK, Bucket, Reducer, plan
+from elastune.comm.relay import Relay
 from elastune.comm.slot_sums import SlotSums
 from elastune.comm.staging import Crossing, outbox
-from elastune.core.slots import Deal, cut, subtrees, tree_sum
+from elastune.core.slots import Deal, cut, node_sum
 
 
 def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -26,12 +30,19 @@ class _Bucket(Bucket):
     """Flat vectors are padded with zeros to a multiple of the worker count."""
 
     def __init__(
-        self, members: list[int], like: Sequence[torch.Tensor], num_slots: int, group: Group, deal: Deal, *, hold: bool
+        self,
+        members: list[int],
+        like: Sequence[torch.Tensor],
+        num_slots: int,
+        group: Group,
+        deal: Deal,
+        *,
+        hold: bool,
+        first: int,
     ) -> None:
         super().__init__(members, like, group, hold=hold)
-        self._num_slots, self._deal = num_slots, deal
+        self._num_slots, self._deal, self._first = num_slots, deal, first
         self._slots = SlotSums(lambda: self._room(self._device), self._cut)
-        self._received: torch.Tensor
         self._buffer = self._room(group.wire) if hold else torch.zeros(0, dtype=self._dtype, device=group.wire)
         self.regroup(group)
 
@@ -39,28 +50,41 @@ class _Bucket(Bucket):
         super().renew()
         self._slots.forget()
         self._buffer = torch.zeros_like(self._buffer)
-        self._received = self._buffer[: self._received.numel()]
+        self._cut_buffer()
 
     def regroup(self, group: Group) -> None:
         self._group = group
         runs = self._deal(self._num_slots, group.size)
         self._run = runs[group.rank]
-        self._nodes = [node for run in runs for node in subtrees(run, self._num_slots)]
-        self._parts_of = [len(subtrees(run, self._num_slots)) for run in runs]
-        self._chunk = -(-self._numel // group.size)
-        self._length = self._chunk * group.size
+        self._length = -(-self._numel // group.size) * group.size
         if self._length > self._numel + SLACK:
             raise ValueError(f"{group.size} workers are too many to sum {self._numel} numbers exactly")
-        needed = len(self._nodes) * self._chunk if group.size > 1 else 0
+        routed = group.size > 1 and bool(group.routes)
+        self._levels = (group.levels or (group,)) if group.size > 1 and not routed else ()
+        sizes = [level.size for level in self._levels]
+        self._legs = climb(runs, self._num_slots, sizes, group.rank, self._length) if sizes else []
+        like = self._sets[0][: self._numel]
+        self._relay = Relay(group, like, self._first + self.members[0], runs, self._num_slots) if routed else None
+        self.rounds = max(1, 2 * len(sizes) - 1)
+        arriving = [len(leg.nodes) * leg.piece for leg in self._legs]
+        gathered = [leg.piece for leg in self._legs[:-1]]  # what the levels above return
+        needed = sum(arriving) + sum(gathered)
         if self._buffer.numel() < needed:
             self._buffer = self._buffer.new_zeros(needed)
-        self._received = self._buffer[:needed]
+        self._arriving, self._gathered = arriving, gathered
+        self._cut_buffer()
         self.begin()
+
+    def _cut_buffer(self) -> None:
+        sizes = [*self._arriving, *self._gathered]
+        pieces = self._buffer[: sum(sizes)].split(sizes) if sizes else ()
+        self._received, self._returned = pieces[: len(self._arriving)], pieces[len(self._arriving) :]
 
     def begin(self) -> None:
         self._slots.begin(self._run, self._num_slots, self.members)
         self._work: Work | None = None
-        self._sent: torch.Tensor | None = None
+        self.combined = 0
+        self._sent: list[torch.Tensor] = []  # they may be read until the step is over
         self.launched = False
 
     def put(self, index: int, value: torch.Tensor | None) -> bool:
@@ -74,42 +98,85 @@ class _Bucket(Bucket):
         self._slots.end_slot(slot)
 
     def launch(self) -> None:
-        """Send every chunk to the worker that adds it up."""
+        """Send every piece to the worker that gathers it."""
         self.launched = True
-        parts, size = [value[: self._length] for value in self._slots.parts()], self._group.size
-        if size == 1:
+        if self._relay is not None:
+            parts = [value[: self._numel] for value in self._slots.parts()]
+            if not self._staged:
+                self._relay.start(parts, self._sets[self._turn][: self._numel])
+            elif parts:
+                self._sent.append(outbox(stacked := torch.stack(parts), self._group.wire))
+                self._crossing = Crossing(stacked, self._sent[-1])
             return
-        sent = parts[0] if len(parts) == 1 else torch.stack([p.view(size, -1) for p in parts], dim=1).view(-1)
-        self._sizes_sent = [len(parts) * self._chunk] * size
+        if not self._legs:
+            return
+        sent = self._laid_out([value[: self._length] for value in self._slots.parts()], 0)
         if self._staged:
-            self._sent = outbox(sent, self._group.wire)
-            self._crossing = Crossing(sent, self._sent)
+            self._sent.append(outbox(sent, self._group.wire))
+            self._crossing = Crossing(sent, self._sent[-1])
         else:
-            self._sent = sent
-            self._send()
+            self._sent.append(sent)
+            self._climb(0)
 
     def depart(self) -> None:
-        if self._staged and self._group.size > 1:
+        if self._relay is not None and self._staged:
+            if self._sent:
+                self._crossing.wait()
+            parts = [part for sent in self._sent for part in sent.unbind(0)]
+            self._relay.start(parts, self._sets[self._turn][: self._numel])
+        elif self._staged and self._legs:
             self._crossing.wait()
-            self._send()
+            self._climb(0)
 
-    def _send(self) -> None:
-        assert self._sent is not None
-        out_sizes = [count * self._chunk for count in self._parts_of]
-        self._work = self._group.all_to_all(self._received, self._sent, out_sizes, self._sizes_sent)
+    @property
+    def climbs_early(self) -> bool:
+        return len(self._legs) > 1 and not self._staged
+
+    def _laid_out(self, parts: list[torch.Tensor], at: int) -> torch.Tensor:
+        """The sums of several nodes, piece by piece as those of the level ``at`` gather them."""
+        if len(parts) == 1:
+            return parts[0]
+        return torch.stack([part.view(self._levels[at].size, -1) for part in parts], dim=1).view(-1)
+
+    def _climb(self, at: int) -> None:
+        """Send what was laid out last to the workers of level ``at``."""
+        leg, level = self._legs[at], self._levels[at]
+        sizes = [len(nodes) * leg.piece for nodes in leg.bring]
+        own = [sizes[level.rank]] * level.size
+        self._work = level.all_to_all(self._received[at], self._sent[-1], sizes, own)
 
     def combine(self) -> None:
-        """Add this worker's chunk in tree order and start returning it to all."""
-        if self._group.size == 1:
+        """Add this worker's piece in tree order, and send the sums on: up, and from the top back to all."""
+        if not self._legs:
             return
         assert self._work is not None
         self._work.wait()
-        rows = zip(self._nodes, self._received.view(len(self._nodes), self._chunk).unbind(0), strict=True)
-        total = tree_sum(list(rows), self._num_slots, _add)
-        self._work = self._group.all_gather(self._sets[self._turn][: self._length], total)
+        top, at = len(self._legs) - 1, self.combined
+        self.combined += 1
+        if at > top:
+            self._descend(2 * top - at, self._returned[2 * top - at])
+            return
+        leg = self._legs[at]
+        rows = list(zip(leg.nodes, self._received[at].view(len(leg.nodes), leg.piece).unbind(0), strict=True))
+        sums = [node_sum([row for row in rows if row[0].start in node], node, _add) for node in leg.sums]
+        if at == top:
+            self._descend(top, sums[0])
+        else:
+            self._sent.append(self._laid_out(sums, at + 1))
+            self._climb(at + 1)
+
+    def _descend(self, at: int, piece: torch.Tensor) -> None:
+        """Start to return the sums of this worker's piece to the workers of level ``at``."""
+        room = self._sets[self._turn][: self._length] if at == 0 else self._returned[at - 1]
+        self._work = self._levels[at].all_gather(room, piece)
+
+    def settle(self) -> bool:
+        return self._relay is None or self._relay.settle()
 
     def wait(self) -> None:
-        if self._group.size > 1:
+        if self._relay is not None:
+            self._relay.wait()
+        elif self._group.size > 1:
             assert self._work is not None
             self._work.wait()
 
@@ -124,7 +191,8 @@ class ExactReducer(Reducer[_Bucket]):
     """Sums a list of tensors over the slots of all workers. See ``Reducer`` and ``Bucket``.
 
     Slots without samples are left out: they count as zero. ``like`` gives shapes, dtypes and devices; tensors should
-    come in about the order in which ``put`` will bring them. ``deal``: which slots each worker has.
+    come in about the order in which ``put`` will bring them. ``deal``: which slots each worker has. ``lane``:
+    a number of its own for each of several alike whose sums are under way at once.
     """
 
     def __init__(
@@ -136,6 +204,8 @@ class ExactReducer(Reducer[_Bucket]):
         *,
         hold: bool = False,
         deal: Deal = cut,
+        lane: int = 0,
     ) -> None:
-        buckets = [_Bucket(members, like, num_slots, group, deal, hold=hold) for members in plan(like)]
+        first = lane * len(like)
+        buckets = [_Bucket(members, like, num_slots, group, deal, hold=hold, first=first) for members in plan(like)]
         super().__init__(buckets, group, gradients)

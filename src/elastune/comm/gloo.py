@@ -41,6 +41,7 @@ from elastune.comm.sockets import (
     listeners,
     repeat_soon,
     sever,
+    sockets,
 )
 
 THREADS = 2
@@ -80,9 +81,10 @@ class _GlooForming(Forming):
         self._rank, self._size, self._interface = rank, size, factory.interface
         self._own: Address | None = None
         self._others: Collection[Address] = ()
+        self._before: Collection[Found] = ()  # sockets that are none of this group's
 
     def make(self) -> Group:
-        device, listener, self._own = _listening_device(self._interface)
+        device, listener, self._own, self._before = _listening_device(self._interface)
         told = self._meet("at", f"{self._own[0]} {self._own[1]}")
         places = [(host, int(port)) for host, port in (one.split(" ") for one in told)]
         self._others = [place for place in places if place != self._own]
@@ -94,14 +96,16 @@ class _GlooForming(Forming):
         options._timeout = timedelta(seconds=self._timeout_s)
         with self._introducing(listener):
             pg = _GLOO(self._store, self._rank, self._size, options)
-        for it in self._connections():
+        connected = self._connections()
+        for it in connected:
             with borrowed(it) as sock:
                 if sock is not None:
                     repeat_soon(sock)
-        nonce, mine = secrets.randbits(62), list(ends(self._connections()).values())
+        nonce, mine = secrets.randbits(62), list(ends(connected).values())
         cards = [_card(card) for card in self._meet("met", json.dumps([nonce, mine]))]
-        self._end_strangers({one for _, theirs in cards for one in theirs})
-        group = Group(self._rank, self._size, pg, "gloo", connections=Connections(self._connections()))
+        connected = self._connections()  # one that waited to be accepted when the door was shut may be there by now
+        self._end_strangers(connected, {one for _, theirs in cards for one in theirs})
+        group = Group(self._rank, self._size, pg, "gloo", connections=Connections(connected))
         if not self._proves(group, nonce, [nonce for nonce, _ in cards]):
             _STRANGERS.set()
             drop(group)
@@ -155,9 +159,9 @@ class _GlooForming(Forming):
         there = [key for key in (f"met/{rank}" for rank in range(self._size)) if self._store.check([key])]
         return {one for key in there for one in _card(self._store.get(key).decode())[1]}
 
-    def _end_strangers(self, peers: Collection[Ends]) -> None:
+    def _end_strangers(self, connected: Collection[Found], peers: Collection[Ends]) -> None:
         """End the connections that no peer has; where a network hides who has them, that cannot be told."""
-        own = ends(self._connections())
+        own = ends(connected)
         strange = [it for it, (here, there) in own.items() if Ends(there, here) not in peers]
         if strange and len(own) - len(strange) == self._size - 1:
             _STRANGERS.set()
@@ -182,7 +186,7 @@ class _GlooForming(Forming):
         return self.meet(place, self._rank, self._size, message)
 
     def _connections(self) -> list[Found]:
-        return connections(self._own, self._others) if self._own is not None else []
+        return connections(self._own, self._others, self._before) if self._own is not None else []
 
 
 def _card(text: str) -> tuple[int, list[Ends]]:
@@ -196,21 +200,26 @@ def _words(connection: Ends) -> str:
     return f"{host} {port} {from_host} {from_port}"
 
 
-def _listening_device(interface: str) -> tuple[Any, Found, Address]:
+def _listening_device(interface: str) -> tuple[Any, Found, Address, Collection[Found]]:
     """A device of its own for one group, so that its connections are known from those of other groups; ~0.5 ms.
 
     Nobody can connect to it yet, and nobody has: gloo's listener is open for a moment before its door can be shut. Who
     came in by then is no peer (they have not been told where it is), and would be taken for one once the peers connect;
     so gloo starts again, at another port. Raises ``RuntimeError`` where strangers are always faster.
+
+    Returns the device, its listener, where that is, and the sockets that were there before it.
     """
     for _ in range(DEVICES_TRIED):
         with _DEVICES:
-            before = listeners()
+            before = sockets()
             device = _GLOO.create_device(interface=interface)
-            ((listener, own),) = [item for item in listeners().items() if item[0] not in before]
+            new = listeners(but=before)
+        if len(new) > 1:  # the program has begun to listen somewhere in this very moment: which one is it?
+            continue
+        ((listener, own),) = new.items()
         door.shut(listener)
-        if not door.entered(listener, own):
-            return device, listener, own
+        if not door.entered(listener, own, but=before):
+            return device, listener, own, before
         _STRANGERS.set()
         del device  # now: its end takes 10 ms, for which the next one would be open too
     raise RuntimeError(f"strangers were at each of {DEVICES_TRIED} listeners before it could be shut")

@@ -11,11 +11,17 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from elastune.comm.exchange import Addressed, Buffered, Transfers, straight
+from elastune.core.routes import Route
+from elastune.core.topology import DEFAULT_CHUNK_KIB
+
 DRAIN_S = 10.0
+IDLE_S = 0.5  # for gloo to close connections on which nothing is under way any more
 STUCK_S = 0.02  # after its connections are closed, what does not end within this never will
-LOOK = timedelta(milliseconds=20)
+LOOK = timedelta(milliseconds=10)  # each costs 0.1 ms
 POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
 POST_TAG = 2
+CALLS_TAG = 3  # of named collectives (train.collectives), which may be beside
 
 
 class Lifeline(Protocol):
@@ -70,7 +76,7 @@ class Work:
                 if self._work.is_completed():  # well or not, perhaps only just now
                     self._work.wait()
                     return
-                if self._group._abandoned:
+                if self._group.given_up:
                     raise
 
     def is_completed(self) -> bool:
@@ -78,39 +84,33 @@ class Work:
         return self._work is None or bool(self._work.is_completed())
 
 
-class _Transfer:
-    """A ``dist.Work`` between two workers, in the shape of a collective's: one whose wait may time out harmlessly."""
+class Parcel:
+    """What is on its way between two workers, for a thread of its own that may wait for ever."""
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
-        self._ended = threading.Event()
-        self._error: RuntimeError | None = None
-        threading.Thread(target=self._run, name="transfer", daemon=True).start()
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group, self._work = group, work
 
-    def _run(self) -> None:
+    def wait_here(self) -> None:
+        """Until it is through. Raises ``GroupBroken``; where the group was given up, that may never come."""
         try:
             self._work.wait()
         except RuntimeError as error:
-            self._error = error
-        self._work = None
-        self._ended.set()
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        if not self._ended.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError("not yet")
-        if self._error is not None:
-            raise self._error
+            raise self._group._broke(error) from None
 
 
 class Group:
     """``size`` workers, of which this one is ``rank``. ``wire`` is the device that collectives want tensors on.
 
     ``pg`` has the methods of a ``dist.ProcessGroup``; a group of one needs none: its collectives return at once.
-    ``connections``: its own, where it is not a static run's.
+    ``connections``: its own, where it is not a static run's. ``levels``: groups of some of its workers by which sums
+    can climb (``comm.levels``), the innermost first; they are given up and let go of with it. ``routes``: by which sums
+    go instead (``core.routes``), in chunks of ``chunk_kib``; none: by levels, or in the backend's own way. ``kept``:
+    what others keep by name for as long as it lives.
     """
+
+    levels: tuple[Group, ...] = ()
+    routes: tuple[Route, ...] = ()
+    chunk_kib: int = DEFAULT_CHUNK_KIB
 
     def __init__(
         self,
@@ -131,11 +131,28 @@ class Group:
         self._abandoned = False
         self._spoilt = False
         self._outstanding: dict[Work, None] = {}
+        self._sent_bytes = 0
+        self.kept: dict[str, object] = {}
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes collectives of this worker have sent to others, by its levels too, since the group was formed.
+
+        An all-reduce counts as a ring's does; messages from one worker to another are counted where they are sums on
+        their routes, broadcasts are not.
+        """
+        return self._sent_bytes + sum(level.sent_bytes for level in self.levels)
+
+    def count_sent(self, size_bytes: int) -> None:
+        """So many bytes go by messages that somebody else sends for this worker."""
+        self._sent_bytes += size_bytes
 
     # -- collectives: started, not awaited, unless they say so --------------------------------------------------------
 
     def all_to_all(self, out: torch.Tensor, data: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
         """Send the next ``sizes[w]`` elements of ``data`` to each worker ``w``; receive alike into ``out``."""
+        own = sizes[self.rank] if sizes else data.numel() // self.size  # without sizes all are equal
+        self._sent_bytes += (data.numel() - own) * data.itemsize
         return self._start(lambda pg: pg.alltoall_base(out, data, list(out_sizes), list(sizes)))
 
     def all_gather(self, out: torch.Tensor, chunk: torch.Tensor) -> Work:
@@ -143,6 +160,10 @@ class Group:
 
         On gloo an all-to-all of copies takes half the time of its all-gather.
         """
+        return self._all_gather(out, chunk)
+
+    def _all_gather(self, out: torch.Tensor, chunk: torch.Tensor) -> Work:
+        self._sent_bytes += (self.size - 1) * chunk.nbytes
         if self.backend == "gloo":
             copies = chunk.expand(self.size, -1).contiguous().view(-1)
             return self._start(lambda pg: pg.alltoall_base(out, copies, [], []))
@@ -150,7 +171,10 @@ class Group:
 
     def all_reduce(self, data: torch.Tensor) -> Work:
         """Sum ``data`` over workers in place (in the backend's own order)."""
-        return self._start(lambda pg: pg.allreduce([data])) if self.size > 1 else Work(self, None)
+        if self.size == 1:
+            return Work(self, None)
+        self._sent_bytes += 2 * (self.size - 1) * data.nbytes // self.size
+        return self._start(lambda pg: pg.allreduce([data]))
 
     def broadcast(self, data: torch.Tensor, source: int = 0) -> None:
         """Overwrite ``data`` with that of ``source``; blocks."""
@@ -186,37 +210,69 @@ class Group:
         """Every worker's ``values`` (their numbers may differ), in rank order, on every worker; blocks."""
         return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64))]
 
+    def gather_row(self, values: Sequence[float]) -> list[list[float]]:
+        """As ``gather_floats`` in one message from each to each: all workers must have equally many ``values``."""
+        row = torch.tensor(values, dtype=torch.float64, device=self.wire)
+        if self.size == 1:
+            return [row.tolist()]
+        table = torch.zeros(self.size * len(row), dtype=torch.float64, device=self.wire)
+        self._all_gather(table, row).wait()
+        return [[float(x) for x in own] for own in table.view(self.size, -1).tolist()]
+
     # -- from one worker to another -----------------------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send ``tensor`` to rank ``to``; blocks. Pairs with that rank's next ``receive``."""
         data = tensor.to(self.wire).contiguous()
-        self._start(lambda pg: _Transfer(pg.send([data], to, POINT_TO_POINT_TAG))).wait()
+        self._start(lambda pg: Transfers(lambda out: out.append(pg.send([data], to, POINT_TO_POINT_TAG)))).wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Overwrite ``tensor`` (contiguous) with what rank ``source`` sends next; blocks."""
         data = tensor.to(self.wire)
-        self._start(lambda pg: _Transfer(pg.recv([data], source, POINT_TO_POINT_TAG))).wait()
+        self._start(lambda pg: Transfers(lambda out: out.append(pg.recv([data], source, POINT_TO_POINT_TAG)))).wait()
         if data is not tensor:
             tensor.copy_(data)
 
-    def send_here(self, tensor: torch.Tensor, to: int) -> None:
+    def exchange(self, sends: Sequence[Addressed], receives: Sequence[Addressed]) -> Work:
+        """Send each of ``sends`` to a rank, and overwrite each of ``receives`` with what a rank sends; all at once.
+
+        All workers call it, as they do a collective. Tensors are flat and contiguous, of bytes, on ``wire``, and not to
+        be touched before the work has ended. Between two ranks what is sent n-th is received n-th, and has its size.
+        """
+        if self.backend != "gloo":
+            return self._start(lambda pg: Buffered(pg, sends, receives, self.size, self.wire))
+        if not sends and not receives:
+            return Work(self, None)
+        return self._start(lambda pg: straight(pg, sends, receives))
+
+    def send_here(self, tensor: torch.Tensor, to: int, tag: int = POST_TAG) -> None:
         """As ``send`` of a tensor on the CPU, for a thread of its own that may wait for ever: it costs no other one.
 
         Pairs with ``receive_here``.
         """
-        self._run_here(lambda pg: pg.send([tensor], to, POST_TAG))
+        self._run_here(lambda pg: pg.send([tensor], to, tag))
 
-    def receive_here(self, tensor: torch.Tensor, source: int) -> None:
+    def receive_here(self, tensor: torch.Tensor, source: int, tag: int = POST_TAG) -> None:
         """As ``receive``, for a thread of its own; see ``send_here``."""
-        self._run_here(lambda pg: pg.recv([tensor], source, POST_TAG))
+        self._run_here(lambda pg: pg.recv([tensor], source, tag))
+
+    def begin_send(self, tensor: torch.Tensor, to: int, tag: int) -> Parcel:
+        """Begin to send ``tensor``, on the CPU; pairs with ``begin_receive`` of that ``tag`` there."""
+        return Parcel(self, self._begin_here(lambda pg: pg.send([tensor], to, tag)))
+
+    def begin_receive(self, tensor: torch.Tensor, source: int, tag: int) -> Parcel:
+        """Begin to receive into ``tensor``, on the CPU; see ``begin_send``."""
+        return Parcel(self, self._begin_here(lambda pg: pg.recv([tensor], source, tag)))
 
     def _run_here(self, start: Callable[[Any], Any]) -> None:
+        Parcel(self, self._begin_here(start)).wait_here()
+
+    def _begin_here(self, start: Callable[[Any], Any]) -> Any:
         pg = self._pg
         if self._why or pg is None:
             raise GroupBroken(self._why or "the group was let go")
         try:
-            start(pg).wait()
+            return start(pg)
         except RuntimeError as error:
             raise self._broke(error) from None
 
@@ -226,6 +282,11 @@ class Group:
     def broken(self) -> bool:
         """Whether every further collective will raise ``GroupBroken``."""
         return bool(self._why)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether somebody has given it up, so that what is under way may never end."""
+        return self._abandoned
 
     @property
     def why(self) -> str:
@@ -241,21 +302,27 @@ class Group:
         self._abandoned = True
         if self._connections is not None:
             self._connections.sever()
+        for level in self.levels:
+            level.abandon(why)
 
     def drain(self) -> bool:
         """Wait until no collective of this group reads or writes any more; abandons it where one is under way.
 
-        False where the library holds on to one for ever: then the buffers of all that had not ended must never be used
-        again. Raises ``RuntimeError`` where nothing ends within ``DRAIN_S``.
+        False where the library holds on to one, or to a connection: then the buffers of all that had not ended must
+        never be used again. Raises ``RuntimeError`` where nothing ends within ``DRAIN_S``.
         """
         if self._still_out():
             self.abandon()
-            self._wait_for(self._all_closed, DRAIN_S)
+            if not self._wait_for(self._all_closed, IDLE_S):
+                # One may stay open though all has ended. Nobody waits for that, but it may still be read.
+                closed = self._still_out() and self._wait_for(self._all_closed, DRAIN_S)
+                self._spoilt = self._spoilt or not closed
             if not self._wait_for(lambda: not self._still_out(), STUCK_S if self._connections else DRAIN_S):
                 if self._connections is None or not self._all_closed():
                     raise RuntimeError(f"a collective of an abandoned group did not end within {DRAIN_S} s")
                 self._spoilt = True
-        return not self._spoilt
+        drained = [level.drain() for level in self.levels]
+        return all(drained) and not self._spoilt
 
     def _all_closed(self) -> bool:
         return self._connections is None or self._connections.all_closed()
@@ -277,7 +344,7 @@ class Group:
     def _release(self) -> list[Any]:
         """Everything that keeps the process group alive; this object is of no use any more."""
         pg, works, self._pg, self._outstanding = self._pg, list(self._outstanding), None, {}
-        return [pg, *works]
+        return [pg, *works, *(held for level in self.levels for held in level._release())]
 
     def _start(self, start: Callable[[Any], Any]) -> Work:
         if self._why:

@@ -15,11 +15,14 @@ LARGE_BYTES = 4 << 20
 REPEATS = 7
 
 
-def measure_link(group: Group) -> LinkMeasured:
-    """Median all-reduce times of a small and a large tensor, as latency and seconds per byte. All workers call it."""
+def measure_link(group: Group, hosts: int = 1) -> LinkMeasured:
+    """Median all-reduce times of a small and a large tensor, as latency and seconds per byte. All workers call it.
+
+    ``hosts``: on how many of them the workers stand.
+    """
     small, large = (_median_s(group, size) for size in (SMALL_BYTES, LARGE_BYTES))
     per_byte = max(0.0, large - small) / (LARGE_BYTES - SMALL_BYTES)
-    return LinkMeasured(group.size, max(0.0, small - per_byte * SMALL_BYTES), per_byte)
+    return LinkMeasured(group.size, max(0.0, small - per_byte * SMALL_BYTES), per_byte, hosts)
 
 
 def _median_s(group: Group, size_bytes: int) -> float:

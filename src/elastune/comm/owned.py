@@ -7,7 +7,7 @@ to the part's other holders only. What all must know of a step goes through the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import fsum
 
 import torch
@@ -23,8 +23,16 @@ Holders = Sequence[tuple[int, ...]]
 """By batch rank: the batch ranks that hold what that one adds up, itself first."""
 
 
-def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.add_(b)
+def _adds_into(target: torch.Tensor, count: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Additions, of which the last of ``count`` goes to ``target``, where that is on their device."""
+    done = 0
+
+    def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        done += 1
+        return torch.add(a, b, out=target) if done == count and a.device == target.device else a.add_(b)
+
+    return add
 
 
 def square(gradient: torch.Tensor) -> float:
@@ -130,14 +138,16 @@ class OwnedBucket:
             return
         self._works.pop().wait()
         received = self._received[: len(self._nodes) * self._mine].view(len(self._nodes), self._mine)
-        rows = zip(self._nodes, received.unbind(0), strict=True)
-        total = tree_sum(list(rows), self._num_slots, _add)
+        rows = list(zip(self._nodes, received.unbind(0), strict=True))
         if self._keeps:
-            self.held = total.to(self._device)
+            self.held = tree_sum(rows, self._num_slots, torch.Tensor.add_).to(self._device)
             return
         own, others = self.held.split([self._mine, len(self.held) - self._mine])
-        own.copy_(total)
-        copies = total.repeat(len(self._copiers))
+        total = tree_sum(rows, self._num_slots, _adds_into(own, len(rows) - 1))
+        if total is not own:
+            own.copy_(total)
+        # Nothing changes it before it has gone: ``wait`` is for that, too.
+        copies = total if len(self._copiers) == 1 else total.repeat(len(self._copiers))
         sizes = [self._mine if worker in self._copiers else 0 for worker in range(group.size)]
         out_sizes = [n if adder in self._copied else 0 for adder, n in enumerate(self._cuts)]
         room = others if others.device == group.wire else torch.empty_like(others, device=group.wire)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastune.comm.group import LOOK, Group, GroupBroken
+from elastune.comm.group import LOOK, POST_TAG, Group, GroupBroken
 
 HEAD = 6
 
@@ -40,12 +40,12 @@ class _Outbox:
 class Post:
     """This worker's messages to and from the others of ``group``. What one sends to another arrives in order.
 
-    Groups of one have no post. Whatever ends the group ends its threads, and raises ``GroupBroken`` in ``next`` and
-    ``send``.
+    Several posts of a group differ by ``tag``. Groups of one have no post. Whatever ends the group ends its threads,
+    and raises ``GroupBroken`` in ``next`` and ``send``.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, tag: int = POST_TAG) -> None:
+        self._group, self._tag = group, tag
         self._came: queue.SimpleQueue[tuple[int, Letter] | None] = queue.SimpleQueue()
         self._outboxes: dict[int, _Outbox] = {}
         for peer in range(group.size):
@@ -93,14 +93,14 @@ class Post:
             sizes = [layout, len(text), message.payload.numel()]
             for part in (torch.tensor([*message.number, *sizes]), text, message.payload):
                 if part.numel():
-                    self._group.send_here(part, to)
+                    self._group.send_here(part, to, self._tag)
         box.sent.set()
 
     def _receive_all(self, source: int) -> None:
         texts: list[str] = []
         while True:
             head = torch.empty(HEAD, dtype=torch.int64)
-            self._group.receive_here(head, source)
+            self._group.receive_here(head, source, self._tag)
             *number, layout, text_size, size = head.tolist()
             if text_size:
                 texts.append(bytes(self._read(text_size, source).tolist()).decode())
@@ -111,7 +111,7 @@ class Post:
     def _read(self, size: int, source: int) -> torch.Tensor:
         room = torch.empty(size, dtype=torch.uint8)
         if size:
-            self._group.receive_here(room, source)
+            self._group.receive_here(room, source, self._tag)
         return room
 
     def _start(self, name: str, act: Callable[[], None]) -> None:

@@ -81,13 +81,27 @@ class Bucket(ABC):
     def depart(self) -> None:  # noqa: B027 - most have nothing left to do
         """Start to reduce what ``launch`` has only begun to copy."""
 
+    rounds: int = 1
+    """How often ``combine`` has to be called."""
+    combined: int = 0
+    """How often it was in this step, counted where there are several rounds."""
+
+    @property
+    def climbs_early(self) -> bool:
+        """Whether ``combine`` may be called once as soon as the next bucket has left: it waits for neighbours only."""
+        return False
+
     @abstractmethod
     def combine(self) -> None:
-        """Wait for the first half of the reduction and start the second, where it has two."""
+        """Wait for what is under way and start what comes next, where a reduction goes in several legs."""
 
     @abstractmethod
     def wait(self) -> None:
         """Wait until the sums are in the set of this turn."""
+
+    def settle(self) -> bool:
+        """Give up what is under way beside the group's collectives. False where its memory must never be used again."""
+        return True
 
     def give(self) -> dict[int, torch.Tensor]:
         """The sums by member, as views that live until the next step."""
@@ -221,11 +235,13 @@ class Reducer(Generic[B]):
         self._slot, self._last = 0, True
         self._ready: set[int] = set()
         self._renewed: Group | None = None
+        self._departed, self._legs = False, 0
         self.wait_s = 0.0
 
     def begin(self) -> None:
         """Start a step. No collective of an earlier one may be under way (``drain``)."""
         self._ready = set()
+        self._departed, self._legs = False, 0
         for bucket in self._buckets:
             bucket.begin()
             if bucket.norms is not None:
@@ -273,11 +289,15 @@ class Reducer(Generic[B]):
     def _launch_in_order(self, ready: B) -> None:
         """Every worker must start its collectives in the same order, whatever order its gradients came in."""
         self._ready.add(id(ready))
+        before: B | None = None
         for bucket in self._buckets:
             if not bucket.launched:
                 if id(bucket) not in self._ready:
                     return
                 bucket.launch()
+                if before is not None and before.climbs_early and not before.combined:
+                    before.combine()
+            before = bucket
 
     def launch(self) -> None:
         """This worker has no more to put."""
@@ -285,14 +305,32 @@ class Reducer(Generic[B]):
             if not bucket.launched:
                 bucket.launch()
 
+    @property
+    def legs(self) -> int:
+        """How many legs of a step follow the first; see ``advance``. The same on all workers of the group."""
+        return max((bucket.rounds for bucket in self._buckets), default=0)
+
+    def advance(self, legs: int = 0) -> None:
+        """See that all which this worker has put has left, and that ``legs`` of the legs that follow are begun.
+
+        For sums that travel while training goes on: each leg waits for the one before it, so all workers have to call
+        this alike, at places that lie as far apart as a leg takes. ``finish`` begins what is left.
+        """
+        self.launch()
+        if not self._departed:
+            self._departed = True
+            for bucket in self._buckets:
+                bucket.depart()
+        while self._legs < legs:
+            for bucket in self._buckets:
+                if bucket.combined <= self._legs < bucket.rounds:
+                    bucket.combine()
+            self._legs += 1
+
     def finish(self) -> list[torch.Tensor]:
         """The sums over all workers, on every worker. The views live until the next step."""
         started = time.perf_counter()
-        self.launch()
-        for bucket in self._buckets:
-            bucket.depart()
-        for bucket in self._buckets:
-            bucket.combine()
+        self.advance(self.legs)
         sums: dict[int, torch.Tensor] = {}
         for bucket in self._buckets:
             bucket.wait()
@@ -327,7 +365,8 @@ class Reducer(Generic[B]):
 
     def drain(self) -> None:
         """See that nothing of a step that broke changes any buffer any more."""
-        if not self.group.drain() and self._renewed is not self.group:
+        settled = [bucket.settle() for bucket in self._buckets]
+        if not (self.group.drain() and all(settled)) and self._renewed is not self.group:
             self._renewed = self.group
             for bucket in self._buckets:
                 bucket.renew()

@@ -23,20 +23,25 @@ class Found(NamedTuple):
     inode: int
 
 
-def listeners() -> dict[Found, Address]:
-    """The TCP sockets that listen, and where."""
+def sockets() -> frozenset[Found]:
+    """All sockets: who looks for new ones later need not look at these again."""
+    return frozenset(_sockets())
+
+
+def listeners(but: Collection[Found] = ()) -> dict[Found, Address]:
+    """The TCP sockets that listen, and where; ``but`` for these."""
     found = {}
-    for it in _sockets():
+    for it in _sockets(but):
         with borrowed(it) as sock, contextlib.suppress(OSError):  # closed by another thread just now
             if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found[it] = _address(sock.getsockname())
     return found
 
 
-def connections(own: Address, others: Collection[Address]) -> list[Found]:
-    """The connections that came in at ``own``, or go out to one of ``others``."""
+def connections(own: Address, others: Collection[Address], but: Collection[Found] = ()) -> list[Found]:
+    """The connections that came in at ``own``, or go out to one of ``others``; ``but`` for these."""
     found = []
-    for it in _sockets():
+    for it in _sockets(but):
         with borrowed(it) as sock, contextlib.suppress(OSError):  # not connected, or not any more
             if sock is not None and (_address(sock.getpeername()) in others or _address(sock.getsockname()) == own):
                 found.append(it)
@@ -90,12 +95,12 @@ def _is(it: Found) -> bool:
         return False
 
 
-def _sockets() -> Iterator[Found]:
+def _sockets(but: Collection[Found] = ()) -> Iterator[Found]:
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                yield Found(int(name), status.st_ino)
+            if stat.S_ISSOCK(status.st_mode) and (it := Found(int(name), status.st_ino)) not in but:
+                yield it
 
 
 def repeat_soon(sock: socket.socket) -> None:

@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import fsum
 
 import torch
 
 from elastune.comm.group import Group, Work
 from elastune.comm.owned import Holders, square
+from elastune.comm.rooms import Rooms
 from elastune.comm.units import unit_squares
 from elastune.core.leaves import Split
 from elastune.core.ownership import BucketPlan, Segment, joined
@@ -33,17 +34,32 @@ Parts = tuple[Sequence[Segment], ...]
 """By batch rank: the segments that it adds up."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Message:
-    """Some of a block's gradients, and the sum of those that this worker adds up."""
+    """Some of a block's gradients, and the sum of those that this worker adds up.
+
+    ``home``: where that sum belongs, while nothing is there and it is one piece of memory.
+    """
 
     parts: Parts
     dtype: torch.dtype
     sum: TreeSum[torch.Tensor]
+    home: torch.Tensor | None = None
 
     def size(self, adder: int) -> int:
         """Elements that ``adder`` adds up."""
         return sum(segment.size for segment in self.parts[adder])
+
+    def add(self, slots: Sequence[int], rows: torch.Tensor) -> None:
+        """What ``slots`` bring, a row each; ``rows`` may change after this, and be changed by it."""
+        for slot, row in zip(slots, rows.unbind(0), strict=True):
+            self.sum.put(slot, row)
+        memory = rows.untyped_storage().data_ptr()
+        self.sum.change(lambda value: self._kept(value) if value.untyped_storage().data_ptr() == memory else value)
+
+    def _kept(self, value: torch.Tensor) -> torch.Tensor:
+        home, self.home = self.home, None
+        return value.clone() if home is None else home.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -66,12 +82,13 @@ class StreamedReducer:
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self._blocks = blocks
-        self.group = Group()
+        self.group, self._device = Group(), torch.device("cpu")
         self.measures = False
         self._ending: Sequence[int] = ()
         self._gradients: dict[int, torch.Tensor | None] = {}
         self._squares: dict[int, float] = {}
         self._under_way: deque[_UnderWay] = deque()
+        self._renew()
 
     def regroup(
         self,
@@ -96,18 +113,26 @@ class StreamedReducer:
                 self._held.setdefault(segment.leaf, []).append(segment)
         self._adds_on = device if group.size == 1 else group.wire
         self._parts = [list(_parts(frozenset(block), plans, MESSAGE // group.size)) for block in self._blocks]
+        self._sums: dict[Segment, torch.Tensor] = {}
+        self._renew()
         self.begin()
+
+    def _renew(self) -> None:
+        """A library may still use the memory of what was under way: take other memory."""
+        self._under_way.clear()
+        self._rooms, self._wire_rooms = Rooms(self._device), Rooms(self.group.wire)
 
     def begin(self) -> None:
         """A step begins: forget the last one."""
         self._messages = [[self._message(parts) for parts in of_block] for of_block in self._parts]
-        self._sums: dict[Segment, torch.Tensor] = {}
         self._gradients = {}
 
     def _message(self, parts: Parts) -> _Message:
         leaf = next(segment.leaf for part in parts for segment in part)
         dtype: torch.dtype = getattr(torch, self._split.leaves[leaf].dtype)
-        return _Message(parts, dtype, TreeSum(self._num_slots, torch.Tensor.add_))
+        own = parts[self.group.rank]
+        home = self._view(own[0], dtype) if len(own) == 1 and self._adds_on == self._device else None
+        return _Message(parts, dtype, TreeSum(self._num_slots, torch.Tensor.add_), home)
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
@@ -145,27 +170,33 @@ class StreamedReducer:
     def _send(self, message: _Message, flat: Mapping[int, torch.Tensor]) -> None:
         group, ending = self.group, self._ending
         ends = ending[group.rank] >= 0
-        own = [self._slice(segment, flat, message.dtype) for part in message.parts for segment in part] if ends else []
-        mine = torch.cat([self._empty(0, message.dtype), *own])
-        if group.size == 1:
-            message.sum.put(ending[0], mine)
-            return
+        segments = [segment for part in message.parts for segment in part] if ends else []
+        mine = _one_piece(segments, flat)
+        room = None
+        if mine is None:
+            mine = room = self._rooms.take(sum(segment.size for segment in segments), message.dtype)
+            self._collect(segments, flat, room)
         slots, size = [slot for slot in ending if slot >= 0], message.size(group.rank)
 
-        def arrive(room: torch.Tensor) -> None:
-            for slot, row in zip(slots, room.view(len(slots), size).unbind(0), strict=True):
-                message.sum.put(slot, row.clone())  # a part of the room would keep all of it
+        def arrive(received: torch.Tensor) -> None:
+            message.add(slots, received.view(len(slots), size))
+            if room is not None:
+                self._rooms.give(room)
 
+        if group.size == 1:
+            arrive(mine)
+            return
         sizes = [message.size(adder) if ends else 0 for adder in range(group.size)]
         self._start(mine, sizes, [size if slot >= 0 else 0 for slot in ending], arrive)
 
-    def _slice(self, segment: Segment, flat: Mapping[int, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        if segment.leaf not in flat:
-            return self._empty(segment.size, dtype).zero_()
-        return flat[segment.leaf][segment.start : segment.stop]
-
-    def _empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, device=self._device)
+    @staticmethod
+    def _collect(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor], room: torch.Tensor) -> None:
+        """The gradients of ``segments`` into ``room``, one behind the other."""
+        for segment, place in zip(segments, room.split([segment.size for segment in segments]), strict=True):
+            if segment.leaf in flat:
+                place.copy_(flat[segment.leaf][segment.start : segment.stop])
+            else:
+                place.zero_()
 
     # -- the end of a step --------------------------------------------------------------------------------------------
 
@@ -193,20 +224,21 @@ class StreamedReducer:
         def arrive(room: torch.Tensor) -> None:
             self._write([segment for adder in held for segment in message.parts[adder]], room)
 
-        self._start(total.repeat(len(self._others)), sizes, out_sizes, arrive)
+        copies = total if len(self._others) == 1 else total.repeat(len(self._others))
+        self._start(copies, sizes, out_sizes, arrive)
 
     def _write(self, segments: Sequence[Segment], values: torch.Tensor) -> None:
         """Sums that this worker holds are here."""
-        at = 0
-        for segment in segments:
-            self._view(segment, values.dtype).copy_(values[at : at + segment.size])
-            at += segment.size
+        for segment, part in zip(segments, values.split([segment.size for segment in segments]), strict=True):
+            place = self._view(segment, values.dtype)
+            if place.data_ptr() != part.data_ptr():
+                place.copy_(part)
 
     def _view(self, segment: Segment, dtype: torch.dtype) -> torch.Tensor:
         """Where the sums of ``segment`` lie."""
         place = next(s for s in self._held[segment.leaf] if s.start <= segment.start < s.stop)
         if place not in self._sums:
-            self._sums[place] = self._empty(place.size, dtype)
+            self._sums[place] = torch.empty(place.size, dtype=dtype, device=self._device)
         return self._sums[place][segment.start - place.start : segment.stop - place.start]
 
     def squares(self) -> torch.Tensor:
@@ -239,8 +271,9 @@ class StreamedReducer:
     ) -> None:
         group = self.group
         sent = data.to(group.wire)
-        room = torch.empty(sum(out_sizes), dtype=data.dtype, device=group.wire)
-        self._settle(max(0, IN_FLIGHT_BYTES - sent.nbytes - room.nbytes))
+        size = sum(out_sizes)
+        self._settle(max(0, IN_FLIGHT_BYTES - sent.nbytes - size * data.itemsize))
+        room = self._wire_rooms.take(size, data.dtype)
         self._under_way.append(_UnderWay(group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrive))
 
     def _settle(self, most: int) -> None:
@@ -251,12 +284,21 @@ class StreamedReducer:
             first = self._under_way.popleft()
             first.work.wait()
             first.arrive(first.room)
+            self._wire_rooms.give(first.room)
 
     def drain(self) -> None:
         """See that nothing of a step that broke changes any memory any more."""
         self.group.drain()
-        self._under_way.clear()
+        self._renew()
         self._gradients = {}
+
+
+def _one_piece(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+    """The gradient of ``segments`` where they adjoin in one leaf: its own memory, which nobody else uses any more."""
+    adjoin = all(a.leaf == b.leaf and a.stop == b.start for a, b in pairwise(segments))
+    if not segments or not adjoin or segments[0].leaf not in flat:
+        return None
+    return flat[segments[0].leaf][segments[0].start : segments[-1].stop]
 
 
 def _parts(leaves: frozenset[int], plans: Sequence[BucketPlan], most: int) -> Iterator[Parts]:

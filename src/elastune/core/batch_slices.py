@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,6 +18,11 @@ class BatchSlice:
     samples runs a copy of what another does with weight 0, so that every worker takes every step. ``ends_slot`` and
     ``ends_step`` mark the last pass of a slot and of this worker's step. Where all workers make equally many passes
     ``ending`` tells, by worker, the slot that ends there in this one; -1: none does.
+
+    Where a worker trains several learners (``core.sync_plan``) a slice is of ``learner``, and weights over all of that
+    learner's slices between two of its own steps add up to 1; ``counts`` is the part of the round that these samples
+    are. ``ends_update``: the learner's own optimizer step follows; ``ends_local_step``: it is the last one of this
+    worker's learners.
     """
 
     samples: range
@@ -26,6 +31,10 @@ class BatchSlice:
     ends_slot: bool
     ends_step: bool
     ending: tuple[int, ...] = ()
+    learner: int = 0
+    counts: float = 1.0
+    ends_update: bool = False
+    ends_local_step: bool = False
 
 
 def shares(
@@ -62,6 +71,58 @@ def shares(
         for passes in zip(*plans, strict=True)
     ]
     return [replace(own, ending=ends) for own, ends in zip(plans[rank], ending, strict=True)]
+
+
+def round_shares(
+    batches: Sequence[int],
+    num_slots: int,
+    learners: int,
+    carried: range,
+    mode: Mode,
+    micro_batch: int | None,
+    least: int = 1,
+) -> list[BatchSlice]:
+    """The passes of a worker that trains the learners ``carried``, over a round of global ``batches``, in order.
+
+    Of each batch a learner has what worker ``learner`` of ``learners`` would have; one without samples runs a copy of
+    another's with weight 0, and its own optimizer step then finds no gradient. ``samples`` count from the round's
+    first.
+    """
+    total, start = sum(batches), 0
+    found: list[BatchSlice] = []
+    for batch in batches:
+        for learner in carried:
+            passes = shares(batch, num_slots, learners, learner, mode, micro_batch, least)
+            own = sum(len(each.samples) for each in passes if each.weight)
+            found += [
+                replace(
+                    each,
+                    samples=range(start + each.samples.start, start + each.samples.stop),
+                    weight=len(each.samples) / own if own else 0.0,
+                    learner=learner,
+                    counts=own / total,
+                    ends_step=False,
+                    ends_update=each.ends_step,
+                    ends_local_step=each.ends_step and learner == carried[-1],
+                )
+                for each in passes
+            ]
+        start += batch
+    return [*found[:-1], replace(found[-1], ends_step=True)]
+
+
+def places_of_learner(
+    batches: Sequence[int], num_slots: int, learners: int, learner: int, mode: Mode, least: int = 1
+) -> list[range]:
+    """Which samples of a round of global ``batches`` one learner has, counted from the round's first, in order."""
+    own = round_shares(batches, num_slots, learners, range(learner, learner + 1), mode, None, least)
+    found: list[range] = []
+    for samples in (each.samples for each in own if each.weight):
+        if found and found[-1].stop == samples.start:
+            found[-1] = range(found[-1].start, samples.stop)
+        else:
+            found.append(samples)
+    return found
 
 
 def _passes(batch: int, everyone: list[tuple[int, range]], run: range, micro_batch: int | None) -> list[BatchSlice]:

@@ -25,17 +25,17 @@ class SystemClock:
         return time.monotonic()
 
     def wall(self) -> float:
-        return time.time()
+        return round(time.time(), 6)
 
 
 class VirtualClock:
     """Time that moves only where it is told to, so that a simulated week costs nothing.
 
-    It begins at 0; ``wall`` begins at ``wall_s`` seconds since the epoch.
+    It begins at ``now_s``; ``wall`` is ``wall_s`` more, in seconds since the epoch.
     """
 
-    def __init__(self, wall_s: float = 0.0) -> None:
-        self._now = 0.0
+    def __init__(self, wall_s: float = 0.0, *, now_s: float = 0.0) -> None:
+        self._now = now_s
         self._wall_s = wall_s
 
     def now(self) -> float:

@@ -10,7 +10,7 @@ held what.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -35,6 +35,7 @@ class Leaf:
         layer: Its place among the layers that a pipeline may be cut between, from 0.
         block: Which virtual block of the tensor axis it is in; None: every worker along that axis computes with it.
         trained: Whether it gets gradients.
+        gathered: With which block of the model its values are brought together when that runs; None: they are there.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Leaf:
     layer: int = 0
     block: int | None = None
     trained: bool = True
+    gathered: int | None = None
 
     @property
     def size(self) -> int:
@@ -107,6 +109,12 @@ class Split:
             for i, leaf in enumerate(self.leaves)
             if leaf.layer in layers and (leaf.block is None or leaf.block in blocks)
         )
+
+
+def gathered_in(split: Split, blocks: Sequence[Sequence[int]]) -> Split:
+    """``split`` with leaves that are brought together: those of each of ``blocks``, by their indices."""
+    block_of = {leaf: number for number, leaves in enumerate(blocks) for leaf in leaves}
+    return replace(split, leaves=tuple(replace(leaf, gathered=block_of[i]) for i, leaf in enumerate(split.leaves)))
 
 
 def whole_leaves(parameters: Sequence[tuple[str, tuple[int, ...], str, bool]]) -> Split:

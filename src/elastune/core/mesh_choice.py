@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
+from types import MappingProxyType
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 
 UNBOUNDED = 1 << 30
+_ONE_HOST: Mapping[int, str] = MappingProxyType({})
 WEIGHTS = {"data": 1.0, "shard": 1.5, "pipeline": 2.5, "tensor": 3.0}
 """How much it costs to leave the wanted size of an axis: another number of replicas is the smallest change, another
 width of layers the largest."""
@@ -26,6 +29,7 @@ class MeshChoice:
         pipeline: Likewise.
         slots: The most parts that a batch can be cut into.
         fixed: It stays the wanted one: the mechanism cannot reshape a run.
+        owes: Each worker keeps what it has not sent yet of its gradients.
     """
 
     wanted: Mesh = field(default_factory=Mesh)
@@ -34,19 +38,21 @@ class MeshChoice:
     pipeline: int = 1
     slots: int = UNBOUNDED
     fixed: bool = False
+    owes: bool = False
 
     @classmethod
     def of(cls, means: Means) -> MeshChoice:
         """What ``means`` begin with, and what their mechanism allows. How many layers a pipeline could divide is known
-        to workers alone (``Running``): until they tell, it has no more stages than it is to begin with.
+        to workers alone (``LayersFound``): until they tell, it has no more stages than it is to begin with.
         """
-        wanted, axes = means.first_mesh, means.parts.dividing
+        wanted, axes, compression = means.first_mesh, means.parts.dividing, means.compression
         return cls(
             wanted,
             shard=UNBOUNDED if "shard" in axes else 1,
             tensor=means.virtual_tensor if "tensor" in axes else 1,
             pipeline=wanted.pipeline if "pipeline" in axes else 1,
             slots=means.num_slots,
+            owes=compression is not None and compression.keeps_residual,
         )
 
     def widened(self, layers: int) -> MeshChoice:
@@ -57,6 +63,11 @@ class MeshChoice:
     def divides(self) -> bool:
         """Whether workers may hold different state."""
         return max(self.shard, self.tensor, self.pipeline) > 1
+
+    @property
+    def leavers_give(self) -> bool:
+        """Whether a worker that leaves has something for those that stay."""
+        return self.divides or self.owes
 
     def for_workers(self, workers: int) -> Mesh:
         """The mesh of ``workers`` workers, or of as many of them as it has places for.
@@ -122,26 +133,60 @@ class MeshChoice:
 
 
 def seated(
-    staying: tuple[int, ...], joiners: tuple[int, ...], before: Mesh | None, ranks: dict[int, int], mesh: Mesh
+    staying: tuple[int, ...],
+    joiners: tuple[int, ...],
+    before: Mesh | None,
+    ranks: Mapping[int, int],
+    mesh: Mesh,
+    hosts: Mapping[int, str] = _ONE_HOST,
 ) -> tuple[int, ...]:
     """Workers in the order of their ranks in ``mesh``: who carries a part of the model goes on with it, if it can.
 
-    ``before``: the mesh until now; ``ranks``: the rank in it of each that stays. No joiner is the first: somebody has
-    to tell of the change.
+    ``before``: the mesh until now; ``ranks``: the rank in it of each that stays; ``hosts``: where each worker runs.
+    Otherwise ranks go host by host, as far as nobody has to change its part for it: those who carry a replica together
+    are neighbours then, and a reduction has the fewest hops across. No joiner is the first: somebody has to tell of
+    the change.
     """
     inner = mesh.tensor * mesh.pipeline
     if before is None or inner == 1 or (before.tensor, before.pipeline) != (mesh.tensor, mesh.pipeline):
-        return (*staying, *joiners)[: mesh.workers]
+        return by_host((*staying, *joiners)[: mesh.workers], hosts)
     queues: list[list[int]] = [[] for _ in range(inner)]
-    for worker in staying:
+    for worker in by_host(staying, hosts):
         queues[ranks[worker] % inner].append(worker)
-    places: list[int | None] = [queue.pop(0) if queue else None for _ in range(mesh.batch) for queue in queues]
+    places: list[int | None] = []
+    for later in reversed(range(mesh.batch)):
+        host = _fullest(queues if places or not queues[0] else queues[:1], queues, hosts)
+        places += [_next(queue, later, host, hosts) for queue in queues]
     left = [worker for queue in queues for worker in queue]
     if places[0] is None:  # by one of a part that several carry
         left.sort(key=lambda worker: -sum(ranks[other] % inner == ranks[worker] % inner for other in staying))
         places[0] = left.pop(0) if left else _taken(places)
-    rest = iter([*left, *joiners])
-    return tuple(next(rest) if worker is None else worker for worker in places)
+    rest = [*left, *joiners]
+    for i in [i for i, worker in enumerate(places) if worker is None]:
+        row = places[i - i % inner : i - i % inner + inner]
+        near = {hosts.get(other) for other in row if other is not None}
+        places[i] = rest.pop(next((j for j, other in enumerate(rest) if hosts.get(other) in near), 0))
+    return tuple(worker for worker in places if worker is not None)
+
+
+def by_host(workers: Sequence[int], hosts: Mapping[int, str]) -> tuple[int, ...]:
+    """``workers`` host by host, hosts in the order in which they come first, and each host's workers as they come."""
+    order = {host: at for at, host in enumerate(dict.fromkeys(hosts.get(worker) for worker in workers))}
+    return tuple(sorted(workers, key=lambda worker: order[hosts.get(worker)]))
+
+
+def _fullest(of: Sequence[Sequence[int]], queues: Sequence[Sequence[int]], hosts: Mapping[int, str]) -> str | None:
+    """The host, of those of the workers in ``of``, that has the next workers of the most parts."""
+    told = [hosts.get(worker) for queue in of for worker in queue]
+    return max(told, key=lambda host: sum(any(hosts.get(w) == host for w in q) for q in queues), default=None)
+
+
+def _next(queue: list[int], later: int, host: str | None, hosts: Mapping[int, str]) -> int | None:
+    """Take the first worker of ``queue`` that is on ``host``, or any where ``later`` rows have no place for all."""
+    at = next((i for i, worker in enumerate(queue) if hosts.get(worker) == host), None)
+    if at is None and len(queue) <= later:
+        return None
+    return queue.pop(at or 0)
 
 
 def _taken(places: list[int | None]) -> int:
@@ -152,7 +197,9 @@ def _taken(places: list[int | None]) -> int:
     return worker
 
 
-def dispensable(members: tuple[int, ...], before: Mesh | None, ranks: dict[int, int], places: int) -> tuple[int, ...]:
+def dispensable(
+    members: tuple[int, ...], before: Mesh | None, ranks: Mapping[int, int], places: int
+) -> tuple[int, ...]:
     """``members`` less those that there are no ``places`` for: of the parts that most of them carry, the last go."""
     staying = list(members)
     inner = 1 if before is None else before.tensor * before.pipeline

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from elastune.core.layout import Layout, Piece
-from elastune.core.leaves import UNIT, Split
+from elastune.core.leaves import UNIT, Leaf, Split
 from elastune.core.mesh import Mesh
 
 BUCKET_BYTES = 16 << 20
 FIRST_BUCKET_BYTES = 1 << 20
+ALONE = 1 << 20
+"""Elements from which on a leaf that is gathered travels by itself: in one piece, so out of and into its own memory."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,24 @@ def buckets(split: Split, computed: Sequence[int], workers: int) -> tuple[Bucket
     """The buckets of workers that compute with the leaves ``computed``, ``workers`` of them along the batch.
 
     In about the order in which a backward pass brings gradients, the first one small so that sending starts early; of
-    one dtype each.
+    one dtype and, where leaves are gathered, of one block each.
     """
+    trained = [i for i in reversed(computed) if split.leaves[i].trained]
     groups: list[list[int]] = []
     room = 0
-    for i in reversed([i for i in computed if split.leaves[i].trained]):
-        leaf = split.leaves[i]
-        if not groups or room <= 0 or split.leaves[groups[-1][0]].dtype != leaf.dtype:
+    for i in sorted(trained, key=lambda i: _turn(split.leaves[i])):
+        leaf, last = split.leaves[i], split.leaves[groups[-1][-1]] if groups else None
+        if last is None or room <= 0 or last.dtype != leaf.dtype or _turn(last) != _turn(leaf) or _turn(leaf)[1]:
             room = BUCKET_BYTES if groups else FIRST_BUCKET_BYTES
             groups.append([])
         groups[-1].append(i)
         room -= 4 * leaf.size
     return tuple(BucketPlan(tuple(group), _cut_at_units(split, group, workers)) for group in groups)
+
+
+def _turn(leaf: Leaf) -> tuple[int, bool]:
+    """When it leaves, and whether alone: the last block comes first, and of each one its small leaves do."""
+    return (0, False) if leaf.gathered is None else (-leaf.gathered, leaf.size >= ALONE)
 
 
 def _cut_at_units(split: Split, leaves: Sequence[int], parts: int) -> tuple[tuple[Segment, ...], ...]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from elastune.core.compression import Compression
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import Mesh
+from elastune.core.start_from import StartFrom
+from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_schedule import SyncSchedule
+from elastune.core.topology import Topology
 
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
@@ -32,10 +37,19 @@ def number(config: Config, name: str) -> float:
 
 @dataclass(frozen=True)
 class Program:
-    """A Python file of the user's and the name of the training function in it."""
+    """A Python file of the user's and the name of the training function in it.
+
+    ``data``: the folder that it was told to find its data sets in, where it was told one.
+    """
 
     path: Path
     train: str = "train"
+    data: Path | None = None
+
+    @property
+    def told_data(self) -> str | None:
+        """``data`` as a journal keeps it."""
+        return None if self.data is None else str(self.data)
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,8 @@ class Means:
     """System parameters (parallelism and execution): how a result is computed, and at what speed and cost.
 
     In ``exact`` mode none of them shows in the result but ``num_slots``, ``virtual_tensor``, ``precision`` and
-    ``threads``. Left out, ``workers`` are those of the mesh, and ``mechanism`` is the least that the mesh needs.
+    ``threads``; ``compress``, which is for ``fast`` mode, does. Left out, ``workers`` are those of the mesh, and
+    ``mechanism`` is the least that the mesh needs.
 
     Args:
         workers: processes that train together at the beginning.
@@ -63,6 +78,9 @@ class Means:
         offload: optimizer state lies in the memory of the CPU.
         zero_stage: what DeepSpeed or FairScale divide: 1 optimizer state, 2 gradients too, 3 parameters too; None:
             what the mechanism does by default.
+        compress: how gradients are made smaller before they travel, "int8" or "powersgd:rank=4" (``core.compression``);
+            None: not at all.
+        topology: by which routes sums travel, see ``core.topology``; a text is read as ``--topology``.
 
     Example:
         >>> elastune.run(train, {"lr": 0.1}, means=elastune.Means(workers=4, mode="fast", micro_batch=64))
@@ -82,6 +100,8 @@ class Means:
     schedule: Schedule = "1f1b"
     offload: bool = False
     zero_stage: int | None = None
+    compress: str | None = None
+    topology: Topology = field(default_factory=Topology)
 
     def __post_init__(self) -> None:
         told: Any = self
@@ -91,8 +111,15 @@ class Means:
                 raise UserError(f"{name_} must be a whole number", repr(value), f"for example {name_}=2")
         if not isinstance(told.mesh, Mesh | None):
             raise UserError("a mesh must be a Mesh", repr(told.mesh), "use elastune.Mesh(data=2, shard=2)")
+        if not isinstance(told.topology, Topology):
+            if not isinstance(told.topology, str):
+                raise UserError("a topology must be a text", repr(told.topology)[:100], 'such as "tree"')
+            object.__setattr__(self, "topology", Topology.parse(told.topology))
         if not isinstance(told.mechanism, str | None):
             raise UserError("a mechanism must be a text", repr(told.mechanism), 'such as "tensor+zero"')
+        if not isinstance(told.compress, str | None):
+            raise UserError("a compression must be a text", repr(told.compress)[:100], 'such as "powersgd:rank=4"')
+        compression = None if told.compress is None else Compression.parse(told.compress)
         blocks = told.virtual_tensor
         least = MechanismName.least_for(self.mesh, blocks)
         name = least if told.mechanism is None else MechanismName.parse(self.mechanism)
@@ -102,13 +129,20 @@ class Means:
         if blocks is None:
             alone = workers if name.dividing == ("tensor",) else 1
             blocks = max(DEFAULT_VIRTUAL_TENSOR, alone if self.mesh is None else self.mesh.tensor) if name.tensor else 1
-        for field_, value in (("mechanism", str(name)), ("workers", workers), ("virtual_tensor", blocks)):
+        compress = None if compression is None else str(compression)
+        settled = {"mechanism": str(name), "workers": workers, "virtual_tensor": blocks, "compress": compress}
+        for field_, value in settled.items():
             object.__setattr__(self, field_, value)
 
     @property
     def parts(self) -> MechanismName:
         """What the mechanism's name says."""
         return MechanismName.parse(self.mechanism)
+
+    @property
+    def compression(self) -> Compression | None:
+        """What ``compress`` says."""
+        return None if self.compress is None else Compression.parse(self.compress)
 
     @property
     def first_mesh(self) -> Mesh:
@@ -128,6 +162,7 @@ class Means:
         """As a journal holds it: plain values, without those that say nothing of this mechanism."""
         parts, plain = self.parts, {f.name: getattr(self, f.name) for f in fields(self)}
         plain["mesh"] = None if self.mesh is None else str(self.mesh)
+        plain["topology"] = str(self.topology)
         silent = {
             "mesh": self.mesh is None,
             "copies": self.copies is None,
@@ -135,6 +170,8 @@ class Means:
             "schedule": self.schedule == Means.schedule and not parts.pipeline,
             "offload": not self.offload,
             "zero_stage": self.zero_stage is None,
+            "compress": self.compress is None,
+            "topology": self.topology == Topology(),
         }
         return {name: value for name, value in plain.items() if not silent.get(name, False)}
 
@@ -159,7 +196,8 @@ class Elastic:
     A worker that is silent for ``heartbeat_s`` counts as lost. A run that loses workers ``most_losses`` times and comes
     no further in between (steps that survive, a later checkpoint or report) has failed: whatever kills them would go on
     killing. For one that lives and does not come to a reduction or gather workers wait for ``collective_timeout_s``;
-    then the run ends and says who was missing.
+    then the run ends and says who was missing. Without a controller workers go on for ``grace_s``, and look for the
+    next one; 0: they end with it.
     """
 
     low: int = 1
@@ -167,6 +205,7 @@ class Elastic:
     heartbeat_s: float = 5.0
     most_losses: int = 8
     collective_timeout_s: float = 1800.0  # as torch's own on gloo
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -180,18 +219,27 @@ class Adapt:
     policies: tuple[str, ...] = ()
     monitors: tuple[str, ...] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """As the journal holds it: empty without policies and monitors."""
+        return {name: list(texts) for name, texts in asdict(self).items()} if self != Adapt() else {}
+
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that decides a run. ``config`` and ``seed`` are its meaning, ``means`` its means.
+    """Everything that decides a run. ``config``, ``seed``, ``sync`` and ``sync_schedule`` are its meaning, ``means``
+    its means.
 
     ``out`` holds the run's journal, checkpoints and logs. ``epochs`` overrides what the program asks of
     ``session.epochs``; ``max_steps`` ends the run early; so does ``until_epoch``, after that many, with a checkpoint.
     ``resume`` continues from the newest checkpoint in ``out``; ``parent``, the folder of another run, begins with the
     newest one there and goes on with this run's own config; ``from_dcp``, a checkpoint of torch.distributed.checkpoint,
-    begins with its weights and what it has of the optimizer's tensors.
+    begins with its weights and what it has of the optimizer's tensors; ``start_from``, with what fits of the weights of
+    another model.
     ``checkpoint_every_steps``: None writes one at each epoch's end, k also after every k steps, 0 none at all.
-    ``measure_link``: time a few all-reduces at the end, for the step-time model. ``divergence``: when it has failed.
+    ``measure_link``: time a few all-reduces at the end, for the step-time model. ``spread``: over as many hosts as
+    there are, instead of as few as it takes; for measuring. ``divergence``: when it has failed. ``spool``: where a
+    worker leaves its files for its agent, and finds those that it asks for; None: in ``out``, which it shares with the
+    controller.
     """
 
     program: Program
@@ -199,6 +247,8 @@ class RunSpec:
     config: Config = field(default_factory=dict)
     seed: int = 0
     means: Means = field(default_factory=Means)
+    sync: SyncPlan = field(default_factory=SyncPlan)
+    sync_schedule: SyncSchedule = field(default_factory=SyncSchedule)
     epochs: int | None = None
     max_steps: int | None = None
     until_epoch: int | None = None
@@ -206,7 +256,10 @@ class RunSpec:
     resume: bool = False
     parent: Path | None = None
     from_dcp: Path | None = None
+    start_from: StartFrom | None = None
+    spool: Path | None = None
     measure_link: bool = False
+    spread: bool = False
     elastic: Elastic = field(default_factory=Elastic)
     adapt: Adapt = field(default_factory=Adapt)
     divergence: Divergence = field(default_factory=Divergence)
@@ -240,6 +293,8 @@ class Place:
 class Position:
     """How far a run has come: completed epochs, samples used of the current epoch, global steps taken.
 
+    ``turn``: how many steps the next global batch has had already, where each has several.
+
     The order of samples is a pure function of (seed, epoch), so this small value names the next global batch.
     """
 
@@ -247,3 +302,4 @@ class Position:
     offset: int = 0
     step: int = 0
     samples: int = 0
+    turn: int = 0

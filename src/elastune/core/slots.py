@@ -6,7 +6,7 @@ tree over slot indices, so that a floating-point sum does not depend on who comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -37,7 +37,7 @@ def middle(node: range) -> int:
     return node.start + (1 << (len(node) - 1).bit_length() - 1)
 
 
-def subtrees(run: range, num_slots: int) -> list[range]:
+def subtrees(run: Container[int], num_slots: int) -> list[range]:
     """The maximal nodes of the canonical tree over ``num_slots`` slots that lie inside ``run``, in slot order."""
     found: list[range] = []
 
@@ -58,6 +58,11 @@ def subtrees(run: range, num_slots: int) -> list[range]:
 
 def tree_sum(parts: Sequence[tuple[range, T]], num_slots: int, add: Callable[[T, T], T]) -> T:
     """Sum of ``parts``, (tree node, value) pairs that tile all slots, in canonical order."""
+    return node_sum(parts, range(num_slots), add)
+
+
+def node_sum(parts: Sequence[tuple[range, T]], top: range, add: Callable[[T, T], T]) -> T:
+    """Sum of those of ``parts``, (tree node, value) pairs, that tile the node ``top``, in canonical order."""
     values = {(node.start, node.stop): value for node, value in parts}
 
     def value_of(node: range) -> T:
@@ -69,7 +74,7 @@ def tree_sum(parts: Sequence[tuple[range, T]], num_slots: int, add: Callable[[T,
         mid = middle(node)
         return add(value_of(range(node.start, mid)), value_of(range(mid, node.stop)))
 
-    return value_of(range(num_slots))
+    return value_of(top)
 
 
 class Fold(Generic[T]):
@@ -135,6 +140,10 @@ class TreeSum(Generic[T]):
             value = self._add(value, beside) if node.start < other.start else self._add(beside, value)
             node = parent
         self._values[node] = value
+
+    def change(self, change: Callable[[T], T]) -> None:
+        """Replace every sum that waits for others by an equal one."""
+        self._values = {node: change(value) for node, value in self._values.items()}
 
     def total(self, zero: Callable[[], T]) -> T:
         """The sum over all slots, of which each that did not come is ``zero()``. What was put is gone."""

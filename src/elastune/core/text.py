@@ -113,6 +113,11 @@ def count(n: int, noun: str) -> str:
     return f"{whole(n)} {noun}" if n == 1 else f"{whole(n)} {noun}s"
 
 
+def bandwidth(seconds_per_byte: float) -> str:
+    """Of a link: "125 MB/s"."""
+    return f"{number(1 / seconds_per_byte / 1e6)} MB/s" if seconds_per_byte > 0 else "free"
+
+
 def rate(per_second: float | None, noun: str = "samples") -> str:
     """``12,345 samples/s``, ``0.42 samples/s``."""
     if per_second is None or not math.isfinite(per_second):

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from hashlib import blake2b
 
+from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.signals import Decision
+from elastune.core.topology import Topology
 
 MOST_VOTERS = 256  # sums of this many digits, and of this many squared marks, are exact in single precision
 _DIGIT = 1 << 16
@@ -21,8 +23,10 @@ _FLAGS = ("correct_momentum", "remember", "restore", "stop")
 _COUNTS = ("workers", "replace_rank", "batch_size", "micro_batch", "ramp_steps")  # whole numbers, nothing as 0
 _REALS = ("lr", "lr_factor")
 _MESHES = ("mesh",)
+_TEXTS = ("sync", "topology")
+_LONGEST_TEXT = 128  # bytes
 _NOTHING = Decision()
-assert {*_FLAGS, *_COUNTS, *_REALS, *_MESHES} == {f.name for f in fields(Decision)}
+assert {*_FLAGS, *_COUNTS, *_REALS, *_MESHES, *_TEXTS} == {f.name for f in fields(Decision)}
 
 
 def vote(decision: Decision) -> list[float]:
@@ -30,6 +34,14 @@ def vote(decision: Decision) -> list[float]:
     digits = _digits(decision)
     marks = _marks(digits)
     return [float(x) for x in (*digits, *marks, *(mark * mark for mark in marks))]
+
+
+def voted(topology: Topology) -> str:
+    """``topology`` as a decision has it. Raises ``UserError`` where a vote has no room for it."""
+    if len(str(topology).encode()) > _LONGEST_TEXT:
+        rule = f"a list of parents that workers vote on has at most {_LONGEST_TEXT} characters"
+        raise UserError(rule, f"{len(topology.parents)} parents", "use a shape by its name, or --topology")
+    return str(topology)
 
 
 def outcome(sums: Sequence[float], voters: int) -> Decision | None:
@@ -59,6 +71,11 @@ def _digits(decision: Decision) -> list[int]:
     for name in _MESHES:
         value = getattr(decision, name)
         digits += [0] * len(AXES) if value is None else [Mesh.parse(value).size(axis) for axis in AXES]
+    for name in _TEXTS:
+        text = (getattr(decision, name) or "").encode()
+        if len(text) > _LONGEST_TEXT:
+            raise ValueError(f"{name} is longer than {_LONGEST_TEXT} bytes")
+        digits += struct.unpack(f"<{_LONGEST_TEXT // 2}H", text.ljust(_LONGEST_TEXT, b"\0"))
     return digits
 
 
@@ -75,6 +92,9 @@ def _decision(digits: list[int]) -> Decision:
     for name in _MESHES:
         sizes = dict(zip(AXES, (next(read) for _ in AXES), strict=True))
         found[name] = str(Mesh(**sizes)) if all(sizes.values()) else None
+    for name in _TEXTS:
+        packed = struct.pack(f"<{_LONGEST_TEXT // 2}H", *(next(read) for _ in range(_LONGEST_TEXT // 2)))
+        found[name] = packed.rstrip(b"\0").decode(errors="replace") or None
     return Decision(**found)  # type: ignore[arg-type]
 
 

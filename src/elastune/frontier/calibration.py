@@ -1,10 +1,14 @@
-"""Measure step times here: one worker on several batch sizes, and the crews that this machine has cores for."""
+"""Measure step times here: one worker on several batch sizes, and the crews that this machine has cores for.
+
+On several hosts, crews that fit one of them are timed twice: on as few hosts as it takes, as they are trained, and
+on as many as there are, which tells the links within and across apart.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from elastune.core.errors import UserError
@@ -19,17 +23,26 @@ from elastune.search.stopping.schedule import FixedTrial, Next
 from elastune.study.loop.fixed_trials import FixedTrials
 
 STEPS = 25
-Timing = tuple[int, Means]
-"""A global batch, and the crew whose step of it is timed."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A global batch, and the crew whose step of it is timed; ``spread``: on as many hosts as there are."""
+
+    batch: int
+    crew: Means
+    spread: bool = False
 
 
 class Calibration:
     """The steps of one program as this controller measured them, and the model fitted to them.
 
-    ``before``: the trials of earlier controllers, whose machine may have been another one.
+    ``workers_per_host``: None where all are on one host. Trials of earlier controllers, whose machine may have been
+    another one, do not count.
     """
 
-    def __init__(self, plan: FrontierPlan, table: TrialTable) -> None:
+    def __init__(self, plan: FrontierPlan, table: TrialTable, workers_per_host: int | None = None) -> None:
+        self.workers_per_host = workers_per_host
         self.links: list[LinkMeasured] = []
         self._plan = plan
         self._table = table
@@ -44,37 +57,40 @@ class Calibration:
         """
         new = [timing for timing in dict.fromkeys(wanted) if timing not in self._asked]
         self._asked |= set(new)
-        return _OneByOne([self._trial(batch, crew) for batch, crew in new], self._refuse_failures)
+        return _OneByOne([self._trial(timing) for timing in new], self._refuse_failures)
 
     def fit(self) -> tuple[Times, TimesFitted]:
         """The model from what was measured so far; steps of several workers that share batches check it."""
         timed = self._timed()
-        gradients = [(step.batch, step.step_s) for (_, mesh), step in timed.items() if mesh.workers == 1]
+        gradients = [(step.batch, step.step_s) for (_, mesh, _), step in timed.items() if mesh.workers == 1]
         several = {key: step for key, step in timed.items() if key[1].workers > 1}
-        plain = [step for (_, mesh), step in several.items() if mesh.replica == 1]
-        found: Fit = fit(gradients, self._grad_bytes, links=self.links, held_out=plain)
+        plain = [step for (_, mesh, _), step in several.items() if mesh.replica == 1]
+        found: Fit = fit(
+            gradients, self._grad_bytes, links=self.links, held_out=plain, workers_per_host=self.workers_per_host
+        )
         errors, factors = dict(found.errors), defaultdict[Mesh, list[float]](list)
-        for (_, mesh), step in several.items():
-            ratio = found.model.step_s(step.batch, mesh.batch) / step.step_s
+        for (_, mesh, hosts), step in several.items():
+            ratio = found.model.step_s(step.batch, mesh.batch, hosts) / step.step_s
             if mesh.tensor > 1:
                 factors[mesh].append(1 / ratio)
             elif mesh.replica > 1:
                 errors[f"batch {step.batch} on {mesh}"] = ratio
         found = replace(found, errors=errors)
-        measured = {key: step.step_s for key, step in timed.items()}
+        packed = sorted(timed.items(), key=lambda each: -each[0][2])  # the fewest hosts last: what a crew trains on
+        measured = {(batch, mesh): step.step_s for (batch, mesh, _), step in packed}
         slower = {mesh: median(each) for mesh, each in factors.items()}
         return Times(found.model, measured, errors, slower), found.to_record()
 
-    def _timed(self) -> dict[tuple[int, Mesh], Observation]:
-        """(batch, mesh) -> the step that was measured."""
-        found: dict[tuple[int, Mesh], Observation] = {}
+    def _timed(self) -> dict[tuple[int, Mesh, int], Observation]:
+        """(batch, mesh, hosts) -> the step that was measured."""
+        found: dict[tuple[int, Mesh, int], Observation] = {}
         for life in self._ended():
             run = life.finished.run if life.finished is not None else None
             if run is not None and run.step_s is not None:
                 batch = batch_of(life.started.config)
                 mean = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
                 mesh = Means.from_json(life.started.means).first_mesh
-                found[batch, mesh] = Observation(mesh.workers, mean, run.step_s)
+                found[batch, mesh, run.hosts] = Observation(mesh.workers, mean, run.step_s, hosts=run.hosts)
                 if mesh.workers == 1:
                     self._grad_bytes = run.grad_bytes
         return found
@@ -91,9 +107,9 @@ class Calibration:
                 fix = "fix the program's own settings before scaling them"
                 raise UserError("the program must train with its own settings", life.finished.reason, fix)
 
-    def _trial(self, batch: int, crew: Means) -> FixedTrial:
-        config = {**self._plan.config, "batch_size": batch}
-        return FixedTrial(config, self._plan.request.seed, crew, "calibrate", STEPS)
+    def _trial(self, timing: Timing) -> FixedTrial:
+        config = {**self._plan.config, "batch_size": timing.batch}
+        return FixedTrial(config, self._plan.request.seed, timing.crew, "calibrate", STEPS, timing.spread)
 
 
 class _OneByOne(FixedTrials):
@@ -114,3 +130,13 @@ def batches_to_measure(base: int, counts: Sequence[int]) -> list[int]:
     smallest = max(1, base // max(counts))
     middle = [base, round((base * largest) ** 0.5)]
     return sorted({smallest, *middle, largest})
+
+
+def layouts(batch: int, crew: Means, workers_per_host: int | None) -> list[Timing]:
+    """How a crew's step is timed: as it is trained and, where it fits one of several hosts, over as many as there are.
+
+    What divides a replica is not spread: the model knows nothing of its traffic.
+    """
+    mesh, packed = crew.first_mesh, Timing(batch, crew)
+    fits = workers_per_host is not None and 1 < mesh.workers <= workers_per_host and mesh.replica == 1
+    return [packed, Timing(batch, crew, spread=True)] if fits else [packed]

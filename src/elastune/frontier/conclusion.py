@@ -44,6 +44,7 @@ def conclude(
         direction=by.quality.direction,
         target=by.target,
         price_per_worker_hour=by.price_per_worker_hour,
+        prices_change=by.prices is not None,
         rows=rows,
         hypervolume_naive=volume.naive,
         hypervolume_tuned=volume.tuned,
@@ -51,6 +52,7 @@ def conclude(
         answer=advice.answer(),
         reasons=advice.reasons(),
         model_errors=dict(by.times.errors),
+        links=by.times.links,
         pick=chosen,
         command="" if chosen is None or shown is None else _command(plan, rows[chosen], shown),
         command_trial=None if shown is None else shown.trial,
@@ -136,4 +138,5 @@ def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str
     crew = next(c for c in plan.crews if (str(c.first_mesh), c.mechanism) == (chosen.mesh, chosen.mechanism))
     means = replace(crew, num_slots=repeated.slots).to_json()
     asked = repeated.seed, request.epochs
-    return run_command(request.program.path, chosen.config, means, *asked, divergence=request.divergence)
+    data = request.program.data
+    return run_command(request.program.path, chosen.config, means, *asked, divergence=request.divergence, data=data)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from elastune.core.cost import UNTOLD, Cost, Paid, Prices
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, number
 from elastune.frontier.trainings import Training
-from elastune.journal.records import RunFinished
+from elastune.journal.records import LinkFitted, RunFinished
 from elastune.plan.intervals import bounded_ci
 from elastune.plan.step_time import Estimate, StepTime
 from elastune.search.space.objective import Objective
@@ -34,6 +35,14 @@ class Times:
     def miss(self) -> float | None:
         """The factor by which the model was wrong at most, either way, where it could be checked; None: nowhere."""
         return max((max(ratio, 1 / ratio) for ratio in self.errors.values()), default=None)
+
+    @property
+    def links(self) -> dict[str, LinkFitted]:
+        """Of the model, by name; empty on one host."""
+        if self.model.hosts is None:
+            return {}
+        within = {} if self.model.hosts.workers_each == 1 else {"within a host": self.model.link.to_record()}
+        return {**within, "across hosts": self.model.hosts.link.to_record()}
 
     def estimate(self, batch: int, mesh: Mesh, run: RunFinished, slots: int) -> Estimate:
         """Seconds of a step of ``run``'s program, which was trained with ``slots`` slots.
@@ -62,12 +71,13 @@ class Times:
         return self._modelled_s(self.model, batch, mesh) if told is None else told
 
     def _modelled_s(self, model: StepTime, batch: int, mesh: Mesh) -> float:
-        return model.step_s(batch, mesh.batch) * self.factors.get(mesh, 1.0)
+        return model.step_s(batch, mesh.batch, model.hosts_for(mesh.workers)) * self.factors.get(mesh, 1.0)
 
 
 @dataclass(frozen=True)
 class FrontierCriteria:
     """How rows are judged. ``margin``: by how much quality may be worse than the baseline's; None: see ``margin_at``.
+    ``prices``: with times since the frontier's beginning, when all that is told of is taken to begin.
 
     The baseline is the program with its own settings on the smallest worker count.
     """
@@ -77,6 +87,13 @@ class FrontierCriteria:
     price_per_worker_hour: float
     times: Times
     margin: float | None = None
+    prices: Prices | None = None
+
+    def cost(self, workers: int, seconds: float) -> float:
+        """What a training costs that takes so long on ``workers``, by ``prices`` where they are known."""
+        if self.prices is None:
+            return Cost(workers * seconds, self.price_per_worker_hour).total
+        return self.prices.cost(Paid(UNTOLD, workers, 0.0, seconds))
 
     def better(self, a: float, b: float) -> bool:
         """Whether quality ``a`` beats ``b``."""

@@ -8,6 +8,8 @@ from dataclasses import replace
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
 from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec
+from elastune.elastic.protocol.client import left_behind
+from elastune.frontier.calibration import STEPS
 from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.trainings import NOISE_SCALE, Training, Trainings, key, name_of, training_of
@@ -66,6 +68,7 @@ class FrontierExperiment:
             suggestion.distributions,
             {"lr_rule": rule, "for_workers": slots},
             until_epoch=until_epoch,
+            dismissed=list(suggestion.dismissed),
         )
         return PreparedTrial(suggestion.number, replace(self._spec(started, means), until_epoch=until_epoch), started)
 
@@ -74,7 +77,7 @@ class FrontierExperiment:
         started = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase, tags=tags)
         spec = self._spec(started, trial.means)
         if trial.max_steps is not None:
-            spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1)
+            spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1, spread=trial.spread)
         return PreparedTrial(number, spec, started)
 
     def again(
@@ -82,8 +85,17 @@ class FrontierExperiment:
     ) -> PreparedTrial:
         means = Means.from_json(life.started.means)
         spec = replace(self._spec(life.started, means), resume=True, until_epoch=until_epoch)
+        if life.started.phase == "calibrate":  # it counts for nothing any more: see Calibration
+            spec = replace(spec, max_steps=STEPS)
         self._files.set_aside(spec.out, self._files.damaged(spec.out))
         return PreparedTrial(life.number, spec, TrialResumed(life.number, means.workers, reason, until_epoch, cut_off))
+
+    def left(self, life: TrialLife) -> RunSpec | None:
+        means, shared = Means.from_json(life.started.means), self._request.trial_workers is not None
+        if shared and life.started.phase == "search":
+            means = means.on(life.workers)
+        spec = replace(self._spec(life.started, means), resume=True, until_epoch=life.until_epoch)
+        return spec if spec.elastic.grace_s and left_behind(spec.out) is not None else None
 
     def intermediate(self, life: TrialLife) -> IntermediateResult | None:
         shown = intermediate_result(life, self._pricing)
@@ -117,6 +129,11 @@ class FrontierExperiment:
     def _spec(self, started: TrialStarted, means: Means) -> RunSpec:
         """A training that can go on after its controller ended; one that only measures times cannot."""
         calibrates, bounds = started.phase == "calibrate", self._request.trial_workers
+        elastic = Elastic(collective_timeout_s=self._request.collective_timeout_s)
+        if not calibrates:
+            elastic = replace(elastic, grace_s=self._request.grace_s)
+        if bounds is not None and started.phase == "search":
+            elastic = replace(elastic, low=bounds[0], high=bounds[1])
         return RunSpec(
             self._request.program,
             self._request.out / "trials" / f"{started.trial:05d}",
@@ -125,7 +142,7 @@ class FrontierExperiment:
             means,
             epochs=self._request.epochs,
             checkpoint_every_steps=0 if calibrates else None,
-            elastic=Elastic() if bounds is None or started.phase != "search" else Elastic(*bounds),
+            elastic=elastic,
             adapt=Adapt(monitors=(NOISE_SCALE,)) if not calibrates and _compares(means) else Adapt(),
             divergence=Divergence(self._request.divergence),
         )

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from elastune.cluster.base import Cluster
+from elastune.cluster.hosts import HostsCluster
+from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.frontier.calibration import Calibration, Timing, batches_to_measure
+from elastune.frontier.calibration import Calibration, Timing, batches_to_measure, layouts
 from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.frontier.conclusion import conclude
 from elastune.frontier.crews import timed_with
@@ -52,9 +54,11 @@ from elastune.study.allocation.rebalancer import sharing
 from elastune.study.loop.async_suggester import Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.fixed_trials import FixedTrials
-from elastune.study.loop.retention import Keeper, KeepNothing
+from elastune.study.loop.keeper import Keeper
+from elastune.study.loop.retention import KeepNothing
 from elastune.study.loop.study_loop import StudyLoop
 from elastune.study.request import FrontierRequest
+from elastune.study.tuning import trials_left
 from elastune.study.validate import check_same_study
 from elastune.train.machine import cores
 
@@ -65,7 +69,7 @@ LASTING = (TrialFinished, TrialPaused, FrontierFound, StudyFinished)
 def frontier(
     request: FrontierRequest,
     *,
-    cluster: Cluster | None = None,
+    cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
     clock: Clock | None = None,
 ) -> FrontierFound:
@@ -74,20 +78,35 @@ def frontier(
     The journal, from which ``elastune report`` draws the report, lies in ``request.out``; a frontier that was killed
     resumes from it, unfinished trainings from their last checkpoints.
 
+    A ``cluster`` of other hosts that is asked for is opened once all is checked, with room for the most workers asked
+    about: step times are measured there, on as few hosts as it takes, and none is modelled for want of cores.
+    Trainings that have outlived their controller, by ``request.grace_s``, come to their ends before that.
+
     Raises:
         UserError: for a request that is wrong, or a program that fails with its own settings.
         Interrupted: where it was interrupted before there was anything to tell.
     """
-    plan = check(request)
+    elsewhere = cluster.varies if isinstance(cluster, Cluster) else cluster is not None and not cluster.kind.here
+    plan = check(request, None if elsewhere else cores())
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
-    with journal_in(request.out, request.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
-        most = plan.crews[-1].workers if request.means.mode == "fast" else 1
-        place = cluster or stack.enter_context(LocalCluster(capacity=max(cores(), most)))
-        if place.capacity < most:
-            rule = "in fast mode only so many workers train as so many do"
-            raise UserError(rule, f"{most} workers, room for {place.capacity}", "use --mode exact or fewer --workers")
+    widest = plan.crews[-1].workers
+    most = widest if request.means.mode == "fast" else 1
+    if isinstance(cluster, Cluster) and cluster.capacity < most:
+        rule = "in fast mode only so many workers train as so many do"
+        raise UserError(rule, f"{most} workers, room for {cluster.capacity}", "use --mode exact or fewer --workers")
+    wanted = widest if elsewhere else max(cores(), most)
+    room = RoomWanted(
+        request.out, wanted, wanted, grows=False, grace_s=request.grace_s, adopts=trials_left(request.out, before)
+    )
+    with (
+        journal_in(request.out, request.resume) as journal,  # first: its lock says who may go on
+        opened(cluster, room) as found,
+        Interrupts() as interrupts,
+        ExitStack() as stack,
+    ):
+        place = found or stack.enter_context(LocalCluster(capacity=wanted))
 
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, LASTING))
@@ -95,10 +114,13 @@ def frontier(
                 observe(record)
 
         # A training that is wider than the machine runs by itself.
-        pool = Pool(place, capacity=None if cluster else cores(), clock=clock)
+        pool = Pool(place, most=None if elsewhere or isinstance(cluster, Cluster) else cores(), clock=clock)
         job = _Frontier(plan, place, pool, keep, clock or SystemClock(), lambda: interrupts.count, before)
         stack.callback(job.loop.close)  # whatever happens: a cluster that is not ours lives on, its trainings must not
-        return job.run()
+        job.resume()
+        if isinstance(cluster, ClusterRequest) and isinstance(place, HostsCluster):
+            place.gather(wanted, cluster.access.gather_s, lambda: interrupts.count > 0)
+        return job.run(place.capacity if elsewhere else cores())
 
 
 class _Frontier:
@@ -119,6 +141,8 @@ class _Frontier:
         self._keep_record = keep
         self._interrupts = interrupts
         self._before = before
+        begun_s = before[0].at if before else clock.wall()
+        self._prices = None if request.prices is None else request.prices.since(begun_s)
         self._experiment = FrontierExperiment(plan, cluster.files)
         self._search = make_schedule(request.stopping, plan.searched, request.seed)
         suggester = Suggester(plan.space, plan.searched, plan.constraints, sampler=request.sampler, seed=request.seed)
@@ -135,10 +159,15 @@ class _Frontier:
         self._trainings = Trainings(self.loop.table)
         self._choice = Choice(plan, self._trainings)
         self._calibration: Calibration | None = None
+        self._cluster = cluster
+        self._workers_per_host: int | None = None
+        self._timeable = 0
 
-    def run(self) -> FrontierFound:
-        request, choice = self._request, self._choice
-        calibration = self._resume()
+    def run(self, timeable: int) -> FrontierFound:
+        """From measuring step times to the answer. ``timeable``: workers whose steps can be timed, one each a core."""
+        request, choice, rooms = self._request, self._choice, self._cluster.host_rooms
+        self._workers_per_host, self._timeable = rooms[0] if len(rooms) > 1 else None, timeable
+        calibration = self._calibration = Calibration(self._plan, self.loop.table, self._workers_per_host)
         try:
             self._measure(calibration, self._wanted())
             by = self._fitted(calibration)
@@ -160,8 +189,11 @@ class _Frontier:
         self.loop.finish("interrupted" if self._interrupts() else f"a budget of {request.budget_s:g} s")
         return answer
 
-    def _resume(self) -> Calibration:
-        """Take over what earlier controllers have done; the search learns of it by the step times that they knew."""
+    def resume(self) -> None:
+        """Take over what earlier controllers have done; the search learns of it by the step times that they knew.
+
+        Trainings that have outlived their controller come to their ends: beside them no step could be timed.
+        """
         earlier = fold(self._before)
         fits = [entry.record for entry in self._before if isinstance(entry.record, TimesFitted)]
         if fits:
@@ -171,8 +203,7 @@ class _Frontier:
                 self._experiment.rules[name_of(life.started.config)] = rule
         self.loop.replay(self._before, self._plan.settings)
         self._experiment.look_at(self._trainings)
-        self._calibration = Calibration(self._plan, self.loop.table)
-        return self._calibration
+        self.loop.await_running(self._interrupts)
 
     def _keep(self, record: Record) -> None:
         if isinstance(record, LinkMeasured) and self._calibration is not None:
@@ -182,7 +213,7 @@ class _Frontier:
     def _criteria(self, times: Times) -> FrontierCriteria:
         request = self._request
         return FrontierCriteria(
-            self._plan.quality, request.target, request.price_per_worker_hour, times, request.margin
+            self._plan.quality, request.target, request.price_per_worker_hour, times, request.margin, self._prices
         )
 
     def _fitted(self, calibration: Calibration) -> FrontierCriteria:
@@ -197,19 +228,23 @@ class _Frontier:
     # -- phases -------------------------------------------------------------------------------------------------------
 
     def _measure(self, calibration: Calibration, wanted: Sequence[Timing]) -> None:
-        """Time a few steps of each."""
+        """Time a few steps of each, and of two workers for each link that none of these has told of."""
         crews = self._plan.crews
         self._run(calibration.schedule(wanted), Bounds())
-        several = crews[-1].workers > 1 and cores() > 1
-        if several and not calibration.links and not self._interrupts():
-            self._run(calibration.schedule([(self._plan.base_batch * 2, timed_with(crews, 2))]), Bounds())
+        several = crews[-1].workers > 1 and self._timeable > 1
+        pair = layouts(self._plan.base_batch * 2, timed_with(crews, 2), self._workers_per_host) if several else []
+        for timing in pair:
+            across = timing.spread or self._workers_per_host == 1
+            if not any((link.hosts > 1) == across for link in calibration.links) and not self._interrupts():
+                self._run(calibration.schedule([timing]), Bounds())
         if self._interrupts():
             raise Interrupted
 
     def _wanted(self) -> list[Timing]:
         base, crews = self._plan.base_batch, self._plan.crews
-        one = [(batch, timed_with(crews, 1)) for batch in batches_to_measure(base, self._plan.parts)]
-        return one + [(base * crew.num_slots, crew) for crew in crews if crew.workers <= cores()]
+        one = [Timing(batch, timed_with(crews, 1)) for batch in batches_to_measure(base, self._plan.parts)]
+        timeable = [crew for crew in crews if crew.workers <= self._timeable]
+        return one + [t for crew in timeable for t in layouts(base * crew.num_slots, crew, self._workers_per_host)]
 
     def _naive(self) -> None:
         """Batch and learning rate x W, whatever comes of it."""
@@ -235,5 +270,5 @@ class _Frontier:
         """The steps to time for rows, where this machine can and the program is the one that was calibrated."""
         run = next((t.run for t in self._choice.tried(config, parts) if t.run is not None), None)
         same = run is not None and run.grad_bytes == by.times.model.grad_bytes
-        crews = [crew for crew in self._plan.crews if crew.num_slots == parts and crew.workers <= cores()]
-        return [(batch_of(config), crew) for crew in crews if same]
+        crews = [crew for crew in self._plan.crews if crew.num_slots == parts and crew.workers <= self._timeable]
+        return [Timing(batch_of(config), crew) for crew in crews if same]

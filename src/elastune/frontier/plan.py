@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Config, Means, RunSpec, number
+from elastune.core.run import Config, Elastic, Means, RunSpec, number
+from elastune.core.sync_choice import SyncChoice, strategy_settings
 from elastune.frontier.crews import crews_of, first_of, trainer_of
 from elastune.job.validate_means import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
@@ -18,12 +19,13 @@ from elastune.search.samplers.registry import check_sampler
 from elastune.search.space.constraint import Constraint, parse_constraints
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
-from elastune.search.space.space import Space, corners
+from elastune.search.space.space import Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import SYSTEM_PARAMETERS
-from elastune.train.machine import cores
 from elastune.train.program.load import load_as_guest, merge
+
+PROBED = 64  # configurations that are looked at before any is trained
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class FrontierPlan:
 
     def resolve(self, values: Mapping[str, Any]) -> tuple[Config, str]:
         """The configuration that ``values`` of the space stand for, its learning rate scaled, and the rule."""
-        plain = {k: v for k, v in values.items() if k not in (*SYSTEM_PARAMETERS, "lr_rule")}
+        system = {*SYSTEM_PARAMETERS, *strategy_settings(values, self.config), "lr_rule"}
+        plain = {k: v for k, v in values.items() if k not in system}
         config = merge(self.config, plain)
         rule = str(values["lr_rule"])
         lr = scaled_lr(number(config, "lr"), int(number(config, "batch_size")), self.base_batch, rule)
@@ -105,8 +108,11 @@ class FrontierPlan:
     @property
     def settings(self) -> dict[str, Any]:
         """The request as the journal keeps it."""
-        plain = asdict(self.request)
+        prices = self.request.prices
+        plain = asdict(replace(self.request, prices=None))
+        plain["prices"] = None if prices is None else prices.digest  # a trace may be long
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
+        plain["data"] = self.request.program.told_data
         plain["means"] = self.request.means.to_json()
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
@@ -115,8 +121,11 @@ class FrontierPlan:
         return {"kind": "frontier", **plain}
 
 
-def check(request: FrontierRequest) -> FrontierPlan:
-    """Raise ``UserError`` for all that can be known to be wrong before anything runs."""
+def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan:
+    """Raise ``UserError`` for all that can be known to be wrong before anything runs.
+
+    ``timeable``: the most workers whose steps can be timed; None: as many as are asked about.
+    """
     counts = request.workers
     if not (counts or request.meshes) or any(w < 1 for w in counts) or list(counts) != sorted(set(counts)):
         raise UserError("worker counts must ascend from at least 1", counts, "for example --workers 1,2,4,8")
@@ -128,7 +137,7 @@ def check(request: FrontierRequest) -> FrontierPlan:
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
     if request.margin is not None and not 0 < request.margin < math.inf:
         raise UserError("a margin must be above 0", request.margin, "for example --margin 0.01")
-    crews = _checked_crews(request)
+    crews = _checked_crews(request, timeable)
     program = load_as_guest(request.program)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
@@ -163,20 +172,25 @@ def check(request: FrontierRequest) -> FrontierPlan:
     if request.trial_workers is not None and request.means.mode == "fast":
         rule = "workers can change only where they do not show in the result"
         raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
-    corners(plan.space, request.seed)  # a space that raises does so before anything is trained
+    corner_samples = corners(plan.space, request.seed)  # a space that raises does so before anything is trained
+    for sample in (*corner_samples, *probe(plan.space, PROBED, request.seed)):
+        if (agreed := SyncChoice.of(sample.values, config)) != SyncChoice():
+            rule = "a frontier's step times are those of gradients that are summed in every step"
+            raise UserError(rule, agreed.to_json(), "compare strategies with elastune tune, workers in space(trial)")
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     return plan
 
 
-def _checked_crews(request: FrontierRequest) -> tuple[Means, ...]:
+def _checked_crews(request: FrontierRequest, timeable: int | None) -> tuple[Means, ...]:
     """Raise ``UserError`` for workers that cannot run, that cannot be timed, or that no training could speak for."""
     crews = crews_of(request.means, request.workers, request.meshes)
     for crew in crews:
-        check_means(RunSpec(request.program, request.out, seed=request.seed, means=crew))
-        if crew.first_mesh.tensor > 1 and crew.workers > cores():
+        elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
+        check_means(RunSpec(request.program, request.out, seed=request.seed, means=crew, elastic=elastic))
+        if timeable is not None and crew.first_mesh.tensor > 1 and crew.workers > timeable:
             rule = "what dividing layers saves is measured here, not modelled"
-            fix = f"use meshes along tensor of at most {cores()} workers, or a larger machine"
-            raise UserError(rule, f"{crew.first_mesh} on {cores()} cores", fix)
+            fix = f"use meshes along tensor of at most {timeable} workers, or a larger machine"
+            raise UserError(rule, f"{crew.first_mesh} on {timeable} cores", fix)
         same = first_of(crews, crew.num_slots)
         if crew.mode == "fast" and same is not crew:
             rule = "in fast mode a mesh shows in the result, so that only one may cut a batch into as many parts"

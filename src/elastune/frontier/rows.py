@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 
-from elastune.core.cost import Cost
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Means, number
 from elastune.frontier.criteria import FrontierCriteria, batch_of
@@ -70,7 +69,7 @@ def row(
         seconds_label="measured" if measured else "modelled",
         seconds_factor=1.0 if measured else by.times.miss if mesh not in by.times.factors else None,
         throughput=fmean(t.run.samples for t in good if t.run is not None) / seconds if seconds > 0 else None,
-        cost=Cost(workers * seconds, by.price_per_worker_hour).total,
+        cost=by.cost(workers, seconds),
         time_to_target_s=fmean(reached) if len(reached) == len(good) else None,
         time_to_target_ci=bounded_ci(reached, 0.0) if len(reached) == len(good) else None,
         reached=len(reached),

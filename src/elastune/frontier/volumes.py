@@ -8,7 +8,6 @@ from itertools import takewhile
 
 import numpy as np
 
-from elastune.core.cost import Cost
 from elastune.core.mesh import Mesh
 from elastune.core.text import count, duration
 from elastune.frontier.criteria import FrontierCriteria
@@ -76,8 +75,7 @@ def _front(found: Sequence[Training], by: FrontierCriteria, mesh_of: Callable[[i
 
 def _point(training: Training, by: FrontierCriteria, mesh: Mesh, quality: float) -> list[float]:
     seconds, _ = by.seconds(training, mesh)
-    cost = Cost(mesh.workers * seconds, by.price_per_worker_hour).total
-    return [_sign(by) * quality, seconds, cost]
+    return [_sign(by) * quality, seconds, by.cost(mesh.workers, seconds)]
 
 
 def _scored(training: Training, by: FrontierCriteria) -> float:

@@ -17,7 +17,7 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.seeds import derive
 from elastune.journal.records import FaultInjected, Record, Reported
-from elastune.mechanisms.registry import meshes_of
+from elastune.mechanisms.abilities import meshes_of
 
 Kind = Literal["kill", "stop", "join", "leave", "notice", "reshape"]
 KINDS: dict[Kind, str] = {

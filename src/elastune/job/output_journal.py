@@ -12,9 +12,15 @@ from elastune.core.errors import UserError
 from elastune.job.output_dir import CLAIMED, check_out
 from elastune.journal.reader import read
 from elastune.journal.records import RunStarted, StudyStarted, WarmStarted
-from elastune.journal.writer import JournalWriter
+from elastune.journal.writer import JournalWriter, check_unwritten
 
 _OPENINGS = (RunStarted, StudyStarted, WarmStarted)  # what is journaled before anything runs
+
+
+def check_free(out: Path, resume: bool) -> None:
+    """Refuse what ``journal_in`` would, before a cluster is opened for it: another's results, and a controller that
+    lives. Leaves nothing. Raises ``UserError``."""
+    check_unwritten(check_out(out, resume))
 
 
 @contextmanager
@@ -36,7 +42,7 @@ def journal_in(out: Path, resume: bool, wall: Callable[[], float] = time.time) -
             read(path)  # what could not be told at the end is refused now
         try:
             yield journal
-        except UserError:
+        except (UserError, KeyboardInterrupt):  # while hosts were awaited
             if begins and journal.in_place and all(isinstance(entry.record, _OPENINGS) for entry in read(path)):
                 _take_back(path, made)
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from elastune.cluster.base import Cluster, ElasticHandle, Handle
+from elastune.cluster.base import Cluster, ElasticHandle, Handle, LeftRun
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.run import RunSpec
+from elastune.job.meter import MoneyMeter
 from elastune.job.supervisor import JobSupervisor
 from elastune.journal.records import Record, RunFailed, RunFinished
 
@@ -17,7 +19,9 @@ PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, fr
 class JobEvent:
     """Something that a job said, or (``outcome``) how it ended.
 
-    ``worker_seconds``: the time of all its workers together in the ``seconds`` that it ran until then.
+    ``worker_seconds``: the time of all its workers together in the ``seconds`` that it ran until then. ``lost``: it had
+    no workers left, and could not even start, or was asked to end: it can go on from its newest checkpoint. ``cost``:
+    of all that jobs of its key have had, in a pool with a meter.
     """
 
     job: int
@@ -25,6 +29,8 @@ class JobEvent:
     record: Record
     seconds: float
     worker_seconds: float
+    lost: bool = False
+    cost: float | None = None
 
     @property
     def outcome(self) -> RunFinished | RunFailed | None:
@@ -34,55 +40,98 @@ class JobEvent:
     @property
     def paused_by(self) -> str | None:
         """What it ended by with a checkpoint to go on from; None where it runs or is over."""
+        if self.lost:
+            return "lost"
         stopped = self.record.stopped if isinstance(self.record, RunFinished) else None
         return stopped if stopped in PAUSED else None
 
 
-class Job:
-    """One job that runs: how many workers it was told to have, and how many it had, for how long."""
+@dataclass(frozen=True)
+class LeftJob:
+    """A job that ran under a controller before this one, with ``worker_seconds`` by now.
 
-    def __init__(self, watch: JobSupervisor, spec: RunSpec, now_s: float) -> None:
+    None: it has had the workers that it began with ever since.
+    """
+
+    run: LeftRun
+    worker_seconds: float | None = None
+
+
+class Job:
+    """One job that runs: how many workers it was told to have, and how many it had, for how long.
+
+    It was ``started_s``, and has had ``worker_seconds`` until ``since_s``.
+    """
+
+    def __init__(
+        self, watch: JobSupervisor, spec: RunSpec, started_s: float, since_s: float, worker_seconds: float = 0.0
+    ) -> None:
         self.watch = watch
         self.spec = spec
         self.wished = self.held = spec.means.workers
-        self.started_s = now_s
+        self.started_s = started_s
         self.pausing = False
-        self._counted = 0.0
-        self._had, self._since_s = self.wished, now_s
+        self.given_up = False
+        self._begun = False
+        self._counted, self._idle_s = worker_seconds, 0.0
+        self._had, self._since_s = self.wished, since_s
 
     @property
     def workers(self) -> int:
         """Workers that train together now; before they do, those that were asked for."""
         handle = self.watch.handle
-        return (len(handle.members) if isinstance(handle, ElasticHandle) else 0) or self.wished
+        if not isinstance(handle, ElasticHandle):
+            return self.wished
+        return len(handle.members) or (len(handle.pids) if self._begun else self.wished)
+
+    @property
+    def stranded(self) -> bool:
+        """Whether it has lost all workers, and waits for room."""
+        handle = self.watch.handle
+        return self.workers == 0 and isinstance(handle, ElasticHandle) and not handle.pids
 
     def hold(self) -> int:
         """Note how many workers nobody else can have: told to come, or not gone yet. By how many more than before."""
         handle, before = self.watch.handle, self.held
         self.held = self.wished
         if isinstance(handle, ElasticHandle):
+            self._begun = self._begun or bool(handle.members)
             self.held = max(self.wished, len(handle.pids), len(handle.members))
         return self.held - before
 
+    def seconds(self, now_s: float) -> float:
+        """How long it has run by now, as ``worker_seconds`` has counted: without the time in which it had no worker."""
+        return now_s - self.started_s - self._idle_s
+
     def worker_seconds(self, now_s: float) -> float:
-        """The time of all its workers together, up to now. To be asked whenever their number may have changed."""
-        self._counted += (now_s - self._since_s) * self._had
-        self._had, self._since_s = self.workers, now_s
-        return self._counted
+        """The time of all its workers together, up to now. To be asked whenever their number may have changed.
+
+        How often it is asked while they stay the same changes no bit of the answer.
+        """
+        spent_s = (now_s - self._since_s) * self._had
+        if self.workers != self._had or self._had == 0:
+            self._counted += spent_s
+            self._idle_s += (now_s - self._since_s) * (self._had == 0)
+            self._had, self._since_s = self.workers, now_s
+            return self._counted
+        return self._counted + spent_s
 
 
 class Pool:
-    """Jobs by a key of the caller's, on ``capacity`` workers of ``cluster`` (None: all of them)."""
+    """Jobs by a key of the caller's, on at most ``most`` workers of ``cluster`` (None: all of them). ``meter``: counts
+    what they cost."""
 
     def __init__(
         self,
         cluster: Cluster,
         *,
-        capacity: int | None = None,
+        most: int | None = None,
         timeout_s: float | None = None,
         clock: Clock | None = None,
+        meter: MoneyMeter | None = None,
     ) -> None:
-        self.capacity = cluster.capacity if capacity is None else capacity
+        self._most = most
+        self._meter = meter
         self.files = cluster.files
         self._cluster = cluster
         self._timeout_s = timeout_s
@@ -90,6 +139,20 @@ class Pool:
         self.jobs: dict[int, Job] = {}
         self._keys: dict[Handle, int] = {}
         self._held = 0
+
+    @property
+    def capacity(self) -> int:
+        """Workers that its jobs may have together; changes where the cluster varies."""
+        return self._cluster.capacity if self._most is None else min(self._most, self._cluster.capacity)
+
+    @property
+    def varies(self) -> bool:
+        """Whether there may be more room later than there is now, whatever the jobs do."""
+        return self._cluster.varies
+
+    def takes(self, workers: int) -> bool:
+        """Whether a job of so many is to be started though it is wider than ``free``, once no other runs."""
+        return not self.varies or self._cluster.free >= workers
 
     @property
     def free(self) -> int:
@@ -102,11 +165,34 @@ class Pool:
         return len(self.jobs)
 
     def start(self, key: int, spec: RunSpec) -> None:
-        """Start a job; its workers must be free."""
-        watch = JobSupervisor(self._cluster.start(spec), timeout_s=self._timeout_s, clock=self._clock)
-        job = self.jobs[key] = Job(watch, spec, self._clock.now())
+        """Start a job; its workers must be free. Raises ``NoRoomError`` where they no longer are, and ``UserError``."""
+        now_s = self._clock.now()
+        self._follow(key, self._cluster.start(spec), spec, now_s, now_s)
+
+    def adopt(self, left: Mapping[int, LeftJob]) -> Collection[int]:
+        """Go on with those of the jobs that go on without their controller; which those are. Before any ``start``."""
+        handles = self._cluster.adopt([one.run for one in left.values()])
+        for (key, one), handle in zip(left.items(), handles, strict=True):
+            if handle is not None:
+                now_s = self._clock.now()
+                started_s = one.run.begun_at - (self._clock.wall() - now_s)
+                since_s = started_s if one.worker_seconds is None else now_s
+                self._follow(key, handle, one.run.spec, started_s, since_s, one.worker_seconds or 0.0)
+                job = self.jobs[key]
+                if isinstance(handle, ElasticHandle) and one.run.spec.elastic.high is not None:
+                    job.wished = len(handle.members) or job.wished  # what else was asked for is forgotten
+                self._held += job.hold()
+        return list(self.jobs)
+
+    def _follow(
+        self, key: int, handle: Handle, spec: RunSpec, started_s: float, since_s: float, worker_seconds: float = 0.0
+    ) -> None:
+        ran_s = self._clock.now() - started_s
+        watch = JobSupervisor(handle, timeout_s=self._timeout_s, clock=self._clock, ran_s=ran_s)
+        job = self.jobs[key] = Job(watch, spec, started_s, since_s, worker_seconds)
         self._keys[watch.handle] = key
         self._held += job.held
+        self._count()
 
     def resize(self, key: int, workers: int, why: str = "") -> None:
         """Let a job go on with so many workers, as soon as they are there."""
@@ -119,29 +205,45 @@ class Pool:
         self._held += job.hold()
 
     def pause(self, key: int) -> None:
-        """Ask a job for a checkpoint and its end, at its next step. It is told as ended, with that outcome."""
+        """Ask a job for a checkpoint and its end, at its next step. It is told as ended, with that outcome.
+
+        One that has no workers left ends at once.
+        """
         job = self.jobs[key]
+        if not job.given_up and job.stranded:
+            job.given_up = True
+            job.watch.end("it had lost all its workers, and there was no room")
         if not job.pausing:
             job.pausing = True
             job.watch.stop()
 
     def pump(self, wait_s: float) -> list[JobEvent]:
         """Wait for news, at most ``wait_s`` and the cluster's patience: what the jobs said, then the ends."""
-        if self.jobs:
+        if self.jobs or self.varies:
             late_s = self._late_s()
             self._cluster.wait(min(wait_s, self._cluster.patience_s, late_s if late_s > 0 else wait_s))
+        self._count()
         said: list[JobEvent] = []
         ends: list[JobEvent] = []
         for key in self._told():
             job, now_s = self.jobs[key], self._clock.now()
-            ran_s, worker_s = now_s - job.started_s, job.worker_seconds(now_s)
-            said.extend(JobEvent(key, job.spec, record, ran_s, worker_s) for record in job.watch.pump())
+            worker_s = job.worker_seconds(now_s)
+            ran_s = job.seconds(now_s)
+            cost = None if self._meter is None else self._meter.costs[key]
+            said.extend(JobEvent(key, job.spec, record, ran_s, worker_s, cost=cost) for record in job.watch.pump())
             self._held += job.hold()
             if job.watch.outcome is not None:
-                ends.append(JobEvent(key, job.spec, job.watch.outcome, ran_s, worker_s))
+                ends.append(JobEvent(key, job.spec, job.watch.outcome, ran_s, worker_s, job.given_up, cost))
                 self._held -= job.held
                 del self.jobs[key], self._keys[job.watch.handle]
+        if ends:
+            self._count()
         return [*said, *ends]
+
+    def _count(self) -> None:
+        if self._meter is not None:
+            held = {key: self._cluster.held(job.watch.handle) for key, job in self.jobs.items()}
+            self._meter.look(self._clock.now(), self._cluster.rooms, held)
 
     def _told(self) -> list[int]:
         """The jobs that may have something to say. Who may be late is always asked."""

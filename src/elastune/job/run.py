@@ -9,26 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from elastune.cluster.base import Cluster, ElasticHandle
+from elastune.cluster.base import Cluster, ElasticHandle, Handle
 from elastune.cluster.devices import assign, devices
 from elastune.cluster.local import LocalCluster
 from elastune.cluster.notices import NoticeSource
 from elastune.cluster.run_files import LocalFiles, RunFiles
 from elastune.cluster.static import on_this_host
+from elastune.core.cost import UNTOLD
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
+from elastune.job.adoption import adopted, left_over
 from elastune.job.fault_injection import Injector
 from elastune.job.machine import machine_context
 from elastune.job.output_journal import journal_in
 from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
 from elastune.job.supervisor import JobSupervisor
-from elastune.job.validate_adapt import adapt_json, check_adapt
-from elastune.job.validate_means import check_means
-from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
+from elastune.journal.records import HostsHeld, Record, RunFailed, RunFinished, RunStarted
 from elastune.train.data.sample_log import records_of
-from elastune.train.program.load import load_as_guest, merge
-from elastune.train.work import work
 
 Observe = Callable[[Record], None]
 
@@ -55,11 +53,13 @@ def run_job(
     The first Ctrl-C or SIGTERM asks for a checkpoint and an end at the next step; the second ends the workers. SIGUSR1
     and what ``notices`` tell of ask for the same, and the result says so. ``injector``: faults to survive. Raises
     ``JobFailed``; ``UserError`` for what can be known before a worker starts.
+
+    Workers that have outlived their controller are taken over before anything is imported for that: their run was
+    checked when it began, and time without a controller is time in which they bear no loss.
     """
-    check_means(spec)
-    program = load_as_guest(spec.program)
-    merge(program.config, spec.config)
-    check_adapt(spec.adapt, program, spec.means)
+    found = None if cluster is None else left_over(spec)
+    if found is None:
+        _check(spec)
     with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
 
         def keep(record: Record) -> None:
@@ -69,15 +69,23 @@ def run_job(
             if observe is not None:
                 observe(record)
 
-        for record in _opening(spec, LocalFiles() if cluster is None else cluster.files):
-            keep(record)
+        handle = None if cluster is None or found is None else adopted(spec, found, cluster)
+        if handle is None:
+            if found is not None:
+                _check(spec)
+            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files):
+                keep(record)
         place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
-        handle = place.start(spec)
+        handle = handle or place.start(spec)
         # Whatever happens here: a cluster that is not ours lives on, its run must not.
         stack.callback(handle.kill)
         watch = JobSupervisor(handle)
         ending = ShutdownControl(watch, interrupts, notices)
+        paid: HostsHeld | None = None
         while watch.outcome is None:
+            if (now := _held(place, handle, whole=cluster is not None)) != paid:
+                paid = now
+                keep(now)
             place.wait(0.5 if injector is None else injector.wait_s())
             for record in watch.pump():
                 keep(record)
@@ -92,15 +100,24 @@ def run_job(
     return watch.outcome
 
 
+def _held(place: Cluster, handle: Handle, *, whole: bool) -> HostsHeld:
+    """What is paid for: the ``whole`` cluster, or no more than the run's own workers."""
+    workers = dict(place.held(handle))
+    return HostsHeld(workers, dict(place.rooms) if whole else workers)
+
+
 def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int:
     """Be one worker of a run that somebody else launched (torchrun, srun, mpirun). Returns an exit code.
 
     Rank 0 keeps the journal and tells ``observe``; any other prints why it failed.
     """
+    from elastune.train.work import work
+
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    check_means(spec)
-    check_adapt(spec.adapt, load_as_guest(spec.program), spec.means)
+    for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
+        plan.check_quorum(elastic=False)
+    _check(spec)
     if place.rank != 0:
         return work(spec, place, print_failure, stop.is_set)
     with journal_in(spec.out, spec.resume) as journal:
@@ -110,9 +127,16 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
             if observe is not None:
                 observe(record)
 
-        for record in _opening(spec, LocalFiles()):
+        workers = {UNTOLD: place.world}
+        for record in [*_opening(spec, LocalFiles()), HostsHeld(workers, workers)]:
             keep(record)
         return work(spec, place, keep, stop.is_set)
+
+
+def _check(spec: RunSpec) -> None:
+    from elastune.job.validate_run import check_run  # here: it brings torch
+
+    check_run(spec)
 
 
 def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
@@ -137,13 +161,16 @@ def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
     saved, damaged = _saved(spec, files)
     started = RunStarted(
         program=str(spec.program.path),
+        data=spec.program.told_data,
         config=dict(spec.config),
         seed=spec.seed,
         means=spec.means.to_json(),
         context=machine_context(),
         epochs=spec.epochs,
         resumed_step=saved[-1] if saved else None,
-        adapt=adapt_json(spec.adapt),
+        adapt=spec.adapt.to_json(),
+        sync=str(spec.sync),
+        sync_schedule=str(spec.sync_schedule),
         damaged=damaged,
     )
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.

@@ -28,14 +28,16 @@ class JobSupervisor:
     """Follows a job until all of its workers are gone; ``outcome`` is then set.
 
     After the first failure the other workers get ``GRACE_S`` to say what they saw, then they are ended. ``timeout_s``
-    bounds the whole job.
+    bounds the whole job, which has run for ``ran_s`` already.
     """
 
-    def __init__(self, handle: Handle, *, timeout_s: float | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, handle: Handle, *, timeout_s: float | None = None, clock: Clock | None = None, ran_s: float = 0.0
+    ) -> None:
         self.handle = handle
         self.outcome: RunFinished | RunFailed | None = None
         self._clock = clock or SystemClock()
-        self._deadline = None if timeout_s is None else self._clock.now() + timeout_s
+        self._deadline = None if timeout_s is None else self._clock.now() + timeout_s - ran_s
         self._timeout_s = timeout_s
         self._finished: RunFinished | None = None
         self._failures: list[RunFailed] = []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Means
+from elastune.core.sync_plan import SyncPlan
 from elastune.mechanisms.registry import mechanism_for
 from elastune.monitors.registry import choose
 from elastune.policies.library.registry import build, monitors_for
@@ -15,17 +13,23 @@ from elastune.train.program.load import LoadedProgram
 NO_POLICY = "none"
 
 
-def check_adapt(adapt: Adapt, program: LoadedProgram, means: Means | None = None) -> None:
+def check_adapt(adapt: Adapt, program: LoadedProgram, means: Means | None = None, sync: SyncPlan | None = None) -> None:
     """Raise ``UserError`` for policies and monitors that cannot be made from their texts, or not together.
 
-    ``program``: its own policies can be named too. ``means``: under which they are to run, where that is known.
+    ``program``: its own policies can be named too. ``means``, ``sync``: under which they are to run, where that is
+    known.
     """
     policies = [build(text, program.policies) for text in adapt.policies]
     monitors = choose([*adapt.monitors, *monitors_for(policies)])
-    if means is None or mechanism_for(means).abilities.measures:
-        return
     measuring = [monitor.name for monitor in monitors if monitor.needs - {"times"}]
-    if measuring:
+    if measuring and sync is not None and sync.in_rounds:
+        rule = "learners' gradients are not summed up, so nothing is measured of them"
+        fix = "begin with --sync allreduce, or leave it out"
+        raise UserError(rule, f"the monitor {measuring[0]} with {sync}", fix)
+    if measuring and means is not None and means.compression is not None and means.compression.keeps_residual:
+        rule = "where most of a gradient is sent in later steps, its norms tell nothing of its noise"
+        raise UserError(rule, f"the monitor {measuring[0]}, --compress {means.compress}", "use --compress int8")
+    if measuring and means is not None and not mechanism_for(means).abilities.measures:
         rule = f"{means.mechanism} does not tell gradients' norms or the loss's curvature"
         raise UserError(rule, f"the monitor {measuring[0]}", "use another mechanism, or leave it out")
 
@@ -40,8 +44,3 @@ def policies_of(value: object) -> tuple[str, ...]:
     if NO_POLICY in named and len(named) > 1:
         raise UserError(f"{NO_POLICY!r} goes with no other policy", repr(value), "leave it out of the list")
     return () if named == (NO_POLICY,) else named
-
-
-def adapt_json(adapt: Adapt) -> dict[str, Any]:
-    """``adapt`` as the journal holds it: empty without policies and monitors."""
-    return {name: list(texts) for name, texts in asdict(adapt).items()} if adapt != Adapt() else {}

@@ -21,8 +21,10 @@ class Entry:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The record's JSON with a leading key ``at``, without its line end."""
-    return b"%s%.6f,%s" % (OPENING, entry.at, encode(entry.record)[1:])
+    """The record's JSON with a leading key ``at``, without its line end. Times are real, in microseconds, or simulated:
+    these keep all their digits, as a simulation goes on from them."""
+    at = f"{entry.at:.6f}"
+    return b"%s%s,%s" % (OPENING, (at if float(at) == entry.at else repr(entry.at)).encode(), encode(entry.record)[1:])
 
 
 def decode_entry(line: bytes) -> Entry:

@@ -10,15 +10,21 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from elastune.journal.asset_records import AssetMade, AssetMember, SingleScore
+from elastune.journal.holdings import HostsHeld, StepsPlanned
+from elastune.journal.link_records import LinkMeasured, TopologyLaid
+from elastune.journal.prediction_records import PredictionsAdded, PredictionsKept
 from elastune.journal.run_records import (
     LONGEST_DETAIL,
+    Adopted,
     Checkpointed,
+    CheckpointFailed,
     DataContext,
     Decided,
     FaultInjected,
-    LinkMeasured,
     Measured,
     MembershipEvent,
+    NotLetIn,
     NotMeasured,
     PolicyFailed,
     Reason,
@@ -29,6 +35,7 @@ from elastune.journal.run_records import (
     RunFailed,
     RunFinished,
     RunStarted,
+    StagesCut,
     StateLost,
     StepsCompleted,
     Straggling,
@@ -36,6 +43,7 @@ from elastune.journal.run_records import (
     WorkerMemory,
     WorkerSteps,
 )
+from elastune.journal.start_records import StartedFrom
 from elastune.journal.study_records import (
     ArtifactKept,
     ArtifactRemoved,
@@ -43,10 +51,13 @@ from elastune.journal.study_records import (
     FrontierFound,
     FrontierReason,
     FrontierRow,
+    LinkFitted,
     Phase,
+    ProposalAsked,
     StudyFinished,
     StudyStarted,
     TimesFitted,
+    TrialAdopted,
     TrialFinished,
     TrialPaused,
     TrialReallocated,
@@ -56,11 +67,16 @@ from elastune.journal.study_records import (
     TrialStarted,
     WarmStarted,
 )
+from elastune.journal.sync_records import LearnerLeftOut, SyncChanged
 
 __all__ = [
     "LONGEST_DETAIL",
+    "Adopted",
     "ArtifactKept",
     "ArtifactRemoved",
+    "AssetMade",
+    "AssetMember",
+    "CheckpointFailed",
     "Checkpointed",
     "DataContext",
     "Decided",
@@ -69,12 +85,19 @@ __all__ = [
     "FrontierFound",
     "FrontierReason",
     "FrontierRow",
+    "HostsHeld",
+    "LearnerLeftOut",
+    "LinkFitted",
     "LinkMeasured",
     "Measured",
     "MembershipEvent",
+    "NotLetIn",
     "NotMeasured",
     "Phase",
     "PolicyFailed",
+    "PredictionsAdded",
+    "PredictionsKept",
+    "ProposalAsked",
     "Reason",
     "Record",
     "Regrouped",
@@ -84,12 +107,19 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
+    "SingleScore",
+    "StagesCut",
+    "StartedFrom",
     "StateLost",
     "StepsCompleted",
+    "StepsPlanned",
     "Straggling",
     "StudyFinished",
     "StudyStarted",
+    "SyncChanged",
     "TimesFitted",
+    "TopologyLaid",
+    "TrialAdopted",
     "TrialFinished",
     "TrialPaused",
     "TrialReallocated",
@@ -107,27 +137,42 @@ __all__ = [
 
 Record = Annotated[
     RunStarted
+    | Adopted
     | Reported
     | Checkpointed
+    | CheckpointFailed
+    | PredictionsKept
+    | PredictionsAdded
+    | AssetMade
+    | StartedFrom
+    | StagesCut
     | LinkMeasured
     | RunFinished
     | RunFailed
     | StepsCompleted
+    | StepsPlanned
     | Regrouped
     | Measured
     | NotMeasured
     | Decided
     | PolicyFailed
     | Restarted
+    | SyncChanged
+    | LearnerLeftOut
     | StateLost
     | MembershipEvent
     | WorkerGone
     | Straggling
+    | TopologyLaid
+    | NotLetIn
+    | HostsHeld
     | FaultInjected
     | StudyStarted
     | WarmStarted
+    | ProposalAsked
     | TrialStarted
     | TrialReported
+    | TrialAdopted
     | TrialFinished
     | TrialRegrouped
     | TrialReallocated
@@ -140,6 +185,8 @@ Record = Annotated[
     | StudyFinished,
     Field(discriminator="kind"),
 ]
+AFTERWARDS = (PredictionsAdded, AssetMade)
+"""What may be told of a study long after it ended: it takes none of the study's time."""
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 

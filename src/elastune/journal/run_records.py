@@ -21,7 +21,8 @@ Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_
 class RunStarted:
     """A run begins (or, with ``resumed_step``, goes on from a checkpoint). ``adapt``: its policies and monitors.
 
-    ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on.
+    ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on. ``data``: the folder
+    of data sets that it was told. ``sync``: how its workers agree.
     """
 
     program: str
@@ -33,7 +34,22 @@ class RunStarted:
     resumed_step: Count | None = None
     adapt: dict[str, list[str]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
+    data: str | None = None
+    sync: str = "allreduce"
+    sync_schedule: str = ""
     kind: Literal["run_started"] = "run_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Adopted:
+    """A controller has taken over a run that goes on, whose controller had died: ``workers`` came back within
+    ``seconds`` of its start, in or after step ``step``. ``lost``: members of the newest view that did not."""
+
+    workers: list[Count]
+    step: Count
+    seconds: float
+    lost: list[Count] = field(default_factory=list)
+    kind: Literal["adopted"] = "adopted"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -63,13 +79,24 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, config=_RULES)
-class LinkMeasured:
-    """One all-reduce among ``workers`` takes about ``latency_s + bytes * seconds_per_byte``."""
+class CheckpointFailed:
+    """There was no room for a checkpoint, on a disk or on the way (``why``); the run goes on, and older ones stay."""
 
-    workers: Count
-    latency_s: float
-    seconds_per_byte: float
-    kind: Literal["link_measured"] = "link_measured"
+    step: Count
+    why: str
+    kind: Literal["checkpoint_failed"] = "checkpoint_failed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class StagesCut:
+    """A pipeline's stages, in the order of layers: ``names`` of the layers that they begin with, and their ``shares``
+    of the whole cost. ``weighed``: by what costs were told ("counted operations").
+    """
+
+    names: list[str]
+    shares: list[float]
+    weighed: str
+    kind: Literal["stages_cut"] = "stages_cut"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -148,7 +175,9 @@ class RunFinished:
 
     ``evaluated_on``: how many samples metrics were measured on, where the program told.
     ``signals``: what its monitors said last, name -> (value, standard error or None). ``context`` is None where the run
-    was simulated. ``epoch``: completed passes.
+    was simulated. ``epoch``: completed passes. ``hosts``: on how many of them its workers stood at the end.
+    ``sent_bytes``: what the collectives of all its workers sent for a step, on average. ``stop_why``: what the program
+    gave to ``session.stop``.
     """
 
     sha256: str
@@ -160,13 +189,16 @@ class RunFinished:
     step_s: float | None = None
     wait_s: float | None = None
     grad_bytes: Count = 0
-    stopped: Literal["complete", "max_steps", "until_epoch", "requested", "notice", "policy"] = "complete"
+    stopped: Literal["complete", "max_steps", "until_epoch", "requested", "notice", "policy", "program"] = "complete"
     signals: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     context: RunContext | None = None
     epoch: Count = 0
     evaluated_on: dict[str, Count] = field(default_factory=dict)
     worker_steps: list[WorkerSteps] = field(default_factory=list)
     memory: list[WorkerMemory] = field(default_factory=list)
+    hosts: Count = 1
+    sent_bytes: float = 0.0
+    stop_why: str = ""
     kind: Literal["run_finished"] = "run_finished"
 
 
@@ -338,6 +370,16 @@ class Straggling:
     worker: Whole
     line: str
     kind: Literal["straggling"] = "straggling"
+
+
+@dataclass(frozen=True, config=_RULES)
+class NotLetIn:
+    """Connections from ``host`` to a run's coordinator were refused: so many, for the same reason."""
+
+    host: str
+    why: str
+    times: Count
+    kind: Literal["not_let_in"] = "not_let_in"
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
-from elastune.journal.run_records import Regrouped, Reported, RunFinished
+from elastune.journal.run_records import Adopted, Regrouped, Reported, RunFinished
 from elastune.journal.values import Count, MeansUsed, Number, Settings, Whole
 
 _RULES = ConfigDict(extra="forbid")
@@ -55,10 +55,20 @@ class WarmStarted:
 
 
 @dataclass(frozen=True, config=_RULES)
+class ProposalAsked:
+    """The search is asked what trial number ``trial`` should try. It knows what the journal has told by now, no more,
+    however long it takes."""
+
+    trial: Number
+    kind: Literal["proposal_asked"] = "proposal_asked"
+
+
+@dataclass(frozen=True, config=_RULES)
 class TrialStarted:
     """A trial is about to run, for the reason ``phase``. ``params`` and ``distributions`` are Optuna's, as JSON.
 
-    ``parent``: the trial from whose checkpoint it goes on. ``until_epoch``: it pauses after so many.
+    ``parent``: the trial from whose checkpoint it goes on. ``until_epoch``: it pauses after so many. ``dismissed``:
+    what was proposed before ``params`` and breaks a constraint, from which samplers learn, too.
     """
 
     trial: Number
@@ -71,16 +81,19 @@ class TrialStarted:
     tags: dict[str, Any] = field(default_factory=dict)
     parent: Count | None = None
     until_epoch: Count | None = None
+    dismissed: list[dict[str, Any]] = field(default_factory=list)
     kind: Literal["trial_started"] = "trial_started"
 
 
 @dataclass(frozen=True, config=_RULES)
 class TrialReported:
-    """A report of a running trial, which had ``workers`` on average so far (None: those it began with)."""
+    """A report of a running trial, which had ``workers`` on average so far (None: those it began with), and has
+    ``cost`` so much in all (None: prices were not asked for; see ``job.meter``)."""
 
     trial: Number
     report: Reported
     workers: float | None = None
+    cost: float | None = None
     kind: Literal["trial_reported"] = "trial_reported"
 
 
@@ -89,7 +102,7 @@ class TrialPaused:
     """A trial gave its workers back and may go on later, from the checkpoint in its folder.
 
     ``seconds``: what it ran since it was started or resumed; ``worker_seconds``: of all its workers together.
-    ``cut_off``: it was no decision of the search, so it goes on before all others.
+    ``cut_off``: it was no decision of the search, so it goes on before all others. ``cost``: as of a report.
     """
 
     trial: Number
@@ -98,6 +111,7 @@ class TrialPaused:
     worker_seconds: float
     reason: str = ""
     cut_off: bool = False
+    cost: float | None = None
     kind: Literal["trial_paused"] = "trial_paused"
 
 
@@ -114,6 +128,15 @@ class TrialResumed:
     until_epoch: Count | None = None
     cut_off: bool = False
     kind: Literal["trial_resumed"] = "trial_resumed"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialAdopted:
+    """A running trial, whose controller had died, goes on with the workers that it had: nothing of it is done again."""
+
+    trial: Number
+    found: Adopted
+    kind: Literal["trial_adopted"] = "trial_adopted"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -141,7 +164,8 @@ class TrialFinished:
     """A trial's end. ``values``: one number per objective if complete. ``violations``: <= 0 where the constraint holds.
 
     infeasible: it ran and diverged, crashed or broke a constraint; rejected: it broke one before it was started.
-    ``seconds``: from its start to its end, without pauses; ``worker_seconds``: of all its workers together.
+    ``seconds``: from its start to its end, without pauses; ``worker_seconds``: of all its workers together. ``cost``:
+    as of a report, whatever became of it.
     """
 
     trial: Number
@@ -153,6 +177,7 @@ class TrialFinished:
     reason: str = ""
     run: RunFinished | None = None
     worker_seconds: float | None = None
+    cost: float | None = None
     kind: Literal["trial_finished"] = "trial_finished"
 
 
@@ -160,13 +185,16 @@ class TrialFinished:
 class ArtifactKept:
     """What stays of a trial that is over: its checkpoint after ``step`` steps, at ``path`` in the study's folder.
 
-    ``sha256`` of its weights. ``artifact``: "state", all that a run goes on with.
+    ``sha256`` of its weights. ``artifact``: "state", all that a run goes on with. ``size``: bytes of all that stays in
+    the trial's folder. ``predictions``: the SHA-256 of the files of ``session.predictions`` there, by name.
     """
 
     trial: Number
     step: Count
     path: str
     sha256: str
+    size: Count = 0
+    predictions: dict[str, str] = field(default_factory=dict)
     artifact: Literal["state"] = "state"
     kind: Literal["artifact_kept"] = "artifact_kept"
 
@@ -180,8 +208,20 @@ class ArtifactRemoved:
 
 
 @dataclass(frozen=True, config=_RULES)
+class LinkFitted:
+    """A link of the step-time model: seconds of one message, however small, and of each byte."""
+
+    latency_s: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True, config=_RULES)
 class TimesFitted:
-    """The step-time model of ``plan.step_time``, fitted here. ``errors``: predicted over measured, by what."""
+    """The step-time model of ``plan.step_time``, fitted here. ``errors``: predicted over measured, by what.
+
+    ``latency_s`` and ``seconds_per_byte`` are of the link within a host. Where there are several hosts, ``across`` is
+    the link between them, and ``workers_per_host`` how many fit each.
+    """
 
     base_s: float
     per_sample_s: float
@@ -190,7 +230,15 @@ class TimesFitted:
     grad_bytes: Count
     measured_workers: list[Count]
     errors: dict[str, float] = field(default_factory=dict)
+    across: LinkFitted | None = None
+    workers_per_host: Count = 0
     kind: Literal["times_fitted"] = "times_fitted"
+
+    @model_validator(mode="after")
+    def _hosts_have_room(self) -> TimesFitted:
+        if self.across is not None and self.workers_per_host < 1:
+            raise ValueError("workers_per_host: must be at least 1 where there are several hosts")
+        return self
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -267,8 +315,9 @@ class FrontierFound:
     ``command`` repeats ``command_trial``, one training of the pick's row, with the same seed: ``command_metrics`` are
     what it reports, ``command_note`` says so.
     ``answer`` is the one conclusion, ``reasons`` what it rests on. ``model_errors``: predicted over measured of the
-    step-time model, by what. Hypervolumes are of naive rows, and of the search's points alone; ``hypervolume_note``
-    says at which budget.
+    step-time model, by what; ``links``: those of the model "within a host" and "across hosts", where there are several
+    hosts. Hypervolumes are of naive rows, and of the search's points alone; ``hypervolume_note``
+    says at which budget. ``prices_change``: ``price_per_worker_hour`` is that of the beginning.
     """
 
     quality: str
@@ -287,6 +336,8 @@ class FrontierFound:
     reasons: list[FrontierReason] = field(default_factory=list)
     model_errors: dict[str, float] = field(default_factory=dict)
     hypervolume_note: str = ""
+    links: dict[str, LinkFitted] = field(default_factory=dict)
+    prices_change: bool = False
     kind: Literal["frontier_found"] = "frontier_found"
 
     @model_validator(mode="after")

@@ -11,11 +11,14 @@ from typing import Any, Literal
 
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
+    AFTERWARDS,
     ArtifactKept,
     ArtifactRemoved,
+    PredictionsAdded,
     Reported,
     StudyFinished,
     StudyStarted,
+    TrialAdopted,
     TrialFinished,
     TrialPaused,
     TrialReallocated,
@@ -26,7 +29,7 @@ from elastune.journal.records import (
 )
 
 State = Literal["running", "paused", "over"]
-Change = TrialReported | TrialPaused | TrialResumed | TrialReallocated | TrialRegrouped | TrialFinished
+Change = TrialReported | TrialPaused | TrialResumed | TrialAdopted | TrialReallocated | TrialRegrouped | TrialFinished
 TrialRecord = TrialStarted | Change
 
 
@@ -34,9 +37,11 @@ TrialRecord = TrialStarted | Change
 class AllocationSpan:
     """From ``begin_s`` to ``end_s`` of the study's time, ``trial`` had ``workers`` workers.
 
-    ``begun``: started, resumed, or regrouped (its workers changed while it ran). ``ended``: complete, infeasible,
-    rejected, paused, regrouped, lost (its controller ended first), or running where the journal has no more.
+    ``begun``: started, resumed, adopted (by another controller), or regrouped (its workers changed while it ran).
+    ``ended``: complete, infeasible, rejected, paused, regrouped, lost (its controller ended first), or running where
+    the journal has no more.
     ``reason``: why it ended so, or, of a regrouping, why other workers were wanted; empty where nothing was said.
+    ``pause_s``: how long training stood still while these workers came together.
     """
 
     trial: int
@@ -46,6 +51,7 @@ class AllocationSpan:
     begun: str
     ended: str
     reason: str = ""
+    pause_s: float = 0.0
 
     @property
     def worker_seconds(self) -> float:
@@ -60,7 +66,8 @@ class TrialLife:
     of its newest record, since the epoch and by the study's own time. ``epoch`` of ``epochs``: how far it is;
     ``metrics``: what it reported after ``epoch``, all reports together. ``workers``: those that it has, or had last;
     ``average``: over all the time that it ran, by its last report. ``seconds``, ``worker_seconds``: of the times that
-    it ran before, to their ends. ``reports``: each with the workers that the trial had then.
+    it ran before, to their ends. ``cost``: of all that was paid for it, as told last; None:
+    without prices. ``reports``: each with the workers that the trial had then.
     """
 
     started: TrialStarted
@@ -77,6 +84,7 @@ class TrialLife:
     average: float | None = None
     seconds: float = 0.0
     worker_seconds: float = 0.0
+    cost: float | None = None
     reports: tuple[tuple[Reported, int], ...] = ()
     pause: TrialPaused | None = None
     finished: TrialFinished | None = None
@@ -99,6 +107,8 @@ class TrialLife:
     def after(self, entry: Entry, now_s: float) -> TrialLife:
         """The same once ``entry``, a record of this trial's, has happened."""
         changes: dict[str, Any] = {"last_at": entry.at, "last_s": now_s}
+        if isinstance(entry.record, TrialReported | TrialPaused | TrialFinished) and entry.record.cost is not None:
+            changes["cost"] = entry.record.cost
         match entry.record:
             case TrialReported(report=report, workers=average):
                 before = self.metrics if report.epoch == self.epoch else {}
@@ -106,6 +116,8 @@ class TrialLife:
                 changes |= {"average": average, "reports": (*self.reports, (report, self.workers))}
             case TrialRegrouped(change=change):
                 return replace(self, workers=len(change.members))
+            case TrialAdopted(found=found):
+                return replace(self, workers=len(found.workers))
             case TrialPaused() as pause:
                 changes |= {"state": "paused", "epoch": pause.epoch, "pause": pause}
                 changes |= {"seconds": self.seconds + pause.seconds}
@@ -141,6 +153,11 @@ class TrialTable:
     def hear(self, entry: Entry) -> None:
         """Take in what happened next."""
         record = entry.record
+        if isinstance(record, PredictionsAdded) and (kept := self.artifacts.get(record.trial)) is not None:
+            told = {**kept.predictions, record.name: record.sha256}
+            self.artifacts[record.trial] = replace(kept, predictions=told, size=record.size)
+        if isinstance(record, AFTERWARDS):
+            return
         if isinstance(record, StudyStarted | StudyFinished):
             self._spans.end_all("lost", self.seconds)
         self._keep_time(entry)
@@ -218,12 +235,16 @@ class _Spans:
                 self._begin(trial, int(means.get("workers", 1)), "started", now_s)
             case TrialResumed(trial=trial, workers=workers):
                 self._begin(trial, workers, "resumed", now_s)
+            case TrialAdopted(trial=trial, found=found):
+                self._begin(trial, len(found.workers), "adopted", now_s)
             case TrialReallocated(trial=trial, reason=reason):
                 self._wanted[trial] = reason
             case TrialRegrouped(trial=trial, change=change) if trial in self._open:
                 if self._open[trial].workers != len(change.members):
                     self._end(trial, "regrouped", now_s, self._wanted.pop(trial, ""))
                     self._begin(trial, len(change.members), "regrouped", now_s)
+                span = self._open[trial]
+                self._open[trial] = replace(span, pause_s=span.pause_s + change.pause_s)
             case TrialPaused(trial=trial, reason=reason):
                 self._end(trial, "paused", now_s, reason)
             case TrialFinished(trial=trial, state=state, reason=reason):

@@ -33,7 +33,12 @@ def _having(kinds: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     return check
 
 
-MeansUsed = Annotated[dict[str, Any], AfterValidator(_having({"workers": Count, "mechanism": str, "mesh": str | None}))]
+MeansUsed = Annotated[
+    dict[str, Any],
+    AfterValidator(
+        _having({"workers": Count, "mechanism": str, "mesh": str | None, "sync": str, "sync_schedule": str})
+    ),
+]
 """The fields of ``core.run.Means``, and what else decided how a training was run."""
 
 Settings = Annotated[
@@ -43,6 +48,7 @@ Settings = Annotated[
             {
                 "kind": Literal["tune", "frontier"],
                 "program": str | dict[str, str],
+                "data": str | None,
                 "objectives": dict[str, Literal["max", "min"]],
                 "workers": Count | list[Count],
                 "trial_workers": tuple[Count, Count] | None,
@@ -55,6 +61,7 @@ Settings = Annotated[
                 "until": list[str] | tuple[str, ...],
                 "patience": Count | None,
                 "divergence": float | None,
+                "prices": str | None,
                 "price_per_worker_hour": Annotated[float, Field(gt=0, le=1e15)],
             }
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.journal.entry import OPENING, Entry, encode_entry
 from elastune.journal.records import Record
@@ -27,9 +28,9 @@ class JournalWriter:
     that names the holder's pid. A tail torn by a crash is cut off on opening. Not safe for several threads.
     """
 
-    def __init__(self, path: Path, *, exclusive: bool = True, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, *, exclusive: bool = True, wall: Callable[[], float] | None = None) -> None:
         self.path = Path(path)
-        self._wall = wall
+        self._wall = wall or SystemClock().wall
         self._lock = -1
         self._file = -1
         self._owes = False
@@ -119,6 +120,17 @@ class JournalWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_unwritten(path: Path) -> None:
+    """Nobody writes the journal ``path`` now. Leaves nothing. Raises ``UserError`` as ``JournalWriter``."""
+    if not path.exists() or not _lock_path(path).exists():
+        return
+    try:
+        os.close(_acquire(path))
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    _locked_here.discard(_lock_path(path))
 
 
 def _lock_path(path: Path) -> Path:

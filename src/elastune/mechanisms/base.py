@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -19,41 +17,12 @@ from elastune.core.errors import UserError
 from elastune.core.layout import Box, Piece
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
+from elastune.mechanisms.abilities import EVERYTHING, Abilities
 from elastune.mechanisms.buffers import Buffers
 from elastune.mechanisms.memory import optimizer_bytes, storage_bytes
 
 Ready = Callable[[int, torch.Tensor | None], None]
 """Takes the gradient of parameter ``i`` the moment it is there; None: no pass has used the parameter. It must copy."""
-
-
-@dataclass(frozen=True)
-class Abilities:
-    """What a mechanism can do beside training; what it cannot is refused before a worker starts (``registry``).
-
-    Args:
-        elastic: Workers may come and go, and the loss of one costs a step at most. If not, the first loss ends the
-            run, and ``--resume`` goes on from its newest checkpoint.
-        reshapes: The mesh may become another one while the run goes on.
-        bf16: Forward passes may run under autocast.
-        offloads: Optimizer state may lie in the memory of the CPU.
-        measures: Gradients' norms and the loss's curvature can be told, for monitors and policies.
-        stages: The stages of ZeRO that ``Means.zero_stage`` may choose from; the first is the default.
-        package: The module that must be installed, and ``install``, the command that does it.
-    """
-
-    elastic: bool = True
-    reshapes: bool = True
-    bf16: bool = True
-    offloads: bool = True
-    measures: bool = True
-    stages: tuple[int, ...] = ()
-    package: str = ""
-    install: str = ""
-
-    @property
-    def installed(self) -> bool:
-        """Whether what it needs is there; it is not imported for that."""
-        return not self.package or find_spec(self.package) is not None
 
 
 class Mechanism(ABC):
@@ -64,7 +33,7 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
     exact: ClassVar[bool]
-    abilities: ClassVar[Abilities] = Abilities()
+    abilities: ClassVar[Abilities] = EVERYTHING
 
     @abstractmethod
     def check(self, means: Means, mesh: Mesh) -> None:
@@ -92,6 +61,7 @@ class Replica:
     a ``stream``, which hands gradients over while the backward pass still runs. Between passes they are hidden
     (``hide``), so that whatever the user does with gradients there (clip, step, zero) does nothing.
 
+    ``only``: which parameters the next backward pass gives gradients; None: all that it comes to.
     ``gathers``: all workers must ask for the whole state together.
     """
 
@@ -112,6 +82,7 @@ class Replica:
         self.params = [p for p in module.parameters() if p.requires_grad] if params is None else list(params)
         self.buffers = Buffers(module)
         normalises = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+        self.only: list[nn.Parameter] | None = None
         self.least_samples = 2 if normalises else 1
         self.equal_passes = self.in_turn = False
         self._boxes = boxes
@@ -134,11 +105,11 @@ class Replica:
     def accumulate(self, loss: torch.Tensor, weight: float) -> None:
         """A backward pass of ``loss`` times ``weight``, added to the gradients that earlier passes left."""
         self._restore()
-        (loss * weight).backward()
+        self._backward(loss * weight)
 
     def run_apart(self, loss: torch.Tensor, weight: float) -> None:
         """As ``accumulate``, in two steps: until ``join_earlier`` the parameters have this pass's gradients alone."""
-        (loss * weight).backward()
+        self._backward(loss * weight)
 
     def join_earlier(self) -> None:
         """Add what passes before ``run_apart`` left."""
@@ -154,7 +125,7 @@ class Replica:
         self._seen.clear()
         self._ready = ready
         try:
-            (loss * weight).backward()
+            self._backward(loss * weight)
         finally:
             self._ready = None
         self._hand_over(ready)
@@ -277,6 +248,12 @@ class Replica:
 
     def _box(self, name: str, tensor: torch.Tensor) -> Box:
         return self._boxes.get(name) or _whole(tensor)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if self.only is None:
+            loss.backward()
+        else:
+            torch.autograd.backward(loss, inputs=self.only)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 

@@ -21,15 +21,16 @@ from elastune.comm.default_group import open_default_group
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Replica
-from elastune.mechanisms.engine import Engine, EngineReplica, Held, packaged
+from elastune.mechanisms.abilities import OF_ENGINES, Abilities
+from elastune.mechanisms.base import Replica
+from elastune.mechanisms.engine import Engine, EngineReplica, Held
 
 
 class DeepSpeed(Engine):
     """Everything but forward and backward passes is DeepSpeed's."""
 
     name: ClassVar[str] = "deepspeed"
-    abilities: ClassVar[Abilities] = packaged("deepspeed", stages=(2, 0, 1, 3))
+    abilities: ClassVar[Abilities] = OF_ENGINES["deepspeed"]
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         open_default_group(comms.everyone)

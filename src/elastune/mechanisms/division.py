@@ -15,6 +15,7 @@ from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.leaves import Split, whole_leaves
 from elastune.core.run import Means
+from elastune.journal.records import StagesCut
 
 
 def _raised(error: GroupBroken) -> NoReturn:
@@ -74,6 +75,10 @@ class Division:
         """Be worker ``comms.rank`` of ``comms.mesh`` from the next step on: at the beginning, and after every change of
         workers or mesh. No collective may be started here: others may not have come as far.
         """
+
+    def stages(self, workers: int) -> StagesCut | None:
+        """Where a pipeline of ``workers`` is cut; None where there is none."""
+        return None
 
     def begin_step(self, parts: Sequence[BatchSlice]) -> None:
         """The forward pass of a step's first slice comes next; ``parts`` are all that this worker runs in it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -18,7 +18,8 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Mechanism, Replica
+from elastune.mechanisms.abilities import ENGINE, Abilities
+from elastune.mechanisms.base import Mechanism, Replica
 from elastune.mechanisms.memory import optimizer_bytes, storage_bytes
 from elastune.mechanisms.owned.guard import GradientGuard
 
@@ -27,18 +28,11 @@ class Engine(Mechanism, ABC):
     """A mechanism that leaves a step to another engine, whose workers stay as they are along one axis."""
 
     exact: ClassVar[bool] = False
-    abilities: ClassVar[Abilities] = Abilities(
-        elastic=False, reshapes=False, bf16=False, offloads=False, measures=False
-    )
+    abilities: ClassVar[Abilities] = ENGINE
 
     def check(self, means: Means, mesh: Mesh) -> None:
         if mesh.workers not in (mesh.data, mesh.shard):
             raise UserError(f"{self.name} lays all workers along one axis", mesh, f"use --workers {mesh.workers}")
-
-
-def packaged(package: str, install: str = "pip install 'elastune[engines]'", stages: tuple[int, ...] = ()) -> Abilities:
-    """Those of an engine that is in another package, which ``install`` brings."""
-    return replace(Engine.abilities, package=package, install=install, stages=stages)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from elastune.comm.comms import Comms
 from elastune.comm.default_group import open_default_group
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Replica
-from elastune.mechanisms.engine import Engine, EngineReplica, Held, packaged
+from elastune.mechanisms.abilities import OF_ENGINES, Abilities
+from elastune.mechanisms.base import Replica
+from elastune.mechanisms.engine import Engine, EngineReplica, Held
 
 
 class FairScale(Engine):
@@ -30,7 +31,7 @@ class FairScale(Engine):
     """
 
     name: ClassVar[str] = "fairscale"
-    abilities: ClassVar[Abilities] = packaged("fairscale", stages=(2,))
+    abilities: ClassVar[Abilities] = OF_ENGINES["fairscale"]
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         open_default_group(comms.everyone)

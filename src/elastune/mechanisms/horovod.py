@@ -16,8 +16,9 @@ from elastune.comm.group import Group
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Means
-from elastune.mechanisms.base import Abilities, Replica
-from elastune.mechanisms.engine import Engine, EngineReplica, packaged
+from elastune.mechanisms.abilities import OF_ENGINES, Abilities
+from elastune.mechanisms.base import Replica
+from elastune.mechanisms.engine import Engine, EngineReplica
 
 
 class Horovod(Engine):
@@ -27,7 +28,7 @@ class Horovod(Engine):
     """
 
     name: ClassVar[str] = "horovod"
-    abilities: ClassVar[Abilities] = packaged("horovod", "benchmarks/horovod.sh FOLDER, then PYTHONPATH=FOLDER")
+    abilities: ClassVar[Abilities] = OF_ENGINES["horovod"]
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         return HorovodReplica(model, optimizer, comms, _engine(comms.everyone))

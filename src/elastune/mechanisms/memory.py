@@ -1,26 +1,11 @@
-"""Bytes that state takes in a worker's memory, and how much of what it frees the process keeps."""
+"""Bytes that state takes in a worker's memory."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
-
-_M_MMAP_THRESHOLD = -3  # mallopt(3), of glibc
-_LARGE_BYTES = 1 << 20
-
-
-def give_back_at_once() -> None:
-    """From here on this process keeps no large block of memory that it frees on the CPU.
-
-    By itself glibc learns to keep blocks of up to 32 MB for the next ones, and between long-lived ones they do not fit:
-    of blocks of gradients that came and went that was as much again as the sums.
-    """
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:

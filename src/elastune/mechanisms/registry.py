@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Means, RunSpec
 from elastune.mechanisms.base import Mechanism
 from elastune.mechanisms.deepspeed import DeepSpeed
@@ -70,19 +68,6 @@ def check_workers(spec: RunSpec) -> None:
     if not mechanism.abilities.elastic and high is not None and low != high:
         rule = f"the workers of {mechanism.name} stay as they are"
         raise UserError(rule, f"from {low} to {high}", f"use --workers {spec.means.workers}")
-
-
-def settled(spec: RunSpec) -> RunSpec:
-    """``spec`` as its mechanism can be run: where it cannot lose a worker, the first loss ends the run."""
-    if mechanism_for(spec.means).abilities.elastic:
-        return spec
-    workers = spec.means.workers
-    return replace(spec, elastic=replace(spec.elastic, low=workers, high=workers, most_losses=1))
-
-
-def meshes_of(means: Means) -> MeshChoice:
-    """What the mesh of a run with ``means`` should be, and what it may be."""
-    return replace(MeshChoice.of(means), fixed=not mechanism_for(means).abilities.reshapes)
 
 
 def note_plan(model: nn.Module, plan: Plans | None) -> None:

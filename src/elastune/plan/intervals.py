@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit  # quantiles; scipy.stats has them, too, and takes most of a second to load
 
 
 def mean_ci(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None]:
@@ -26,7 +26,7 @@ def mean_ci(values: Sequence[float], level: float = 0.95) -> tuple[float, float 
     if n == 1:
         return mean, None
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    return mean, float(t.ppf(0.5 + level / 2, n - 1)) * math.sqrt(variance / n)
+    return mean, float(stdtrit(n - 1, 0.5 + level / 2)) * math.sqrt(variance / n)
 
 
 def wilson(successes: int, total: int, level: float = 0.95) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def wilson(successes: int, total: int, level: float = 0.95) -> tuple[float, floa
     _check_level(level)
     if not 0 <= successes <= total or total == 0:
         raise ValueError(f"wilson needs 0 <= successes <= total and total > 0, not {successes} of {total}")
-    return _score(successes / total, total, float(norm.ppf(0.5 + level / 2)))
+    return _score(successes / total, total, float(ndtri(0.5 + level / 2)))
 
 
 def bounded_ci(
@@ -142,7 +142,7 @@ def _two_bounds(values: Sequence[float], samples: int | None, level: float) -> t
         return rate, rate
     share = seeds / whole
     freedom = (k - 1) / share**2 if share > 1e-6 else math.inf
-    quantile = norm.ppf(0.5 + level / 2) if math.isinf(freedom) else t.ppf(0.5 + level / 2, freedom)
+    quantile = ndtri(0.5 + level / 2) if math.isinf(freedom) else stdtrit(freedom, 0.5 + level / 2)
     return _score(rate, 1 / whole, float(quantile))
 
 

@@ -1,8 +1,8 @@
 """How long a data-parallel step takes: one small model, fitted from a few measurements, for settings not measured.
 
 Gradient: every worker runs its share of the global batch, ``base_s + per_sample_s * share``; the largest share decides.
-Reduction: a ring all-reduce, 2(W-1) messages of latency and 2(W-1)/W of the bytes over the link (Thakur, Rabenseifner,
-Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005).
+Reduction: a ring all-reduce over the link (``plan.links``); on several hosts one among the workers of each, over the
+link within, and one among hosts, over the link across: what the two levels of ``comm.levels`` take.
 Where links were not measured, Pollux's form of it: what a reduction of two workers takes, and so much more for each
 further worker (``StepTime.linear``).
 Both together: (Tg^y + Tr^y)^(1/y), y = 1 for no overlap (Qiao et al., "Pollux", OSDI 2021, section 3.2).
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
 from elastune.journal.records import LinkMeasured, TimesFitted
+from elastune.plan.links import Hosts, RingLink, fit_links
 
 Floats = NDArray[np.float64]
 OVERLAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # that ``fit_steps`` chooses among
@@ -29,12 +30,16 @@ OVERLAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # that ``fit_steps`` choo
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured step of a global ``batch``; ``compute_s``: the seconds of it before the reduction, where known."""
+    """A measured step of a global ``batch``; ``compute_s``: the seconds of it before the reduction, where known.
+
+    ``hosts``: on how many of them its workers stood.
+    """
 
     workers: int
     batch: int
     step_s: float
     compute_s: float | None = None
+    hosts: int = 1
 
     @property
     def share(self) -> int:
@@ -60,7 +65,8 @@ class StepTimeModel(Protocol):
 class StepTime:
     """Seconds of one step of a global batch on W equal workers in data parallel. ``overlap`` is Pollux's exponent.
 
-    ``fixed_s`` is of every reduction, however many workers take part.
+    ``fixed_s`` is of every reduction, however many workers take part. ``latency_s`` and ``seconds_per_byte`` are of the
+    link within a host; ``hosts``: where there are several, what connects them.
     """
 
     base_s: float
@@ -70,6 +76,7 @@ class StepTime:
     grad_bytes: int
     overlap: float = 1.0
     fixed_s: float = 0.0
+    hosts: Hosts | None = None
 
     @classmethod
     def linear(
@@ -84,15 +91,28 @@ class StepTime:
             raise ValueError(f"a step needs batch >= 1 and workers >= 1, not {batch} and {workers}")
         return self.base_s + self.per_sample_s * -(-batch // workers)
 
-    def reduction_s(self, workers: int) -> float:
-        """Seconds of one all-reduce of the gradients; 0 for a lone worker."""
+    @property
+    def link(self) -> RingLink:
+        """The link within a host."""
+        return RingLink(self.latency_s, self.seconds_per_byte)
+
+    def hosts_for(self, workers: int) -> int:
+        """On how many hosts so many workers stand: as few as it takes."""
+        return 1 if self.hosts is None else self.hosts.needed(workers)
+
+    def reduction_s(self, workers: int, hosts: int | None = None) -> float:
+        """Seconds of one all-reduce of the gradients; 0 for a lone worker. ``hosts``: None for as few as it takes."""
         if workers == 1:
             return 0.0
-        return self.fixed_s + ring_s(self.grad_bytes, workers, self.latency_s, self.seconds_per_byte)
+        count = min(workers, self.hosts_for(workers) if hosts is None else hosts)
+        if count == 1 or self.hosts is None:
+            return self.fixed_s + self.link.ring_s(self.grad_bytes, workers)
+        within_s = self.link.ring_s(self.grad_bytes, -(-workers // count))
+        return self.fixed_s + within_s + self.hosts.link.ring_s(self.grad_bytes, count)
 
-    def step_s(self, batch: int, workers: int) -> float:
-        """Seconds of one whole step."""
-        return overlapped(self.gradient_s(batch, workers), self.reduction_s(workers), self.overlap)
+    def step_s(self, batch: int, workers: int, hosts: int | None = None) -> float:
+        """Seconds of one whole step. ``hosts``: None for as few as it takes."""
+        return overlapped(self.gradient_s(batch, workers), self.reduction_s(workers, hosts), self.overlap)
 
     def estimate(self, batch: int, workers: int) -> Estimate:
         """The same for planners."""
@@ -113,6 +133,9 @@ class StepTime:
             latency_s=record.latency_s,
             seconds_per_byte=record.seconds_per_byte,
             grad_bytes=record.grad_bytes,
+            hosts=None
+            if record.across is None
+            else Hosts(RingLink(record.across.latency_s, record.across.seconds_per_byte), record.workers_per_host),
         )
 
 
@@ -158,12 +181,9 @@ class Fit:
             grad_bytes=self.model.grad_bytes,
             measured_workers=list(self.measured_workers),
             errors=self.errors,
+            across=None if self.model.hosts is None else self.model.hosts.link.to_record(),
+            workers_per_host=0 if self.model.hosts is None else self.model.hosts.workers_each,
         )
-
-
-def ring_s(size_bytes: float, workers: int, latency_s: float, seconds_per_byte: float) -> float:
-    """Seconds of one ring all-reduce (Thakur et al. 2005): 2(W-1) latency + 2(W-1)/W bytes x seconds_per_byte."""
-    return 2 * (workers - 1) * (latency_s + size_bytes * seconds_per_byte / workers)
 
 
 def fit_gradient(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -180,24 +200,13 @@ def fit_gradient(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return _fit_relative([(1.0, share) for (share,) in shares], seconds)
 
 
-def fit_reduction(
-    reductions: Sequence[ReductionObserved] = (), links: Sequence[LinkMeasured] = ()
-) -> tuple[float, float]:
-    """(latency_s, seconds_per_byte) of the ring model: from all-reduces, else the median over measured links.
-
-    A link tells latency and seconds a byte of a whole all-reduce at its worker count; both are divided by the ring's
-    share of them. Observations of a lone worker say nothing and are passed over; without any, reducing is free.
-    """
+def fit_reductions(reductions: Sequence[ReductionObserved]) -> RingLink | None:
+    """The link of the ring model from all-reduces of gradients; None where none of several workers is among them."""
     points, seconds = _medians(((float(r.bytes), float(r.workers)), r.seconds) for r in reductions if r.workers > 1)
-    if seconds:
-        rows = [(2 * (workers - 1), 2 * (workers - 1) / workers * size) for size, workers in points]
-        return _fit_relative(rows, seconds)
-    told = [link for link in links if link.workers > 1]
-    if not told:
-        return 0.0, 0.0
-    latency_s = median(max(0.0, link.latency_s) / (2 * (link.workers - 1)) for link in told)
-    per_byte = median(max(0.0, link.seconds_per_byte) * link.workers / (2 * (link.workers - 1)) for link in told)
-    return latency_s, per_byte
+    if not seconds:
+        return None
+    rows = [(2 * (workers - 1), 2 * (workers - 1) / workers * size) for size, workers in points]
+    return RingLink(*_fit_relative(rows, seconds))
 
 
 def fit(
@@ -206,25 +215,29 @@ def fit(
     reductions: Sequence[ReductionObserved] = (),
     links: Sequence[LinkMeasured] = (),
     held_out: Sequence[Observation] = (),
+    workers_per_host: int | None = None,
 ) -> Fit:
-    """The model from steps of one worker, ``(share, seconds)``, and from all-reduces or measured links.
+    """The model from steps of one worker, ``(share, seconds)``, and from all-reduces on one host or measured links.
 
-    ``held_out`` steps take no part in the fit: ``errors`` tells predicted over measured for each, by its batch and
-    worker count (repeats by their median).
+    ``held_out`` steps take no part in the fit: ``errors`` tells predicted over measured for each, by its batch, worker
+    count and hosts (repeats by their median). ``workers_per_host``: None where all workers are on one host.
     """
     base_s, per_sample_s = fit_gradient(gradients)
-    latency_s, seconds_per_byte = fit_reduction(reductions, links)
-    model = StepTime(base_s, per_sample_s, latency_s, seconds_per_byte, grad_bytes)
+    within, hosts = fit_links(links, workers_per_host)
+    within = fit_reductions(reductions) or within
+    model = StepTime(base_s, per_sample_s, within.latency_s, within.seconds_per_byte, grad_bytes, hosts=hosts)
     measured = {1} | {r.workers for r in reductions} | {link.workers for link in links} | {s.workers for s in held_out}
     return Fit(model, tuple(sorted(measured)), prediction_errors(model, held_out))
 
 
 def prediction_errors(model: StepTime, steps: Sequence[Observation]) -> dict[str, float]:
-    """Predicted over measured seconds, by batch and workers: 1.0 is right, 1.2 is 20 % too slow."""
-    points, seconds = _medians(((float(step.batch), float(step.workers)), step.step_s) for step in steps)
+    """Predicted over measured seconds, by batch, workers and hosts: 1.0 is right, 1.2 is 20 % too slow."""
+    points, seconds = _medians(((float(step.batch), step.workers, step.hosts), step.step_s) for step in steps)
     return {
-        f"batch {batch:.0f} on {workers:.0f} workers": model.step_s(int(batch), int(workers)) / measured
-        for (batch, workers), measured in zip(points, seconds, strict=True)
+        f"batch {batch:.0f} on {workers:.0f} workers" + (f" of {hosts:.0f} hosts" if hosts > 1 else ""): (
+            model.step_s(int(batch), int(workers), int(hosts)) / measured
+        )
+        for (batch, workers, hosts), measured in zip(points, seconds, strict=True)
     }
 
 

@@ -9,6 +9,9 @@ from typing import Any, overload
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.signals import Decision, Snapshot
+from elastune.core.sync_plan import SyncPlan
+from elastune.core.topology import Topology
+from elastune.core.votes import voted
 from elastune.policies.arguments import number_of, numbers_of, whole
 from elastune.policies.lr_rules import LrChange, lr_change
 from elastune.policies.runtime.collectives import Collectives, Future
@@ -219,6 +222,22 @@ class Run(RunView):
         m = whole("the micro-batch", m, 1)
         self._ask(micro_batch=None if m == self.micro_batch() else m)
 
+    def set_topology(self, topology: str) -> None:
+        """Ask for other routes of the workers' sums, as ``--topology`` says them. Raises ``UserError`` for none."""
+        self._route(Topology.parse(topology))
+
+    def set_tree(self, parents: Sequence[int]) -> None:
+        """Ask for the tree in which rank r gives its sums to ``parents[r]``, and the root to itself.
+
+        Raises:
+            UserError: For a circle, a hole, or other than one parent for each of the workers that there are.
+        """
+        self._route(Topology.of_parents(parents))
+
+    def _route(self, topology: Topology) -> None:
+        topology.check(self.size(), "replicated")  # what the run's mechanism cannot have is refused when it is due
+        self._ask(topology=voted(topology))
+
     def set_lr(self, x: float) -> None:
         """Ask for the learning rate ``x`` in every parameter group; forgets earlier factors of this hook."""
         self._ask(lr=number_of("the learning rate", x, 0.0), correct_momentum=False)
@@ -235,6 +254,18 @@ class Run(RunView):
         steps = max(whole("ramp_steps", ramp_steps, 0), self._scaled.ramp_steps)
         self._ask(correct_momentum=self._asked.correct_momentum or correct_momentum)
         self._scaled = LrChange(number_of(rule, self._scaled.factor * f, 0.0), steps)
+
+    def set_sync(self, strategy: str) -> None:
+        """Ask for another way to agree from the next step on, such as "local:learners=8,every=16" (docs/sync.md).
+
+        Args:
+            strategy: As ``--sync`` has it. What the run cannot have is refused, which the journal says.
+
+        Raises:
+            UserError: The text says no strategy.
+        """
+        plan = str(SyncPlan.parse(strategy))
+        self._ask(sync=None if plan == self.sync() else plan)
 
     def remember(self) -> None:
         """Ask for a copy of model and optimizer to be kept in memory."""

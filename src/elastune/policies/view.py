@@ -61,6 +61,14 @@ class RunView:
         """The most samples of one forward pass; None: no bound."""
         return self.snapshot.micro_batch
 
+    def sync(self) -> str:
+        """How workers agree, as ``--sync`` has it."""
+        return self.snapshot.sync
+
+    def left_out(self) -> int:
+        """How many learners the newest round ended without: a quorum waits for no more than it needs."""
+        return self.snapshot.left_out
+
     def lr(self) -> float:
         """The learning rate of the first parameter group."""
         return self.snapshot.lr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from elastune.core.compression import Compression
 from elastune.core.errors import UserError
 from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
@@ -28,12 +29,14 @@ def suggest_means(
     schedules: Sequence[str] = (),
     zero_stages: Sequence[int] = (),
     policies: Sequence[str] = (),
+    compressions: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Choose how a trial is run. What is left out stays as the study has it.
 
     A mesh is chosen among those along whose axes the mechanism divides a replica; where these are not all of
     ``meshes``, the parameter is called "mesh of tensor+zero", since its choices are others. Copies, virtual blocks,
-    schedules and ZeRO stages are asked for with a mechanism that has them.
+    schedules and ZeRO stages are asked for with a mechanism that has them; compressions where ``modes`` came to "fast",
+    or are not given, and no mechanism divides a replica.
 
     Args:
         trial: what ``space(trial)`` was given.
@@ -48,13 +51,14 @@ def suggest_means(
         schedules: of a pipeline.
         zero_stages: of DeepSpeed and FairScale.
         policies: texts as ``--policy`` writes them, "none" for no policy.
+        compressions: texts as ``--compress`` writes them, "none" for none.
 
     Returns:
         The system parameters that were chosen.
 
     Raises:
-        UserError: for an unknown mode, mechanism or schedule, a text that is no mesh or policy, workers beside meshes,
-            and a mechanism that none of the meshes fits.
+        UserError: for an unknown mode, mechanism, compression or schedule, a text that is no mesh or policy, workers
+            beside meshes, and a mechanism that none of the meshes fits.
 
     Example:
         >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
@@ -69,6 +73,9 @@ def suggest_means(
     name = Means.from_json({key: found.get(key) for key in ("mechanism", "mesh")}).parts
     for policy in policies:
         split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
+    for compression in compressions:
+        Compression.parse(compression)
+    bears = found.get("mode", "fast") == "fast" and name == MechanismName()
     asked: list[tuple[str, Sequence[Any], bool, tuple[str, ...] | None]] = [
         ("micro_batch", micro_batches, True, None),
         ("copies", copies, name != MechanismName() and not name.foreign, None),
@@ -76,6 +83,7 @@ def suggest_means(
         ("schedule", schedules, name.pipeline, get_args(Schedule)),
         ("zero_stage", zero_stages, name.foreign in STAGED, None),
         ("policy", policies, True, None),
+        ("compress", compressions, bears, None),
     ]
     for key, choices, has, known in asked:
         if choices and has:

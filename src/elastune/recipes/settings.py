@@ -13,6 +13,7 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.options import Option, Range
 from elastune.core.run import Config
+from elastune.core.sync_plan import REAL, WHOLE
 
 LR_FACTOR = "lr_factor_"  # and the name of a group of parameters
 
@@ -44,6 +45,8 @@ RANGES: Mapping[str, Option] = MappingProxyType(
         "width": COUNT,
         "dropout": _SHARE,
         "workers": COUNT,
+        **{name: Option(int, Range(low, high)) for name, (low, high) in WHOLE.items()},
+        **{name: Option(float, Range(low, high)) for name, (low, high) in REAL.items()},
     }
 )
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = MappingProxyType(

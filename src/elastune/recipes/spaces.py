@@ -70,25 +70,25 @@ def suggest_optimizer(
         >>> def space(trial):
         ...     return {**elastune.suggest_optimizer(trial, kinds=("sgd", "adam"), lr=(1e-3, 1.0)), "epochs": 10}
     """
-    _check(momentum=momentum, weight_decay=weight_decay, beta1=beta1, beta2=beta2, lr_factor=lr_factor)
+    check_ranges(momentum=momentum, weight_decay=weight_decay, beta1=beta1, beta2=beta2, lr_factor=lr_factor)
     for bounds in lr.values() if isinstance(lr, Mapping) else (lr,):
-        _check(lr=bounds)
+        check_ranges(lr=bounds)
     found: dict[str, Any] = dict(optimizer_defaults(groups))
     kind = found["optimizer"] = choose_from(trial, "optimizer", kinds, OPTIMIZERS)
     if isinstance(lr, Mapping):
         if kind not in lr:
             raise UserError("each optimizer needs its range of learning rates", kind, f"add {kind!r}: (low, high)")
-        found["lr"] = _float(trial, f"{kind}_lr", lr[kind], limit="lr", log=True)
+        found["lr"] = draw_float(trial, f"{kind}_lr", lr[kind], limit="lr", log=True)
     else:
-        found["lr"] = _float(trial, "lr", lr, log=True)
-    found["weight_decay"] = _float(trial, "weight_decay", weight_decay, log=True)
+        found["lr"] = draw_float(trial, "lr", lr, log=True)
+    found["weight_decay"] = draw_float(trial, "weight_decay", weight_decay, log=True)
     if "momentum" in OPTIMIZERS[kind]:
-        found["momentum"] = _float(trial, "momentum", momentum)
+        found["momentum"] = draw_float(trial, "momentum", momentum)
     if "betas" in OPTIMIZERS[kind]:
-        found["betas"] = [_float(trial, "beta1", beta1), _float(trial, "beta2", beta2)]
+        found["betas"] = [draw_float(trial, "beta1", beta1), draw_float(trial, "beta2", beta2)]
     for name in found:
         if name.startswith(LR_FACTOR):
-            found[name] = _float(trial, name, lr_factor, limit="lr_factor", log=True)
+            found[name] = draw_float(trial, name, lr_factor, limit="lr_factor", log=True)
     return found
 
 
@@ -139,8 +139,8 @@ def suggest_scheduler(
     """
     number("step_size", epochs)
     sizes = (1, epochs) if step_size is None else step_size
-    _check(gamma=gamma, step_size=sizes, decay=decay, power=power, plateau_factor=plateau_factor)
-    _check(plateau_patience=plateau_patience, final_factor=final_factor, warmup=warmup, warmup_start=warmup_start)
+    check_ranges(gamma=gamma, step_size=sizes, decay=decay, power=power, plateau_factor=plateau_factor)
+    check_ranges(plateau_patience=plateau_patience, final_factor=final_factor, warmup=warmup, warmup_start=warmup_start)
     for name in families:
         choice("a scheduler with families", name, FAMILIES)
     found: dict[str, Any] = dict(scheduler_defaults())
@@ -152,7 +152,7 @@ def suggest_scheduler(
             raise UserError(f"a warm-up must be shorter than the {epochs} epochs", warmup, "shorten it")
         found["warmup"] = draw_int(trial, "warmup", warmup)
         if found["warmup"]:
-            found["warmup_start"] = _float(trial, "warmup_start", warmup_start)
+            found["warmup_start"] = draw_float(trial, "warmup_start", warmup_start)
     wanted = set(SCHEDULERS[kind])
     if "lr_family" in wanted:
         family = choose_from(trial, f"{kind}_family", families.get(kind, tuple(FAMILIES[kind])), FAMILIES[kind])
@@ -160,9 +160,9 @@ def suggest_scheduler(
         wanted |= set(FAMILIES[kind][family])
     floats = {"gamma": gamma, "plateau_factor": plateau_factor, "final_factor": final_factor, "power": power}
     for name in sorted(wanted & set(floats)):
-        found[name] = _float(trial, name, floats[name])
+        found[name] = draw_float(trial, name, floats[name])
     if "decay" in wanted:
-        found["decay"] = _float(trial, "decay", decay, log=True)
+        found["decay"] = draw_float(trial, "decay", decay, log=True)
     if "plateau_patience" in wanted:
         found["plateau_patience"] = draw_int(trial, "plateau_patience", plateau_patience)
     if "step_size" in wanted:
@@ -199,12 +199,12 @@ def suggest_network(
     Example:
         >>> elastune.suggest_network(trial, layers=(1, 2), width=(32, 256))
     """
-    _check(width=width, dropout=dropout)
+    check_ranges(width=width, dropout=dropout)
     count = draw_int(trial, "layers", layers)
     return {
         "widths": [draw_int(trial, f"width_{i}", width, limit="width", log=True) for i in range(count)],
         "activation": choose_from(trial, "activation", activations, ACTIVATIONS),
-        "dropout": _float(trial, "dropout", dropout),
+        "dropout": draw_float(trial, "dropout", dropout),
     }
 
 
@@ -281,7 +281,8 @@ def choose_from(trial: Any, name: str, options: Sequence[Any], known: Iterable[s
     return options[0] if len(options) == 1 else trial.suggest_categorical(name, list(options))
 
 
-def _check(**ranges: Any) -> None:
+def check_ranges(**ranges: Any) -> None:
+    """Refuse ranges of settings that these may not have."""
     for name, bounds in ranges.items():
         _ends(name, bounds)
 
@@ -297,7 +298,8 @@ def _ends(name: str, bounds: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def _float(trial: Any, name: str, bounds: Bounds, *, limit: str = "", log: bool = False) -> float:
+def draw_float(trial: Any, name: str, bounds: Bounds, *, limit: str = "", log: bool = False) -> float:
+    """A number within ``bounds``; a single one is not asked for."""
     low, high = _ends(limit or name, bounds)
     if low == high:
         return float(low)

@@ -1,4 +1,5 @@
-"""A run as event files for TensorBoard: signals, metrics, batch size, learning rate, workers, decisions as text.
+"""A run as event files for TensorBoard: signals, metrics, batch size, learning rate, workers; as text
+decisions, strategies and topologies.
 
 From a journal at any time, or as the records come. TensorBoard takes a second to import, so only who uses this pays.
 """
@@ -17,10 +18,21 @@ from torch.utils.tensorboard import SummaryWriter
 
 from elastune.core.errors import UserError
 from elastune.journal.entry import Entry
-from elastune.journal.records import Decided, Measured, PolicyFailed, Record, Reported, Restarted, RunStarted
+from elastune.journal.records import (
+    Decided,
+    Measured,
+    PolicyFailed,
+    Record,
+    Reported,
+    Restarted,
+    RunStarted,
+    SyncChanged,
+    TopologyLaid,
+)
 from elastune.report.gather import gather_run
 from elastune.report.tables.adapting import gather_adaptation
-from elastune.report.tables.decision_text import decided_line, failed_line
+from elastune.report.tables.decision_text import decided_line, failed_line, since_line
+from elastune.report.tables.sync_story import gather_sync
 
 FOLDER = "tensorboard"
 
@@ -52,6 +64,10 @@ class EventFiles:
                     self._scalar(f"metrics/{name}", value, record.step, at)
             case Decided():
                 self._text(f"decisions/{record.policy}", decided_line(record), record.step, at)
+            case SyncChanged():
+                self._text("sync/strategy", since_line(record), record.step, at)
+            case TopologyLaid():
+                self._text("sync/topology", since_line(record), record.step, at)
             case PolicyFailed():
                 self._text(f"failures/{record.policy}", failed_line(record), record.step, at)
 
@@ -96,6 +112,7 @@ def write_events(entries: Sequence[Entry], out: Path) -> Path:
     kept = {id(record) for record in run.reports}
     adaptation = gather_adaptation(entries)
     kept |= {id(record) for record in (*adaptation.measured, *adaptation.decided, *adaptation.failed)}
+    kept |= {id(each.record) for each in gather_sync(entries).all if each.record is not None}
     try:
         with tempfile.TemporaryDirectory(dir=out, prefix=f".{FOLDER}.") as temporary:
             with EventFiles(Path(temporary)) as events:

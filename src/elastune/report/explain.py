@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
@@ -14,12 +14,14 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from elastune.core.text import count, duration, number
+from elastune.report.gather import told_settings
 from elastune.search.analysis.front import nondominated
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import Objective, oriented, valued
 from elastune.search.space.space import from_json
 from elastune.study.results.study import Study
 from elastune.study.results.trials import Trial
+from elastune.study.results.worker_time import FATES, worker_time
 
 MOST_STEPS = 6  # along the front
 MOST_REASONS = 5
@@ -40,10 +42,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A study in words; ``str`` of it is text for a terminal. ``importance``: figures for some of the words."""
+    """A study in words; ``str`` of it is text for a terminal. ``importance`` and ``worker_time`` (shares of
+    worker-seconds that sum to 1, see there): figures for some of the words."""
 
     parts: tuple[Part, ...]
     importance: tuple[Importance, ...] = ()
+    worker_time: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n\n".join("\n".join([part.title, *(f"  {line}" for line in part.lines)]) for part in self.parts)
@@ -71,7 +75,7 @@ def explain(study: Study) -> Explanation:
         Part("Where the time went", _times(study)),
         Part("What to try next", _next(study)),
     )
-    return Explanation(tuple(part for part in parts if part.lines), importance)
+    return Explanation(tuple(part for part in parts if part.lines), importance, worker_time(study))
 
 
 def _front(study: Study) -> tuple[str, ...]:
@@ -124,7 +128,8 @@ def _sureness(study: Study) -> tuple[str, ...]:
     first, picked = study.objectives[0], study.pick().trial
     by_seed: dict[str, dict[int, float]] = defaultdict(dict)
     for trial in study.complete:
-        alike = repr((sorted(trial.config.items(), key=repr), trial.means.get("workers"), trial.epochs))
+        told = told_settings(trial.config, trial.means)
+        alike = repr((sorted(told.items(), key=repr), trial.means.get("workers"), trial.epochs))
         by_seed[alike][trial.seed] = trial.values[first.name]
     groups = [list(values.values()) for values in by_seed.values() if len(values) > 1]
     if not groups:
@@ -204,24 +209,12 @@ def _reasons(trials: Sequence[Trial]) -> list[str]:
 
 def _times(study: Study) -> tuple[str, ...]:
     """Worker-seconds by what became of the trial that had them; what no trial had was waiting."""
-    whole = study.workers * study.seconds
-    if whole <= 0:
+    shares = worker_time(study)
+    if not shares:
         return ()
-    fates = {trial.number: trial.state for trial in study.trials}
-    used: dict[str, float] = defaultdict(float)
-    for span in study.spans:
-        used[fates.get(span.trial, "unfinished")] += span.worker_seconds
-    words = {
-        "complete": "trials that completed",
-        "paused": "trials that are paused",
-        "infeasible": "trials that failed or broke a constraint",
-        "unfinished": "trials that have not ended",
-    }
-    told = [f"{used[state] / whole:.0%} {name}" for state, name in words.items() if used[state] > 0]
-    waiting = max(0.0, whole - sum(used.values()))
+    told = ", ".join(f"{share:.0%} {FATES[fate]}" for fate, share in shares.items() if share > 0 or fate == "waiting")
     moved = sum(span.ended == "regrouped" for span in study.spans)
-    shares = ", ".join([*told, f"{waiting / whole:.0%} waiting"])
-    lines = [f"{duration(study.seconds)} on {count(study.workers, 'worker')}: {shares}."]
+    lines = [f"{duration(study.seconds)} on {count(study.workers, 'worker')}: {told}."]
     if moved:
         lines.append(f"While trials ran, their workers changed {moved} {'time' if moved == 1 else 'times'}.")
     if study.ending:

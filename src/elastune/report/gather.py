@@ -71,9 +71,8 @@ class TrialStory:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its configuration, and the policy that adapted it if one did."""
-        policy = self.started.means.get("policy", "none")
-        return {**self.started.config, **({} if policy == "none" else {"policy": policy})}
+        """Its configuration, how its workers agreed where the study chose that, and the policy that adapted it."""
+        return told_settings(self.started.config, self.started.means)
 
     @property
     def workers(self) -> str:
@@ -110,12 +109,20 @@ class TrialStory:
         return self.finished.values.get(name, self.finished.metrics.get(name))
 
 
+def told_settings(config: Mapping[str, Any], means: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` and, where ``means`` tell of them, how workers agreed and the policy."""
+    unsaid = {"sync_schedule": "", "policy": "none"}
+    told = {name: means[name] for name in ("sync", *unsaid) if name in means and means[name] != unsaid.get(name)}
+    return {**config, **told}
+
+
 def mechanism_text(means: Mapping[str, Any]) -> str:
     """The mechanism that ``means`` name, with what they choose of it: "tensor+zero, data=2,tensor=2"."""
     stage = means.get("zero_stage")
     told = [means.get("mechanism", "–"), f"stage {stage}" if stage is not None else "", means.get("mesh") or ""]
     told += [means["schedule"]] if "schedule" in means else []
     told += ["offload"] if means.get("offload") else []
+    told += [means["compress"]] if means.get("compress") else []
     return plain(", ".join(str(word) for word in told if word), 80)
 
 

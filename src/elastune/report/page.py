@@ -21,10 +21,18 @@ from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
 from elastune.report.tables import adapting, frontier_tables, study_tables, tables
 from elastune.report.tables.adapting import Adaptation
-from elastune.report.tables.changes import Changes, changes_line, changes_table, gather_changes, gone_table
+from elastune.report.tables.changes import (
+    Changes,
+    changes_line,
+    changes_table,
+    gather_changes,
+    gone_table,
+    left_out_table,
+)
 from elastune.report.tables.memory import memory_table
 from elastune.report.tables.sample_ledger import Ledger, ledger
 from elastune.report.tables.sample_ledger import lines as ledger_lines
+from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.objective import valued
 from elastune.study.results.command import program_path, run_command
@@ -50,7 +58,7 @@ def write_run_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     if run is None:
         raise _nothing("run", out_dir)
     adaptation = adapting.gather_adaptation(entries)
-    return write(run_page(run, gather_changes(entries), ledger(entries), adaptation), out_dir)
+    return write(run_page(run, gather_changes(entries), ledger(entries), adaptation, gather_sync(entries)), out_dir)
 
 
 def write_study_report(entries: Sequence[Entry], out_dir: Path) -> Path:
@@ -75,10 +83,11 @@ def run_page(
     changes: Changes | None = None,
     seen: Ledger | None = None,
     adaptation: Adaptation | None = None,
+    story: SyncStory | None = None,
 ) -> Page:
-    """The page of one run; ``changes`` of its workers, its samples as ``seen``, and its ``adaptation``, where the
-    journal tells of them."""
-    changes, adaptation = changes or Changes(), adaptation or Adaptation()
+    """The page of one run; ``changes`` of its workers, its samples as ``seen``, its ``adaptation``, and the ``story``
+    of how its workers agreed, where the journal tells of them."""
+    changes, adaptation, story = changes or Changes(), adaptation or Adaptation(), story or SyncStory()
     name = Path(plain(run.started.program)).name
     workers = run.started.means.get("workers", 1)
     asked_to_adapt = {"policy": list(adaptation.policies), "monitor": list(adaptation.monitors)}
@@ -96,6 +105,8 @@ def run_page(
         answer = f"{name} on {on}: {count(steps, 'step')} reported so far."
         state = "unfinished: it runs on, or was ended from outside"
     sections = [Section("The run", (tables.run_table(run),)), *_adapting_sections(adaptation)]
+    agreed = sync_table(story)
+    sections += [Section(agreed.title, (agreed,))] if agreed.rows else []
     sections += _changes_sections(changes, seen)
     by_worker = tables.worker_steps_table(run)
     if len(by_worker.rows) > 1:
@@ -109,7 +120,7 @@ def run_page(
     if run.failed and run.failed.log:
         sections.append(Section("The worker's log", (Note(run.failed.log, log=True),)))
     sections.append(Section("How it was measured", _how(run.started.context)))
-    adapted = adapting_figure.over_time(run, adaptation)
+    adapted = adapting_figure.over_time(run, adaptation, story)
     workers_alone = None if adapted else study_figures.workers(run, changes)
     figures = (adapted, study_figures.curves(run), workers_alone)
     started = run.started
@@ -121,7 +132,12 @@ def run_page(
         figures=tuple(figure for figure in figures if figure),
         sections=tuple(sections),
         command=run_command(
-            started.program, started.config, {**started.means, **asked_to_adapt}, started.seed, started.epochs
+            started.program,
+            started.config,
+            {**started.means, **asked_to_adapt},
+            started.seed,
+            started.epochs,
+            data=started.data,
         ),
         command_note="These settings again:",
     )
@@ -143,7 +159,7 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     notes += [Note(plain(line, 400)) for line in changes.stragglers[:MOST_STRAGGLERS]]
     if notes:
         sections.append(Section("Changes of workers", tuple(notes)))
-    for table in (changes_table(changes), gone_table(changes)):
+    for table in (changes_table(changes), gone_table(changes), left_out_table(changes)):
         if table.rows:
             sections.append(Section(table.title, (table,), folded=True))
     if seen is not None and seen.epochs:
@@ -169,6 +185,7 @@ def study_page(study: StudyStory, found: Study | None = None) -> Page:
         figures += [search_figures.front_over_time(found), search_figures.workers_by_trial(found)]
         figures.append(search_figures.importance(told.importance))
         sections.append(Section("In words", tuple(Note(text) for part in told.parts for text in _told(part))))
+        sections += [Section("What can be used", (study_tables.assets_table(found.assets),))] if found.assets else []
         weighed = tuple(study_tables.importance_table(each) for each in told.importance if each.parameters)
         sections += [Section("What decides the objectives", weighed)] if weighed else []
     return Page(
@@ -314,6 +331,7 @@ def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
         epochs if isinstance(epochs, int) else None,
         study.settings.get("defaults"),
         study.settings.get("divergence", FACTOR),
+        study.settings.get("data"),
     )
 
 

@@ -6,12 +6,15 @@ Study loops, samplers and the allocation of workers run on it unchanged, thousan
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from elastune.cluster.base import Cluster, Handle
+from elastune.cluster.base import Cluster, Handle, LeftRun, NoRoomError
 from elastune.core.clock import VirtualClock
+from elastune.core.cost import UNTOLD
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 from elastune.simulate.handle import SimulatedHandle
+from elastune.simulate.rerun import run_again
 from elastune.simulate.trial_model import TrialModel
 from elastune.simulate.world import Losses, World
 
@@ -47,17 +50,28 @@ class SimulatedCluster(Cluster):
         """Worker-seconds that runs have had until now, those of starting and of pauses included."""
         return self._world.busy_s
 
+    def held(self, handle: Handle) -> Mapping[str, int]:
+        return {UNTOLD: handle.alive}
+
     def start(self, spec: RunSpec) -> SimulatedHandle:
         if self._closed:
             raise RuntimeError("this cluster was closed")
         count = spec.means.workers
         if not 1 <= count <= self.free:
             rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} simulated ones"
-            raise UserError(rule, count, "ask for fewer, or simulate a larger cluster")
+            raise NoRoomError(rule, count, "ask for fewer, or simulate a larger cluster")
         run = SimulatedHandle(spec, self._world)
         self._world.runs[run] = None
         run.begin()
         return run
+
+    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+        """All of them go on as if nothing had happened, unless their workers change: nobody kept how."""
+        if self._world.losses.every_s < math.inf or any(one.spec.elastic.high is not None for one in left):
+            return [None for _ in left]
+        runs = run_again(left, self._world)
+        self._world.runs |= dict.fromkeys(runs)
+        return list(runs)
 
     def wait(self, timeout_s: float) -> None:
         """Go on to the next moment at which a run has news, at most ``timeout_s``.

@@ -15,7 +15,7 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Position, RunSpec
 from elastune.core.seeds import derive
-from elastune.journal.records import Reason, Regrouped, Reported, Restarted, RunFailed, RunFinished, WorkerGone
+from elastune.journal.records import Adopted, Reason, Regrouped, Reported, Restarted, RunFailed, RunFinished, WorkerGone
 from elastune.simulate.trial_model import Leg, Progress, digest_of, load_progress, save_progress
 from elastune.simulate.world import World
 
@@ -35,7 +35,6 @@ class SimulatedHandle(ElasticHandle):
         self.spec = spec
         self._world = world
         self._model = world.model
-        self._clock = world.clock
         self._events: list[Event] = []
         self._over = False
         self._members = list(range(spec.means.workers))
@@ -68,16 +67,16 @@ class SimulatedHandle(ElasticHandle):
 
     @property
     def members(self) -> list[int]:
-        return [] if self._over or self._clock.now() < self._begun_at else list(self._members)
+        return [] if self._over or self._world.clock.now() < self._begun_at else list(self._members)
 
     @property
     def step(self) -> int:
         leg = self._leg
-        return self._kept.position.step if self._over else leg.start.step + leg.done(self._clock.now())
+        return self._kept.position.step if self._over else leg.start.step + leg.done(self._world.clock.now())
 
     def stop(self) -> None:
         if self._stop_at is None and not self._over:
-            self._stop_at = self._clock.now()
+            self._stop_at = self._world.clock.now()
             self._look_ahead()
 
     def kill(self) -> None:
@@ -100,13 +99,19 @@ class SimulatedHandle(ElasticHandle):
         if worker in self._members and not self._over:
             self._guard(lambda: self._lose(worker))
 
+    def come_back(self, events: list[Event]) -> None:
+        """Its controller had died: tell another that it goes on, and these ``events`` that nobody has heard."""
+        back = Adopted(sorted(self._members), self.step, 0.0)
+        self._events = [Message(NOBODY, back), *events]
+        self._world.tell(self, True)
+
     # -- for the world ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Take the workers and start; a model that raises is the run's failure."""
         self._world.hold(len(self._members))
         self._held = len(self._members)
-        now = self._clock.now()
+        now = self._world.clock.now()
         self._begun_at = now + self._model.start_s
         self._digest = digest_of(self.spec.config, self.spec.seed)
         self._progress = self._kept = Progress()
@@ -125,9 +130,9 @@ class SimulatedHandle(ElasticHandle):
         self._world.want(self, target < self._wanted)
         if target != self._target:
             if target > max(self._target, len(self._members)):
-                self._ready_at = self._clock.now() + self._model.start_s
+                self._ready_at = self._world.clock.now() + self._model.start_s
             elif target <= len(self._members):
-                self._ready_at = self._clock.now()
+                self._ready_at = self._world.clock.now()
             self._target = target
             self._hold()
             self._look_ahead()
@@ -137,9 +142,9 @@ class SimulatedHandle(ElasticHandle):
     def _prepare(self) -> None:
         spec, model = self.spec, self._model
         self._planned = model.epochs(spec.config, spec.epochs)
-        found = load_progress(spec.out) if spec.resume else None
+        found = load_progress(spec.out, self._world.clock.now()) if spec.resume else None
         if found is None and spec.parent is not None:
-            found = load_progress(spec.parent)
+            found = load_progress(spec.parent, self._world.clock.now())
             if found is None:
                 raise UserError("a parent must have kept a checkpoint", spec.parent, "pause it first")
         if found is not None:
@@ -175,7 +180,7 @@ class SimulatedHandle(ElasticHandle):
 
     def _look_ahead(self) -> None:
         """Plan the next thing to happen. Of several at one moment the first in this list comes first."""
-        leg, now = self._leg, self._clock.now()
+        leg, now = self._leg, self._world.clock.now()
         end = leg.steps
         if self.spec.max_steps is not None:
             end = min(end, max(0, self.spec.max_steps - leg.start.step))
@@ -223,7 +228,7 @@ class SimulatedHandle(ElasticHandle):
             return
         if position.offset == 0 and self.spec.checkpoint_every_steps != 0:
             self._keep(position)
-        self._set_off(position, self._clock.now())
+        self._set_off(position, self._world.clock.now())
 
     def _is_at_end(self, position: Position) -> bool:
         """Finish where the run has come to its end, or as far as it was to go."""
@@ -254,7 +259,7 @@ class SimulatedHandle(ElasticHandle):
 
     def _lose(self, worker: int) -> None:
         """A worker dies; with ``most_losses`` of them and no step in between, so does the run."""
-        leg, now = self._leg, self._clock.now()
+        leg, now = self._leg, self._world.clock.now()
         done = leg.done(now)
         self._losses = self._losses + 1 if done == 0 else 1
         self._members.remove(worker)
@@ -278,14 +283,14 @@ class SimulatedHandle(ElasticHandle):
         pause_s = self._model.resize_pause_s
         self._version += 1
         self._untold = Regrouped(self._version, list(self._members), planned, position.step, pause_s, discarded)
-        self._set_off(position, max(self._clock.now(), self._leg.since) + pause_s)
+        self._set_off(position, max(self._world.clock.now(), self._leg.since) + pause_s)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _finish(self, position: Position, stopped: Stopped) -> None:
         self._progress = self._progress.trained(self._digest, position, self._seconds())
         if stopped in ("requested", "until_epoch") or self.spec.checkpoint_every_steps != 0:
-            save_progress(self.spec.out, self._progress)
+            save_progress(self.spec.out, self._progress, self._world.clock.now())
         self._kept = self._progress
         self._emit(
             Message(
@@ -323,7 +328,7 @@ class SimulatedHandle(ElasticHandle):
 
     def _seconds(self) -> float:
         """Training time so far, with that of earlier starts and with pauses, without the time of starting."""
-        return self._begun_seconds + max(0.0, self._clock.now() - self._begun_at)
+        return self._begun_seconds + max(0.0, self._world.clock.now() - self._begun_at)
 
     def _hold(self) -> None:
         held = max(self._target, len(self._members))

@@ -126,7 +126,9 @@ def simulate(
     """What ``tune`` would find with trials that go as ``model`` says, on ``request.workers`` simulated workers.
 
     The study's folder is that of a real one, with simulated times: seconds since its beginning, as if that had been
-    at the start of 1970. The same request gives the same journal. Raises ``UserError`` as ``tune`` does, and for a
+    at the start of 1970. The same request gives the same journal; one that is killed and resumed tries the same trials,
+    as its runs go on where they were (not those that are resized, or lose workers: they go on from their last
+    checkpoints). Raises ``UserError`` as ``tune`` does, and for a
     folder whose trials were trained.
     """
     path = request.out / JOURNAL
@@ -136,17 +138,19 @@ def simulate(
         value = f"{request.stopping}: children begin with their parents' weights"
         raise UserError(rule, value, "use asha or hyperband")
     request = replace(request, simulated=True)
-    clock = VirtualClock(before[-1].at if before else 0.0)
+    started_s = before[-1].at if before else 0.0
+    clock = VirtualClock(now_s=started_s)
     begun = time.monotonic()
     around = Environment(clock, background=False, durable=False)
     cluster = SimulatedCluster(request.workers, model, clock, losses)
     with cluster:
         study = tune(request, space=space, cluster=cluster, environment=around, observe=observe)
-        offered_s = request.workers * clock.now()
+        seconds = clock.now() - started_s
+        offered_s = request.workers * seconds
         return Simulation(
             study=study,
             workers=request.workers,
-            seconds=clock.now(),
+            seconds=seconds,
             real_seconds=time.monotonic() - begun,
             used=cluster.busy_s / offered_s if offered_s > 0 else 0.0,
             source=model.source,

@@ -123,22 +123,37 @@ def digest_of(config: Config, seed: int) -> str:
     return hashlib.sha256(json.dumps([config, seed], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def save_progress(folder: Path, progress: Progress) -> None:
-    """Keep it in ``folder``, whole or not at all."""
+def save_progress(folder: Path, progress: Progress, at: float) -> None:
+    """Keep it in ``folder``, whole or not at all, as of time ``at``; and what was kept there before."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / PROGRESS, json.dumps(asdict(progress)).encode())
+    before = _read(folder)
+    before.pop("before", None)
+    atomic_write(folder / PROGRESS, json.dumps({**asdict(progress), "at": at, "before": before}).encode())
 
 
-def load_progress(folder: Path) -> Progress | None:
-    """What ``folder`` holds; None where it holds nothing. Raises ``UserError`` for anything else than progress."""
-    try:
-        tree = json.loads((folder / PROGRESS).read_bytes())
-    except FileNotFoundError:
+def load_progress(folder: Path, at: float) -> Progress | None:
+    """What ``folder`` held at time ``at``; None where it held nothing.
+
+    A journal may be behind the folder, by one end that nobody heard of. Raises ``UserError`` for anything else than
+    progress.
+    """
+    tree = _read(folder)
+    if tree and tree.get("at", 0.0) > at:
+        tree = tree["before"]
+    if not tree:
         return None
-    except (OSError, ValueError) as error:
-        raise UserError("a simulated run goes on from what it kept", f"{folder}: {error}", "start it again") from error
     losses = {name: LossTrack.from_json(told) for name, told in tree["losses"].items()}
     return Progress(Position(**tree["position"]), tree["seconds"], tree["metrics"], _pairs(tree["history"]), losses)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        tree: dict[str, Any] = json.loads((folder / PROGRESS).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError("a simulated run goes on from what it kept", f"{folder}: {error}", "start it again") from error
+    return tree
 
 
 def _pairs(history: Sequence[Any]) -> tuple[tuple[str, int], ...]:

@@ -100,6 +100,10 @@ class World(Generic[R]):
         else:
             self._waiting.pop(run, None)
 
+    def count_from_now(self) -> None:
+        """What workers did until now was somebody else's study to count."""
+        self._busy_s, self._busy_at = 0.0, self.clock.now()
+
     def forget(self, run: R) -> None:
         """``run`` is over."""
         self._waiting.pop(run, None)

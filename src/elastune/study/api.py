@@ -5,27 +5,44 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from elastune.cluster.base import Cluster
+from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
+from elastune.cluster.kinds.local import LocalKind
+from elastune.cluster.kinds.registry import request_of, say
 from elastune.cluster.static import from_environment
+from elastune.cluster.trace_files import prices_of
+from elastune.core.clock import SystemClock
+from elastune.core.cost import ON_DEMAND, Prices, check_price
 from elastune.core.divergence import FACTOR, Divergence, check_factor
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Config, Means, Program, RunSpec
-from elastune.job.output_dir import next_folder
+from elastune.core.run import Adapt, Config, Elastic, Means, Program, RunSpec
+from elastune.core.sync_choice import SyncChoice
+from elastune.core.topology import Topology
+from elastune.job.adoption import may_adopt
+from elastune.job.mirror import is_url, mirrored
+from elastune.job.output_dir import JOURNAL, next_folder
+from elastune.job.output_journal import check_free
 from elastune.job.run import on_device, print_failure, run_here, run_job
+from elastune.job.spot import spot_watch
 from elastune.job.validate_adapt import check_adapt
-from elastune.journal.records import RunFinished
+from elastune.journal.money import money
+from elastune.journal.reader import read
 from elastune.search.space.space import Space
+from elastune.study.metering import priced
 from elastune.study.request import StudyRequest
+from elastune.study.results.run import RunResult
 from elastune.study.results.study import Study
 from elastune.study.run import tune as run_study
 from elastune.train.program.load import load_as_guest
 
 Train = Callable[[Any], None]
+LONGEST_S = 366 * 24 * 3600.0
 
 
 def program_of(train: Train) -> Program:
@@ -46,45 +63,72 @@ def run(
     seed: int = 0,
     out: str | Path | None = None,
     means: Means | None = None,
+    sync: str = "allreduce",
+    sync_schedule: str = "",
+    topology: str | None = None,
     epochs: int | None = None,
     policies: Sequence[str] = (),
     monitors: Sequence[str] = (),
     divergence: float | None = FACTOR,
     resume: bool = False,
-    cluster: Cluster | None = None,
-) -> RunFinished:
-    """Run ``train(session)`` on ``workers`` local processes (or ``means.workers``) and return what it reached.
+    cluster: Cluster | str | None = None,
+    grace_s: float = 0.0,
+    price_per_worker_hour: float | None = None,
+    prices: str | Path | None = None,
+) -> RunResult:
+    """Run ``train(session)`` on ``workers`` processes (or ``means.workers``) and return what it reached.
 
     ``policies`` and ``monitors`` are written as on the command line: ``policies=["gns:max_batch=2048"]``; classes of
     policies that the function's file defines go by their names. ``divergence``: the run fails once its training loss is
-    so many times that of its start, see ``core.divergence``; None: once it is not finite.
+    so many times that of its start, see ``core.divergence``; None: once it is not finite. ``sync``: how workers agree,
+    such as "local:learners=8,every=16" (docs/sync.md); ``sync_schedule``: and otherwise from which steps on,
+    "1000=local:learners=8,every=16; 5000=allreduce". ``topology``: by which routes sums travel,
+    instead of that of ``means``, such as "tree" or "parents=[0,0,1,0]" (docs/topologies.md).
 
     Under torchrun or srun this process is one of the workers they started, and ends here when its work is done. Call
-    it below ``if __name__ == "__main__":``, since workers import the file. Raises ``UserError`` and ``JobFailed``.
+    it below ``if __name__ == "__main__":``, since workers import the file. ``out``, ``cluster`` and ``grace_s``: as in
+    ``tune``. ``price_per_worker_hour`` or ``prices``, a file of what hosts cost by their kind (docs/spot.md): the
+    result's ``money`` says what the run has cost. Raises ``UserError`` and ``JobFailed``.
     """
-    program = program_of(train)
+    program, paid = program_of(train), prices_asked(price_per_worker_hour, prices, cluster)
     place = from_environment(os.environ)
     base = means or Means()
+    if topology is not None:
+        base = replace(base, topology=Topology.parse(topology))
     count = place.world if place is not None else base.workers if workers is None else workers
-    spec = RunSpec(
-        program=program,
-        out=Path(out) if out is not None else next_folder(program.path, "run"),
-        config=dict(config or {}),
-        seed=seed,
-        means=replace(base, workers=count, num_slots=max(base.num_slots, count)),
-        epochs=epochs,
-        resume=resume,
-        adapt=Adapt(tuple(policies), tuple(monitors)),
-        divergence=Divergence(check_factor(divergence)),
-    )
-    check_adapt(spec.adapt, load_as_guest(program), spec.means)
-    if place is not None:
-        if out is None:
-            raise UserError("workers of a launcher need one folder", "no out", "give out=..., the same for all")
-        code = run_here(spec, on_device(place, spec.means.device, os.environ), print_failure)
-        sys.stdout.flush()
-        os._exit(code)  # see comm.group.join
-    return run_job(spec, cluster=cluster)
+    agreed = SyncChoice.parse(sync, sync_schedule)
+    slots = max(base.num_slots, count)
+    slots = agreed.slots(slots) if means is None else slots
+    asked, elastic = cluster_asked(cluster, grace_s), Elastic(grace_s=grace_s)
+    if place is not None and (out is None or is_url(str(out))):
+        raise UserError("workers of a launcher need one folder", out or "no out", "give out=..., the same for all")
+    with results_folder(out, program, "run", resume=resume) as folder:
+        spec = RunSpec(
+            program=program,
+            out=folder,
+            config=dict(config or {}),
+            seed=seed,
+            means=replace(base, workers=count, num_slots=slots),
+            sync=agreed.sync,
+            sync_schedule=agreed.schedule,
+            epochs=epochs,
+            resume=resume,
+            elastic=elastic if place is None else Elastic(),
+            adapt=Adapt(tuple(policies), tuple(monitors)),
+            divergence=Divergence(check_factor(divergence)),
+        )
+        loaded = load_as_guest(program)
+        check_adapt(spec.adapt, loaded, spec.means, spec.sync)
+        spot = spot_watch(spec, loaded)
+        if place is not None:
+            code = run_here(spec, on_device(place, spec.means.device, os.environ), print_failure)
+            sys.stdout.flush()
+            os._exit(code)  # see comm.group.join
+        check_free(folder, resume)
+        room = RoomWanted(folder, count, spec.most_workers, grace_s=grace_s, adopts=may_adopt(spec), spot=spot)
+        with opened(asked, room) as found:
+            finished = run_job(spec, cluster=found)
+        return RunResult.of(finished, None if paid is None else money(read(folder / JOURNAL), paid))
 
 
 def tune(
@@ -109,13 +153,20 @@ def tune(
     divergence: float | None = FACTOR,
     out: str | Path | None = None,
     price_per_worker_hour: float = 1.0,
+    prices: str | Path | None = None,
     resume: bool = False,
-    cluster: Cluster | None = None,
+    cluster: Cluster | str | None = None,
+    grace_s: float = 0.0,
+    sync: str = "allreduce",
+    sync_schedule: str = "",
+    keep: str = "none",
+    keep_bytes: int | None = None,
 ) -> Study:
     """Search ``space`` for the best trade-offs among ``objectives``, on ``workers`` for all trials together.
 
-    ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism,
-    mesh, copies, virtual_tensor, schedule, zero_stage, offload, micro_batch and policy set system parameters, and a
+    ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism, mesh,
+    copies, virtual_tensor, schedule, zero_stage, offload, compress, micro_batch and policy set system parameters, sync
+    (with learners, every, ...) and sync_schedule how workers agree, else as ``sync`` and ``sync_schedule`` here say; a
     trial that cannot have them together is infeasible, with the reason, and not run. At least one of ``trials``,
     ``budget_s``, ``worker_hours`` and ``patience`` (trials, or generations of a genetic search, without a better one)
     bounds the search; it ends, too, once a trial has reached ``until``, such as "accuracy >= 0.98". With a ``target``,
@@ -123,16 +174,23 @@ def tune(
     be on the front; ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds.
     ``warm_start``: folders of earlier studies; their best settings are tried first, and what they measured in the same
     context counts for the search. A trial whose loss is ``divergence`` times that of its start ends, infeasible; None:
-    one whose loss is not finite.
+    one whose loss is not finite. ``cluster``: where trials run, as ``--cluster`` names it (docs/clusters.md), such as
+    "hosts:7070,token_file=token,interface=eth0"; by default on this machine. ``prices``: a file of what hosts cost by
+    their kind (docs/spot.md), for the objective ``cost``; hosts that do not tell their kind are on-demand ones.
+    ``grace_s``: should this process die, trials go on for so long, and the same call with ``resume`` takes them over.
+    ``out``: a folder, or, as text, a URL that fsspec can open: results are copied there, and ``resume`` brings them
+    back. ``keep``: whose weights and predictions stay ("all", "front+last:3", see ``study.loop.retention``), in
+    ``keep_bytes`` of the disk at most; ensembles are made of them.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()
         study.pick(accuracy=0.98).command
     """
-    program = program_of(train)
+    program, asked, agreed = program_of(train), cluster_asked(cluster, grace_s), SyncChoice.parse(sync, sync_schedule)
+    means = StudyRequest(program, Path()).means
     request = StudyRequest(
         program=program,
-        out=Path(out) if out is not None else next_folder(program.path, "tune"),
+        out=Path(),
         objectives=dict(objectives),
         constraints=tuple(constraints),
         sampler=sampler,
@@ -146,10 +204,45 @@ def tune(
         warm_start=tuple(Path(folder) for folder in warm_start),
         workers=workers,
         trial_workers=trial_workers,
+        means=replace(means, num_slots=agreed.slots(means.num_slots)),
+        sync=agreed,
         config=dict(config or {}),
         seed=seed,
         divergence=divergence,
-        price_per_worker_hour=price_per_worker_hour,
+        price_per_worker_hour=check_price(price_per_worker_hour),
+        grace_s=grace_s,
+        keep=keep,
+        keep_bytes=keep_bytes,
         resume=resume,
     )
-    return run_study(request, space=space, cluster=cluster)
+    request = priced(request, prices_asked(None, prices, cluster), SystemClock())
+    with results_folder(out, program, "tune", resume=resume) as folder:
+        return run_study(replace(request, out=folder), space=space, cluster=asked)
+
+
+def prices_asked(price: float | None, file: str | Path | None, cluster: Cluster | str | None) -> Prices | None:
+    """What a worker-hour costs; None where nobody said. Raises ``UserError``."""
+    told = cluster.varies if isinstance(cluster, Cluster) else cluster not in (None, LocalKind.name)
+    return prices_of(price, None if file is None else Path(file), ON_DEMAND, told=told)
+
+
+def cluster_asked(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:
+    """Where workers run, which are to outlive this process by ``grace_s``."""
+    if not 0 <= grace_s <= LONGEST_S:  # nor NaN
+        raise UserError("grace_s must be from 0 to a year, in seconds", grace_s, "such as 60.0")
+    if grace_s and isinstance(cluster, Cluster):
+        fix = 'name it, such as cluster="hosts:7070,token_file=token"'
+        raise UserError("with grace_s a cluster must be one that this call opens", type(cluster).__name__, fix)
+    return request_of("local" if cluster is None else cluster)
+
+
+@contextmanager
+def results_folder(out: str | Path | None, program: Program, command: str, *, resume: bool) -> Iterator[Path]:
+    """The folder of the results, which are where they were to go when the block ends."""
+    if out is None:
+        if resume:
+            raise UserError("resume needs to know what to go on with", "no out", "give out=... of the earlier call")
+        yield next_folder(program.path, command)
+    else:
+        with mirrored(str(out), resume, say) as folder:
+            yield folder

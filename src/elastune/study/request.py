@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastune.core.cost import Prices
 from elastune.core.divergence import FACTOR
 from elastune.core.mesh import Mesh
-from elastune.core.run import Config, Means, Program
+from elastune.core.run import Config, Elastic, Means, Program
+from elastune.core.start_from import StartFrom
+from elastune.core.sync_choice import SyncChoice
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,20 @@ class StudyRequest:
     a genetic search, or trials of another one, without a better trial) bounds the study. ``until``: comparisons, such
     as "accuracy >= 0.98"; it ends once one trial has ended with all of them. See ``study.loop.stop_rules``.
 
+    ``collective_timeout_s``: how long the workers of a trial wait for one that lives and does not come, see
+    ``core.run.Elastic``.
+
+    ``grace_s``: should the study's controller die, its trials go on for so long, and the next one takes them over.
+
+    ``prices``: what a worker-hour costs by kind of host and over time; a trial's ``cost`` is then all that was paid for
+    it (``job.meter``). Without them it is its training's worker-hours times ``price_per_worker_hour``, which else is
+    the price at the study's beginning, for tables.
+
+    ``start_from``: with whose weights every trial begins.
+
+    ``keep``: of which trials weights and predictions stay, see ``study.loop.retention``; ``keep_bytes``: in how much of
+    the disk at most.
+
     ``target``: a comparison, too. Each trial is then told the metric ``seconds_to_target``, which may be an objective
     or be constrained; one that never reaches it is infeasible. See ``study.time_to_target``.
     """
@@ -49,12 +66,19 @@ class StudyRequest:
     stopping: str = "none"
     warm_start: tuple[Path, ...] = ()
     means: Means = field(default_factory=lambda: Means(mode="fast"))
+    sync: SyncChoice = field(default_factory=SyncChoice)
     config: Config = field(default_factory=dict)
     epochs: int | None = None
     seed: int = 0
     divergence: float | None = FACTOR
     price_per_worker_hour: float = 1.0
     trial_timeout_s: float | None = None
+    collective_timeout_s: float = Elastic.collective_timeout_s
+    grace_s: float = 0.0
+    prices: Prices | None = None
+    start_from: StartFrom | None = None
+    keep: str = "none"
+    keep_bytes: int | None = None
     resume: bool = False
     simulated: bool = False
 
@@ -70,7 +94,10 @@ class FrontierRequest:
     ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
     range, or a fiftieth of the baseline's quality).
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``). ``stopping`` and
-    ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence``: as there, for all.
+    ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence`` and
+    ``collective_timeout_s``: as there, for all. ``prices``: as there; the cost of a row is that of its workers for its
+    time, begun when the frontier does, on hosts that do not tell their kind.
+    ``grace_s``: as there, for trainings; they end before the next controller measures step times.
     ``means``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
     slot for each part that its workers cut a batch into.
     """
@@ -94,4 +121,7 @@ class FrontierRequest:
     seed: int = 0
     divergence: float | None = FACTOR
     price_per_worker_hour: float = 1.0
+    collective_timeout_s: float = Elastic.collective_timeout_s
+    grace_s: float = 0.0
+    prices: Prices | None = None
     resume: bool = False

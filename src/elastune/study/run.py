@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from elastune.cluster.base import Cluster
+from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
+from elastune.job.meter import MoneyMeter
 from elastune.job.output_dir import check_out
 from elastune.job.output_journal import journal_in
 from elastune.job.pool import Pool
@@ -26,12 +28,14 @@ from elastune.search.stopping.registry import make_schedule
 from elastune.study.allocation.rebalancer import sharing
 from elastune.study.loop.async_suggester import Proposals
 from elastune.study.loop.budget import Bounds
-from elastune.study.loop.retention import Keeper, KeepNothing, KeepState, Retention
+from elastune.study.loop.keeper import Keeper
+from elastune.study.loop.retention import KeepNothing, retention_of
 from elastune.study.loop.stop_rules import StopRules
 from elastune.study.loop.study_loop import StudyLoop
+from elastune.study.metering import meter_of
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
-from elastune.study.tuning import Tuning
+from elastune.study.tuning import Tuning, trials_left
 from elastune.study.validate import Plan, check, check_same_study
 from elastune.study.warm_start import earlier_studies, take_over
 
@@ -55,23 +59,22 @@ def tune(
     request: StudyRequest,
     *,
     space: Space | None = None,
-    cluster: Cluster | None = None,
+    cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
     environment: Environment | None = None,
-    retention: Retention | None = None,
 ) -> Study:
     """Search until the budget is spent, the space is exhausted or Ctrl-C; returns what was found.
 
-    Killed at any time, a study resumes with ``request.resume``: finished trials count, unfinished ones go on from their
-    last checkpoints, or else from their beginnings.
+    Killed at any time, a study resumes with ``request.resume``: finished trials count, unfinished ones go on with
+    their own workers within ``request.grace_s``, else from their last checkpoints or their beginnings.
 
     Args:
         request: what is searched, and for how long.
         space: the search space; by default the program's own.
-        cluster: where trials run; by default on this machine, ``request.workers`` at a time.
+        cluster: where trials run; by default on this machine, ``request.workers`` at a time. One that is asked for is
+            opened once all is checked, and closed. Where its room varies trials wait for some, and go on elsewhere.
         observe: called with every record of the journal.
         environment: what a simulated study swaps.
-        retention: what stays of trials that are over; by default nothing, or what later trials begin with.
 
     Raises:
         UserError: for a request that is wrong, a program that cannot be trained, a folder of something else.
@@ -80,25 +83,27 @@ def tune(
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
-    plan = replace(plan, request=_with_kept_rules(request, before))
+    plan = replace(plan, request=_with_kept_rules(plan.request, before))
     earlier = earlier_studies(request, before)
-    if cluster is not None and cluster.capacity < request.workers:
+    if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
     around = environment or Environment()
     with (
-        journal_in(request.out, request.resume, around.clock.wall) as journal,
+        journal_in(request.out, request.resume, around.clock.wall) as journal,  # first: its lock says who may go on
+        opened(cluster, _room(request, before)) as found,
         Interrupts() as interrupts,
         ExitStack() as stack,
     ):
-        place = cluster or stack.enter_context(LocalCluster(capacity=request.workers))
+        place = found or stack.enter_context(LocalCluster(capacity=request.workers))
 
         def keep(record: Record) -> None:
             journal.write(record, durable=around.durable and isinstance(record, LASTING))
             if observe is not None:
                 observe(record)
 
-        loop = _loop(plan, place, around, keep, journal.settle, retention)
+        meter = meter_of(request.prices, before, around.clock)
+        loop = _loop(plan, place, around, keep, journal.settle, meter)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
         loop.replay(before, plan.settings)
         for taken in take_over(plan, earlier, place, around.clock, lambda: interrupts.count):
@@ -106,6 +111,19 @@ def tune(
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+def _room(request: StudyRequest, before: Sequence[Entry]) -> RoomWanted:
+    """A study begins once one trial can, and gives workers to its trials itself."""
+    fewest = request.means.workers if request.trial_workers is None else request.trial_workers[0]
+    return RoomWanted(
+        request.out,
+        min(fewest, request.workers),
+        request.workers,
+        grows=False,
+        grace_s=request.grace_s,
+        adopts=trials_left(request.out, before),
+    )
 
 
 def _with_kept_rules(request: StudyRequest, before: Sequence[Entry]) -> StudyRequest:
@@ -124,7 +142,7 @@ def _loop(
     around: Environment,
     keep: Callable[[Record], None],
     flush: Callable[[], None],
-    retention: Retention | None,
+    meter: MoneyMeter | None,
 ) -> StudyLoop:
     request, pricing = plan.request, plan.pricing
     schedule = make_schedule(
@@ -137,15 +155,15 @@ def _loop(
         sampler=request.sampler,
         seed=request.seed,
     )
-    default = KeepState() if schedule.parents else KeepNothing()
+    retention = retention_of(request.keep, request.keep_bytes, population=schedule.parents)
     return StudyLoop(
-        Tuning(plan, cluster.files, pauses=schedule.pauses),
+        Tuning(plan, cluster.files, checkpoints=schedule.pauses or cluster.varies or retention != KeepNothing()),
         schedule,
         Proposals(suggester, inline=not around.background),
-        Pool(cluster, capacity=request.workers, timeout_s=request.trial_timeout_s, clock=around.clock),
+        Pool(cluster, most=request.workers, timeout_s=request.trial_timeout_s, clock=around.clock, meter=meter),
         around.clock,
         keep,
-        Keeper(retention or default, cluster.files, request.out),
+        Keeper(retention, cluster.files, request.out, request.keep_bytes),
         flush=flush,
         share=sharing(request.trial_workers, request.means),
         rules=StopRules(

@@ -13,6 +13,7 @@ from elastune.core.errors import UserError
 from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.run import Adapt, Config, Means
+from elastune.core.sync_choice import SYNC_NAMES, in_full, strategy_settings
 from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import NO_POLICY, policies_of
 from elastune.journal.records import RunFailed, TrialFinished, TrialStarted
@@ -25,8 +26,9 @@ from elastune.train.program.load import merge
 
 ALWAYS = ("workers", "mode", "mechanism", "micro_batch")
 OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # where they say something
-OF_MEANS = (*ALWAYS, *OF_MESHES)
-SYSTEM_PARAMETERS = (*OF_MEANS, "policy")  # what a space may set beside the program's own settings
+SAID = (*OF_MESHES, "compress")
+OF_MEANS = (*ALWAYS, *SAID)
+SYSTEM_PARAMETERS = (*OF_MEANS, "policy", *SYNC_NAMES)  # what a space may set beside the program's own settings
 
 UNREPORTED = "reports no "
 
@@ -68,6 +70,7 @@ def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({
     mechanism = chosen.get("mechanism", str(name))
     found: dict[str, Any] = {"workers": workers, "mode": means.mode, "mechanism": mechanism, "policy": NO_POLICY}
     found["micro_batch"] = means.micro_batch
+    found |= {} if means.compress is None else {"compress": means.compress}
     parts, told = MechanismName.parse(mechanism), means.to_json()
     goes_with = {
         "mesh": "workers" not in chosen,
@@ -83,13 +86,15 @@ def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({
 def known(started: TrialStarted) -> dict[str, Any]:
     """Configuration and system parameters by name, for constraints."""
     means = {name: started.means.get(name) for name in (*ALWAYS, "policy")}
-    return {**started.config, **means, **{name: started.means[name] for name in OF_MESHES if name in started.means}}
+    said = {name: started.means[name] for name in (*SAID, *SYNC_NAMES) if name in started.means}
+    return in_full({**started.config, **means, **said}, started.config)
 
 
 def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacity: int) -> tuple[Config, Means, Adapt]:
     """A suggestion's configuration, its means, and what adapts it.
 
-    System parameters set means and policies, all else must be known to ``config``. What is in ``OF_MESHES`` and is not
+    System parameters set means and policies (and how workers agree, see ``SyncChoice``), all else must be known to
+    ``config``. What is in ``OF_MESHES`` and is not
     suggested is left to the mechanism.
     """
     unsaid = {"mesh": None, "copies": None, "virtual_tensor": None, "schedule": Means.schedule, "zero_stage": None}
@@ -102,7 +107,8 @@ def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacit
         rule = f"a trial's workers must be a whole number from 1 to the study's {capacity}"
         raise UserError(rule, workers, "change space(trial) or --workers")
     changed = replace(changed, num_slots=max(changed.num_slots, workers))
-    plain = {name: value for name, value in suggested.items() if name not in SYSTEM_PARAMETERS}
+    system_names = {*SYSTEM_PARAMETERS, *strategy_settings(suggested, config)}
+    plain = {name: value for name, value in suggested.items() if name not in system_names}
     return merge(config, plain), changed, Adapt(policies=policies_of(suggested.get("policy", NO_POLICY)))
 
 
@@ -113,10 +119,15 @@ def _mesh(text: object) -> Mesh:
 
 
 def measured(
-    metrics: Mapping[str, float], seconds: float, workers: float, price_per_worker_hour: float
+    metrics: Mapping[str, float], seconds: float, workers: float, price_per_worker_hour: float, paid: float | None
 ) -> dict[str, float]:
-    """Metrics with time and cost beside them, after ``seconds`` of training on ``workers`` on average."""
-    return {**metrics, "seconds": seconds, "cost": Cost(workers * seconds, price_per_worker_hour).total}
+    """Metrics with time and cost beside them, after ``seconds`` of training on ``workers`` on average.
+
+    The cost is what was ``paid`` (``job.meter``) where prices of hosts are known, else the time that the training's
+    workers took, at one price.
+    """
+    cost = Cost(workers * seconds, price_per_worker_hour).total if paid is None else paid
+    return {**metrics, "seconds": seconds, "cost": cost}
 
 
 def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult | None:
@@ -126,7 +137,8 @@ def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult
     """
     report, _ = life.reports[-1]
     workers = life.average or float(life.first_workers)
-    metrics = visible(measured(life.metrics, report.seconds, workers, pricing.price_per_worker_hour))
+    price = pricing.price_per_worker_hour
+    metrics = visible(measured(life.metrics, report.seconds, workers, price, life.cost))
     short = -math.inf
     if pricing.target is not None:  # what is not there yet takes longer than now
         there = _time_to_target(life, pricing.target)
@@ -154,7 +166,7 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
         reason = f"{outcome.reason}: {outcome.detail}"
         return TrialFinished(life.number, "infeasible", seconds=seconds, reason=reason, worker_seconds=worker_seconds)
     workers = worker_seconds / seconds if seconds > 0 else outcome.workers
-    metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour)
+    metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour, ended.cost)
     if pricing.target is not None:
         there = _time_to_target(life, pricing.target)
         if there is not None:

@@ -9,35 +9,46 @@ from pathlib import Path
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, RunSpec
+from elastune.core.run import Elastic, Means, RunSpec
+from elastune.core.sync_choice import SYNC_NAMES, SyncChoice, chooses, strategy_settings
+from elastune.elastic.protocol.client import left_behind
 from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import check_adapt
-from elastune.job.validate_means import why_impossible
+from elastune.job.validate_means import check_means
+from elastune.journal.entry import Entry
 from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
-from elastune.journal.trials import TrialLife
+from elastune.journal.trials import TrialLife, fold
 from elastune.search.samplers.suggest import Suggestion
 from elastune.search.space.objective import Objective
 from elastune.search.stopping.schedule import FixedTrial, IntermediateResult
 from elastune.study.loop.experiment import PreparedTrial
+from elastune.study.loop.keeper import trial_folder
 from elastune.study.trial_results import intermediate_result, judge, known, settings
 from elastune.study.validate import Plan
 
 
 class Tuning:
-    """The trials of ``plan``. ``pauses``: trials may be paused, so they need checkpoints."""
+    """The trials of ``plan``. ``checkpoints``: they write some, since they may pause, or what they reached stays."""
 
-    def __init__(self, plan: Plan, files: RunFiles, *, pauses: bool) -> None:
+    def __init__(self, plan: Plan, files: RunFiles, *, checkpoints: bool) -> None:
         self._plan = plan
         self._files = files
-        self._pauses = pauses
+        self._checkpoints = checkpoints
 
     @property
     def objectives(self) -> Sequence[Objective]:
         return self._plan.pricing.objectives
 
     def new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> PreparedTrial:
-        spec = self._spec(suggestion.number, suggestion.values)
-        chosen = {**spec.means.to_json(), "policy": suggestion.values["policy"]}
+        values, refused = suggestion.values, ""
+        try:
+            agreed = self._sync(values).to_json()
+        except UserError as error:
+            agreed, refused = {name: str(values[name]) for name in SYNC_NAMES if name in values}, str(error)
+            without = {*SYNC_NAMES, *strategy_settings(values, self._plan.config)}
+            values = {name: value for name, value in values.items() if name not in without}
+        spec = self._spec(suggestion.number, values)
+        chosen = {**spec.means.to_json(), "policy": values["policy"], **(agreed if chooses(suggestion.values) else {})}
         record = TrialStarted(
             trial=suggestion.number,
             config=spec.config,
@@ -47,20 +58,24 @@ class Tuning:
             distributions=suggestion.distributions,
             parent=parent,
             until_epoch=until_epoch,
+            dismissed=list(suggestion.dismissed),
         )
         folder = None if parent is None else self._folder(parent)
         spec = replace(spec, until_epoch=until_epoch, parent=folder)
-        return PreparedTrial(suggestion.number, spec, record, self._refused(spec))
+        return PreparedTrial(suggestion.number, spec, record, refused or self._refused(spec))
 
     def _refused(self, spec: RunSpec) -> str:
         """Why it cannot run as it is meant to; "" where it can."""
-        impossible = why_impossible(spec)
-        if impossible is None:
-            try:
-                check_adapt(spec.adapt, self._plan.program, spec.means)
-            except UserError as error:
-                impossible = error
-        return "" if impossible is None else str(impossible)
+        try:
+            check_means(spec)
+            check_adapt(spec.adapt, self._plan.program, spec.means, spec.sync)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def _sync(self, values: Mapping[str, object]) -> SyncChoice:
+        """How the workers of a trial agree. Raises ``UserError``."""
+        return SyncChoice.of({**self._plan.request.sync.to_json(), **values}, self._plan.config)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
         spec = RunSpec(
@@ -72,6 +87,7 @@ class Tuning:
             epochs=self._plan.request.epochs,
             max_steps=trial.max_steps,
             checkpoint_every_steps=0,
+            elastic=self._elastic,
             divergence=self._divergence,
         )
         record = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase)
@@ -82,11 +98,28 @@ class Tuning:
     ) -> PreparedTrial:
         folder = self._folder(life.number)
         self._files.set_aside(folder, self._files.damaged(folder))
-        spec = replace(self._spec(life.number, known(life.started)), resume=True, until_epoch=until_epoch)
-        parent = life.started.parent
-        spec = replace(spec, parent=None if parent is None else self._folder(parent))
+        spec = self._going_on(life, until_epoch)
         record = TrialResumed(life.number, spec.means.workers, reason, until_epoch, cut_off)
         return PreparedTrial(life.number, spec, record)
+
+    def left(self, life: TrialLife) -> RunSpec | None:
+        if not self._plan.request.simulated and left_behind(self._folder(life.number)) is None:
+            return None
+        told = Means.from_json(
+            {name: value for name, value in life.started.means.items() if name not in ("policy", *SYNC_NAMES)}
+        )
+        shared = self._plan.request.trial_workers is not None
+        means = told.on(life.workers if shared else life.first_workers)
+        return replace(self._going_on(life, life.until_epoch), means=means)
+
+    def _going_on(self, life: TrialLife, until_epoch: int | None) -> RunSpec:
+        parent = life.started.parent
+        return replace(
+            self._spec(life.number, known(life.started)),
+            resume=True,
+            until_epoch=until_epoch,
+            parent=None if parent is None else self._folder(parent),
+        )
 
     def intermediate(self, life: TrialLife) -> IntermediateResult | None:
         return intermediate_result(life, self._plan.pricing)
@@ -102,22 +135,30 @@ class Tuning:
         request, bounds = self._plan.request, self._plan.request.trial_workers
         config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
         check_adapt(adapt, self._plan.program)
-        elastic = Elastic()
+        elastic = replace(self._elastic, grace_s=request.grace_s)
         if bounds is not None:
             means = replace(means.on(bounds[0]), num_slots=max(means.num_slots, bounds[1]))
-            elastic = Elastic(bounds[0], bounds[1])
+            elastic = replace(elastic, low=bounds[0], high=bounds[1])
+        agreed = self._sync(values)
         return RunSpec(
             program=request.program,
             out=self._folder(number),
             config=config,
             seed=request.seed,
-            means=means,
+            means=replace(means, num_slots=agreed.slots(means.num_slots)),
+            sync=agreed.sync,
+            sync_schedule=agreed.schedule,
             epochs=request.epochs,
-            checkpoint_every_steps=None if self._pauses else 0,
+            start_from=request.start_from,
+            checkpoint_every_steps=None if self._checkpoints else 0,
             elastic=elastic,
             adapt=adapt,
             divergence=self._divergence,
         )
+
+    @property
+    def _elastic(self) -> Elastic:
+        return Elastic(collective_timeout_s=self._plan.request.collective_timeout_s)
 
     @property
     def _divergence(self) -> Divergence:
@@ -126,4 +167,9 @@ class Tuning:
         return Divergence(self._plan.request.divergence, tuple(falling))
 
     def _folder(self, number: int) -> Path:
-        return self._plan.request.out / "trials" / f"{number:05d}"
+        return trial_folder(self._plan.request.out, number)
+
+
+def trials_left(out: Path, before: Sequence[Entry]) -> bool:
+    """Whether trials of the study in ``out``, of which its journal tells ``before``, may outlive its controller."""
+    return any(left_behind(trial_folder(out, number)) is not None for number in fold(before).of("running"))

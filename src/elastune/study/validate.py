@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.divergence import check_factor
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Config, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, RunSpec
+from elastune.core.sync_choice import SyncChoice, chooses, in_full
+from elastune.job.spot import spot_of
 from elastune.job.validate_adapt import check_adapt, policies_of
 from elastune.job.validate_means import check_means, check_values, why_impossible
 from elastune.journal.entry import Entry
@@ -23,10 +25,12 @@ from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import parse_objectives
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
+from elastune.study.loop.retention import retention_of
 from elastune.study.request import StudyRequest
 from elastune.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.study.trial_results import Pricing, system_defaults
 from elastune.study.trial_results import settings as trial_settings
+from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.digest import meaning
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 
@@ -46,9 +50,15 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         """The request as the journal keeps it."""
-        plain = asdict(self.request)
+        prices = self.request.prices
+        plain = asdict(replace(self.request, prices=None))
+        plain["prices"] = None if prices is None else prices.digest  # a trace may be long
+        plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
+        plain["data"] = self.request.program.told_data
+        plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["means"] = self.request.means.to_json()
+        plain |= self.request.sync.to_json()
         plain["objectives"] = {o.name: o.direction for o in self.pricing.objectives}
         plain["defaults"] = self.config
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
@@ -73,7 +83,9 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if request.worker_hours is not None and not 0 < request.worker_hours < math.inf:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     check_factor(request.divergence)
-    check_means(RunSpec(request.program, request.out, seed=request.seed, means=request.means))
+    elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
+    spec = RunSpec(request.program, request.out, seed=request.seed, means=request.means, elastic=elastic)
+    check_means(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
     program = load_as_guest(request.program)
@@ -90,7 +102,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
             fix = f"use one of {', '.join(sorted(known))}, or add it to the file's objectives"
             raise UserError("an objective must be one that the program names", objective.name, fix)
     check_sampler(request.sampler, objectives)
-    make_schedule(request.stopping, objectives, request.seed, space=found)
+    schedule = make_schedule(request.stopping, objectives, request.seed, space=found)
+    retention_of(request.keep, request.keep_bytes, population=schedule.parents)
     if generational(request.sampler) and request.stopping != "none":
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
@@ -100,7 +113,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     def complete_space(trial: Any) -> dict[str, Any]:
         own = found(trial)
         chosen = own if isinstance(own, Mapping) else {}  # else: refused by whoever asked
-        return {**config, **system_defaults(request.means, chosen), **own}
+        agreed = {} if request.sync == SyncChoice() and not chooses(chosen) else request.sync.to_json()
+        return in_full({**config, **system_defaults(request.means, chosen), **agreed, **own}, config)
 
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
@@ -113,6 +127,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if pricing.wants_target and target is None:
         fix = 'say which, for example --target "accuracy >= 0.97"'
         raise UserError(f"{SECONDS_TO_TARGET} needs a target", "none", fix)
+    if (begins := request.start_from) is not None:  # who writes into that folder must not divide the study
+        request = replace(request, start_from=replace(begins, sha256=digest_of_weights(begins.source)))
     return Plan(request, complete_space, config, pricing, program)
 
 
@@ -139,6 +155,8 @@ def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
     named = [policies_of(sample.values["policy"]) for sample in samples]
     for policies in dict.fromkeys(named):
         check_adapt(Adapt(policies), program)
+        if spot_of(Adapt(policies), program):
+            raise UserError("a deadline is for one run", "the policy spot in a study", "leave it out of space(trial)")
 
 
 def _check_trials(
@@ -152,9 +170,14 @@ def _check_trials(
             continue
         _, means, _ = trial_settings(sample.values, config, request.means, request.workers)
         means = means if request.trial_workers is None else means.on(request.trial_workers[0])
-        if (key := repr(means)) not in seen:
+        agreed = SyncChoice.of(sample.values, config)
+        if request.simulated and agreed != SyncChoice():
+            rule = "what a strategy changes about a training is not simulated"
+            raise UserError(rule, str(agreed.sync), "leave sync and sync_schedule out of space(trial)")
+        if (key := repr((means, agreed))) not in seen:
             seen.add(key)
-            spec = RunSpec(request.program, request.out, means=means)
+            means = replace(means, num_slots=agreed.slots(means.num_slots))
+            spec = RunSpec(request.program, request.out, means=means, sync=agreed.sync, sync_schedule=agreed.schedule)
             check_values(spec)
             why = why_impossible(spec)  # one that is possible with other parameters only is told as infeasible
             possible, impossible = possible or why is None, impossible or why
@@ -211,7 +234,7 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
-    for name in ("kind", "program", "objectives", "constraints", "config", "seed", "epochs"):
+    for name in ("kind", "program", "objectives", "constraints", "config", "seed", "epochs", "prices"):
         old, new = started.settings.get(name), settings[name]
         if json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
             raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
@@ -221,6 +244,16 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
     old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
     if old != new:
         raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")
+    old, new = started.settings.get("start_from"), settings.get("start_from")
+    if (old and {**old, "source": ""}) != (new and {**new, "source": ""}):  # they may have been moved
+        raise UserError("a study resumes with the weights it was begun with", new or "none", f"use {old or 'none'}")
+    was_told, is_told = (told.get("means", {}).get("compress", "none") for told in (started.settings, settings))
+    if was_told != is_told:
+        raise UserError("a study resumes with the compression it was begun with", is_told, f"use {was_told}")
+    for name, unsaid in SyncChoice().to_json().items():
+        old, new = started.settings.get(name, unsaid), settings.get(name, unsaid)
+        if old != new:
+            raise UserError(f"a study resumes with the {name} it was begun with", new or "none", f"use {old or 'none'}")
     for name in ("mode", "num_slots", "precision", "virtual_tensor"):
         old, new = started.settings.get("means", {}).get(name), settings.get("means", {}).get(name)
         if old is not None and new is not None and old != new:

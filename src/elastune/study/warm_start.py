@@ -11,6 +11,7 @@ from typing import Any
 from elastune.cluster.base import Cluster
 from elastune.core.clock import Clock
 from elastune.core.errors import UserError
+from elastune.core.sync_choice import SYNC_NAMES, SyncChoice
 from elastune.job.output_dir import JOURNAL
 from elastune.job.pool import JobEvent, Pool
 from elastune.journal.entry import Entry
@@ -44,7 +45,8 @@ from elastune.search.stopping.schedule import FixedTrial
 from elastune.study.loop.async_suggester import NoProposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.fixed_trials import FixedTrials
-from elastune.study.loop.retention import Keeper, KeepNothing
+from elastune.study.loop.keeper import Keeper
+from elastune.study.loop.retention import KeepNothing
 from elastune.study.loop.study_loop import StudyLoop
 from elastune.study.request import StudyRequest
 from elastune.study.results.trials import check_params
@@ -164,14 +166,16 @@ def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]
     """The trials that fit this study's space and have what it judges by; and why others do not."""
     needed = [o.name for o in plan.pricing.objectives]
     needed += sorted({name for c in plan.pricing.constraints for name in c.names})
-    dearer = plan.pricing.price_per_worker_hour / float(earlier.settings.get("price_per_worker_hour", 1.0))
+    dearer = _dearer(plan, earlier)
     fits: list[_Fits] = []
     left_out: Counter[str] = Counter()
     for trial in earlier.trials:
         started, finished = trial.started, trial.finished
         assert finished is not None
         metrics = {name: value for name, value in finished.metrics.items() if name in needed}
-        if "cost" in metrics:
+        if dearer is None:  # other hosts, at other prices: no factor makes one of the other
+            metrics.pop("cost", None)
+        elif "cost" in metrics:
             metrics["cost"] *= dearer
         sample = fit(plan.space, started.params)
         why = (
@@ -193,6 +197,14 @@ def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]
     return fits, dict(left_out)
 
 
+def _dearer(plan: Plan, earlier: Earlier) -> float | None:
+    """What a cost of the earlier study is to be multiplied by to be one of this; None: they cannot be compared."""
+    here, there = plan.settings["prices"], earlier.settings.get("prices")
+    if here is None and there is None:
+        return plan.pricing.price_per_worker_hour / float(earlier.settings.get("price_per_worker_hour", 1.0))
+    return 1.0 if here == there else None
+
+
 def _context(program: str, run: RunContext | None, timed: bool) -> Context:
     if run is None:
         return Context(program, DataContext(), 0, "" if timed else None)
@@ -209,6 +221,8 @@ def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed
         request.epochs == earlier.settings.get("epochs"),
         trial.sample.values["policy"] == began.means.get("policy"),
         means.precision == began.means.get("precision"),
+        means.compress == began.means.get("compress"),
+        _agreed(trial.sample.values) == _agreed(began.means),
         (here.data.samples, here.hardware) == (there.data.samples, there.hardware),
     ]
     if timed:  # where workers are shared out, how long a trial takes depends on the others
@@ -216,6 +230,11 @@ def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed
         same += [told.get(name) == began.means.get(name) for name in _MEANS]
         same += [request.trial_workers is None and earlier.settings.get("trial_workers") is None]
     return all(same)
+
+
+def _agreed(values: Mapping[str, Any]) -> SyncChoice:
+    """How workers agreed, in a trial that ran, or would."""
+    return SyncChoice.of({name: values[name] for name in SYNC_NAMES if name in values})
 
 
 class _TryOut(Tuning):
@@ -237,10 +256,10 @@ def _try_out(
     folder = request.out / "warm"
     told: list[Record] = []  # for no journal: it is no trial of this study
     loop = StudyLoop(
-        _TryOut(replace(plan, request=replace(request, out=folder)), cluster.files, pauses=False),
+        _TryOut(replace(plan, request=replace(request, out=folder)), cluster.files, checkpoints=False),
         FixedTrials("calibrate", [one]),
         NoProposals(),
-        Pool(cluster, capacity=1, timeout_s=min(limits, default=None), clock=clock),
+        Pool(cluster, most=1, timeout_s=min(limits, default=None), clock=clock),
         clock,
         told.append,
         Keeper(KeepNothing(), cluster.files, folder),

@@ -10,7 +10,7 @@ import torch
 
 from elastune.comm.comms import Comms
 from elastune.comm.exact import ExactReducer
-from elastune.comm.flat import FlatReducer
+from elastune.comm.flat import FlatBucket, FlatReducer
 from elastune.comm.group import Group
 from elastune.comm.reducer import Pair, Reducer
 from elastune.core.batch_slices import BatchSlice
@@ -146,7 +146,7 @@ class ExactAllReduce(AllReduce):
     Every slot is run by itself, on the buffers of the step's start: BatchNorm normalises over a slot's own samples.
     """
 
-    exact: ClassVar[bool] = True
+    exact: bool = True
     drifts: ClassVar[bool] = False
 
     def __init__(
@@ -217,15 +217,18 @@ class FastAllReduce(AllReduce):
     compare with the order that others saw.)
     """
 
-    exact: ClassVar[bool] = False
+    exact: bool = False
     drifts: ClassVar[bool] = True
 
     def __init__(self, replica: Replica, comms: Comms, control: int = 0, *, elastic: bool = False) -> None:
         super().__init__(replica, comms, control)
         self._weight = 0.0
-        self._reducer: FlatReducer | None = None
+        self._reducer: Reducer[FlatBucket] | None = None
         if elastic or self.group.size > 1:
-            self._reducer = FlatReducer(self._like(()), self.group, len(self._params), hold=elastic)
+            self._reducer = self._make_reducer(hold=elastic)
+
+    def _make_reducer(self, *, hold: bool) -> Reducer[FlatBucket]:
+        return FlatReducer(self._like(()), self.group, len(self._params), hold=hold)
 
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         super().begin(share, starts_step=starts_step)
@@ -257,7 +260,7 @@ class FastAllReduce(AllReduce):
             self.statistics = step_statistics(self._part.values, whole)
         self._part.clear()  # an optimizer may evaluate the whole batch again and again
 
-    def _with_others(self, reducer: FlatReducer, loss: torch.Tensor, share: BatchSlice) -> None:
+    def _with_others(self, reducer: Reducer[FlatBucket], loss: torch.Tensor, share: BatchSlice) -> None:
         """All that this worker runs in a step is one part."""
         replica = self.replica
         if share.weight:

@@ -11,6 +11,7 @@ import torch
 from elastune.comm.comms import Comms
 from elastune.comm.group import Group
 from elastune.core.batch_slices import BatchSlice
+from elastune.core.sync_plan import SyncPlan
 from elastune.mechanisms.base import Replica
 from elastune.sync.statistics import PartStatistics, StepStatistics
 
@@ -22,38 +23,42 @@ class Sync(ABC):
     ``backward``; after the last the user's optimizer step, then ``after_step``. Between the slices of a step no
     parameter has a gradient, so that whatever the user does with gradients there (clip, step, zero) does nothing.
 
-    A *round* of ``steps_in_round`` steps ends with an exchange that all workers complete, or that is done again: it
+    A *round*, one step or several, ends with an exchange that all workers complete, or that is done again: it
     returns with the round complete, or raises ``GroupBroken`` with nothing applied. The round is then completed by
     ``adopt_result`` with what another worker has of it, or dropped by ``abandon``; training goes on after ``regroup``.
     A run with several models has a ``Sync`` for each of them.
 
-    ``exact``: how many workers there are does not show in the result. ``agreement``: decisions travel in the exchange
-    (``control``), or have to go by the coordinator, because no exchange reaches everyone. ``drifts``: buffers move at
-    each worker by itself.
+    ``plan``: its learners and rounds. ``meets_after_step``: the exchange comes after the round's last optimizer step,
+    in ``after_step``, and not with the last ``backward``. ``exact``: how many workers there are does not show in the
+    result. ``agreement``: decisions travel in the exchange (``control``), or have to go by the coordinator, because no
+    exchange reaches everyone. ``drifts``: buffers move at each worker by itself.
 
     ``parts``, set before a step, are the slices that this worker runs in it.
     ``control``, set before a step, of the length that was told at the beginning, is summed over the workers that have
     samples (where ``all_contribute``, over all); ``totals``, those sums, are known to all after the round, and so are
-    its ``statistics``. ``wait_s``: how long the last step waited for others. ``wants_statistics``: whether anybody
-    reads them; on a GPU they cost a wait for the device.
+    its ``statistics`` and the learners that it ended without (``absent``). ``wait_s``: how long the last step waited
+    for others. ``wants_statistics``: whether anybody reads them; on a GPU they cost a wait for the device.
     """
 
     name: ClassVar[str]
-    exact: ClassVar[bool]
+    exact: bool
     drifts: ClassVar[bool]
     agreement: ClassVar[Literal["in_reduction", "by_coordinator"]]
-    steps_in_round: int = 1
     all_contribute: ClassVar[bool] = False
+    meets_after_step: ClassVar[bool] = False
+    plan: SyncPlan = SyncPlan()
 
     def __init__(self, replica: Replica, comms: Comms, control: int) -> None:
         self.replica = replica
         self.group = comms.group("data")
+        self._comms, self._sent_before = comms, 0
         self.parts: Sequence[BatchSlice] = ()
         self.control = [0.0] * control
         self.totals = [0.0] * control
         self.statistics = StepStatistics({}, None)
         self.wants_statistics = True
         self.wait_s = 0.0
+        self.absent: tuple[int, ...] = ()
         self._part = PartStatistics()
         self._measures = False
         self._weights: list[torch.Tensor] | None = None
@@ -70,7 +75,7 @@ class Sync(ABC):
         """
 
     def after_step(self) -> None:  # noqa: B027 - most strategies have nothing to do here
-        """The user's optimizer step is done: strategies that average parameters do it here."""
+        """The user's optimizer step is done: a strategy that ``meets_after_step`` has its exchange here."""
 
     # -- what rides along ---------------------------------------------------------------------------------------------
 
@@ -79,6 +84,15 @@ class Sync(ABC):
         blocks of large ones are looked at (``comm.reducer.BucketNorms``).
         """
         self._measures, self._weights, self._turn = on, weights, turn
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes this worker's collectives have sent, in all groups since this was made; see ``comm.group``."""
+        return self._sent_before + sum(group.sent_bytes for group in self._comms.formed)
+
+    def count_on_from(self, before: Sync) -> None:
+        """Count the bytes that ``before``, whose place this takes over the same groups, has sent in earlier ones."""
+        self._sent_before = before._sent_before
 
     def record_statistic(self, name: str, value: float) -> None:
         """One of ``STATISTICS`` that was measured of the current slice, weighted; before its ``backward``."""
@@ -119,8 +133,18 @@ class Sync(ABC):
         ``over``: those, and behind them such as leave and have state to hand over; None: none do. Where replicas lie on
         several workers, all of ``over`` move state, so this raises ``GroupBroken`` and ``Unrecoverable``.
         """
+        self._sent_before, self._comms = self.sent_bytes, comms
+        self._sent_before -= sum(group.sent_bytes for group in comms.formed)  # the same ones, perhaps
         self.group = comms.group("data")
         self.replica.regroup(comms)
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
+        """Another strategy takes this one's place over the same replica, between two rounds."""
+
+    def hand_over(self, over: Group, members: int) -> None:  # noqa: B027 - most strategies have nothing to give
+        """This worker leaves: give what it alone holds to one of the first ``members`` of ``over``, whose ``regroup``
+        expects it. Raises ``GroupBroken``.
+        """
 
     # -- what is saved ------------------------------------------------------------------------------------------------
 

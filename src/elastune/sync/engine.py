@@ -23,7 +23,7 @@ class EngineReduce(Sync):
     """
 
     name: ClassVar[str] = "engine"
-    exact: ClassVar[bool] = False
+    exact: bool = False
     drifts: ClassVar[bool] = True
     agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
     replica: EngineReplica
@@ -81,7 +81,7 @@ class OrderedEngineReduce(EngineReduce):
     What the engine does not know of travels with the control vector: buffers, and which parameters were used.
     """
 
-    exact: ClassVar[bool] = True
+    exact: bool = True
     drifts: ClassVar[bool] = False
     replica: SlotEngine
 

@@ -49,7 +49,7 @@ class OwnedAllReduce(Sync):
         elastic: bool = False,
     ) -> None:
         super().__init__(replica, comms, control)
-        self.exact = mode == "exact"  # type: ignore[misc]
+        self.exact = mode == "exact"
         self.drifts = not self.exact  # type: ignore[misc]
         self._elastic = elastic
         self._leaves_early = not replica.equal_passes  # else passes have collectives of their own, in one order

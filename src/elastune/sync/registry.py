@@ -9,15 +9,20 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import Means, RunSpec
+from elastune.core.sync_plan import SyncPlan
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.engine import EngineReplica, SlotEngine
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.registry import mechanism_for
 from elastune.sync.allreduce import ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
+from elastune.sync.compressed import CompressedAllReduce
 from elastune.sync.engine import EngineReduce, OrderedEngineReduce
+from elastune.sync.in_use import SyncInUse
 from elastune.sync.owned import OwnedAllReduce
+from elastune.sync.rounds import RoundSync
+from elastune.sync.strategies import check_model
 
 
 def prepare(
@@ -25,25 +30,65 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     means: Means,
     comms: Comms,
+    plan: SyncPlan | None = None,
     *,
     control: int = 0,
     elastic: bool = False,
 ) -> Sync:
     """This worker's part of a replica of ``model``, and its side of the strategy, as ``means`` ask.
 
-    All workers must hold equal parameters already. ``control``: how many numbers each worker adds to an exchange beside
-    gradients. ``elastic``: the group may change or break, and a result may be asked for by another worker.
+    All workers must hold equal parameters already. ``plan``: how replicas agree; None: by all-reduce. ``control``: how
+    many numbers each worker adds to an exchange beside gradients. ``elastic``: the group may change or break, and a
+    result may be asked for by another worker.
     """
     mechanism = mechanism_for(means)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
     if means.copies is None:
         means = replace(means, copies=2 if elastic else 1)
-    return sync_of(mechanism.attach(model, optimizer, comms, means), comms, means, control=control, elastic=elastic)
+    if plan is not None:
+        check_optimizer(plan, optimizer)
+    replica = mechanism.attach(model, optimizer, comms, means)
+    return sync_of(replica, comms, means, plan, control=control, elastic=elastic)
 
 
-def sync_of(replica: Replica, comms: Comms, means: Means, *, control: int = 0, elastic: bool = False) -> Sync:
-    """The strategy that ``means`` ask for, over ``replica``; see ``prepare``."""
+def in_use(sync: Sync, spec: RunSpec, control: int, *, elastic: bool) -> SyncInUse:
+    """``sync``, which ``prepare`` made for ``spec``, as what another strategy may take the place of."""
+    replica, means = sync.replica, spec.means
+
+    def make(plan: SyncPlan) -> Sync:
+        return sync_of(replica, replica.comms, means, plan, control=control, elastic=elastic)
+
+    def check(plan: SyncPlan) -> None:
+        plan.check(means.num_slots, spec.most_workers, means.mechanism, means.mode)
+        check_optimizer(plan, replica.optimizer)
+        check_model(plan, replica.params)
+        plan.check_quorum(elastic=elastic)
+        if plan.in_rounds and means.compress is not None:
+            fix = "leave --compress out"
+            raise UserError("learners exchange parameters, not gradients", f"{plan} with --compress", fix)
+
+    return SyncInUse(sync, make, check)
+
+
+def check_optimizer(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``UserError`` where learners cannot have it."""
+    if plan.in_rounds and isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError("a learner's optimizer evaluates a batch once", "LBFGS", "use --sync allreduce")
+
+
+def sync_of(
+    replica: Replica,
+    comms: Comms,
+    means: Means,
+    plan: SyncPlan | None = None,
+    *,
+    control: int = 0,
+    elastic: bool = False,
+) -> Sync:
+    """The strategy of ``plan`` that ``means`` ask for, over ``replica``; see ``prepare``."""
+    if plan is not None and plan.in_rounds:
+        return RoundSync(replica, comms, plan, means.num_slots, control, mode=means.mode, elastic=elastic)
     if isinstance(replica, SlotEngine):
         return OrderedEngineReduce(replica, comms, means.num_slots, control)
     if isinstance(replica, EngineReplica):
@@ -52,4 +97,6 @@ def sync_of(replica: Replica, comms: Comms, means: Means, *, control: int = 0, e
         return OwnedAllReduce(replica, comms, means.num_slots, control, mode=means.mode, elastic=elastic)
     if means.mode == "exact":
         return ExactAllReduce(replica, comms, means.num_slots, control, elastic=elastic)
+    if means.compression is not None:
+        return CompressedAllReduce(replica, comms, means.compression, control, elastic=elastic)
     return FastAllReduce(replica, comms, control, elastic=elastic)

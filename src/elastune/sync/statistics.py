@@ -18,16 +18,23 @@ _COUNT, _LOSS = STATISTICS.index("count"), STATISTICS.index("loss")
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """A step's: sums over parts (``STATISTICS``), and the squared norms of the summed gradient, plain and weighted."""
+    """A step's: sums over parts (``STATISTICS``), and the squared norms of the summed gradient, plain and weighted.
+
+    ``distance``: how far apart learners were where a round ended (``sync.distance``); None where there are none.
+    ``staleness``: how many global batches old on average what learners took of others without waiting was, in a round;
+    None where nobody took anything so.
+    """
 
     parts: dict[str, float]
     norms: tuple[float, float] | None
+    distance: float | None = None
+    staleness: float | None = None
 
 
-def step_statistics(parts: Sequence[Scalar], norms: Pair | None) -> StepStatistics:
+def step_statistics(parts: Sequence[Scalar], norms: Pair | None, distance: float | None = None) -> StepStatistics:
     """From the sums, in the order of ``STATISTICS``."""
     named = {name: float(value) for name, value in zip(STATISTICS, parts, strict=True)}
-    return StepStatistics(named, None if norms is None else (float(norms[0]), float(norms[1])))
+    return StepStatistics(named, None if norms is None else (float(norms[0]), float(norms[1])), distance)
 
 
 class PartStatistics:

@@ -51,6 +51,21 @@ class Ran:
         return [r.metrics for r in self.records if isinstance(r, Reported)]
 
 
+def together(workers: int) -> Callable[[list[Record]], bool]:
+    """Whether so many have trained together."""
+    return lambda records: any(len(r.members) == workers for r in records if isinstance(r, Regrouped))
+
+
+def formed(*members: int) -> Callable[[list[Record]], bool]:
+    """Whether just these, in this order, have trained together."""
+    return lambda records: any(r.members == list(members) for r in records if isinstance(r, Regrouped))
+
+
+def gone(*workers: int) -> Callable[[list[Record]], bool]:
+    """Whether all of them have been lost, or have left."""
+    return lambda records: {r.worker for r in records if isinstance(r, WorkerGone)} >= set(workers)
+
+
 class Runs:
     """Starts runs of ``program`` in folders of their own on one cluster."""
 
@@ -71,15 +86,23 @@ class Runs:
         out: Path | None = None,
         spec: dict[str, Any] | None = None,
         limit_s: float = LIMIT_S,
+        slow_until: Callable[[list[Record]], object] | None = None,
         **config: Any,
     ) -> Ran:
-        """Run the program to its end; ``act`` is called whenever there may be news."""
+        """Run the program to its end; ``act`` is called whenever there may be news.
+
+        ``slow_until``: it rests after each step, as ``pace.Rests`` says, until that is true of the run's records.
+        """
+        number = next(self._count)
+        done = self._folder / f"{number}-is-fast"
+        if slow_until is not None:
+            config["until"] = str(done)
         run = RunSpec(
             self._program,
-            out or self._folder / str(next(self._count)),
+            out or self._folder / str(number),
             config,
             seed=3,
-            means=Means(workers=workers, mode=mode, num_slots=SLOTS, **(means or {})),
+            means=Means(**{"workers": workers, "mode": mode, "num_slots": SLOTS, **(means or {})}),
             elastic=elastic or Elastic(low=1, high=4, heartbeat_s=2.0),
             **(spec or {}),
         )
@@ -91,6 +114,8 @@ class Runs:
                 self._cluster.wait(0.05)
                 records += watch.pump()
                 act(handle, records)
+                if slow_until is not None and not done.exists() and slow_until(records):
+                    done.touch()
         finally:
             handle.kill()
             deadline = time.monotonic() + 20

@@ -2,13 +2,16 @@
 
 The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the all-gather
 of its step 5. Kinds: kill, stop (SIGSTOP), nap (half a second: others come first), break (what was done there is
-complete, but this worker believes that it failed).
-Places that the library passes: scatter, gather (the two halves of an exact reduction), reduced (right after it),
+complete, but this worker believes that it failed), full (a file of this worker has no more room than ``ROOM`` bytes,
+until it comes to that place again).
+Places that the library passes: relaying (a part of a sum is about to go on along a route), scatter, gather (the two
+halves of an exact reduction), reduced (right after it),
 gathered (right after a gather of numbers), sharing (the second half of an exact reduction, in which every member has
 given its part; STEP is the view's number),
 forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving
 (this worker's part of a checkpoint is about to be written), written (it is, and nobody else knows), publishing (all
-parts are there, and no checkpoint yet), agreeing (on what was decided between epochs).
+parts are there, and no checkpoint yet), agreeing (on what was decided between epochs), probing (the links between
+hosts).
 Of state that lies in shares: launched (all that this worker has is sent to who adds it up), added (what it adds up is
 added), lending (its sums are about to go to who holds them for it, outside of its batch group), gate (before it says
 so), gated (all have), applied (the optimizer has updated its shares), spreading (their values, some have arrived),
@@ -21,6 +24,7 @@ Any other place is one that the program itself passes by ``reach``.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -32,7 +36,7 @@ from elastune.comm.group import Group, GroupBroken
 from elastune.comm.owned import OwnedReducer
 from elastune.comm.streamed import StreamedReducer
 from elastune.comm.wards import WardSums
-from elastune.elastic.worker import elastic_group, state_transfer
+from elastune.elastic.worker import state_transfer, view_comms
 from elastune.mechanisms.owned import moving
 from elastune.mechanisms.owned.gathering import ShardedReplica
 from elastune.mechanisms.owned.moving import Kept
@@ -40,10 +44,12 @@ from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.pipeline.mail import Mail
 from elastune.sync.owned import OwnedAllReduce
 from elastune.train.adapt import adapter as adapt
+from elastune.train.adapt import routing
 from elastune.train.checkpoints import checkpoint
 from elastune.train.session import Session
 
 NAP_S = 0.5
+ROOM = 4096
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class Injector:
         self._session = session
         self._worker = session.state.workers.worker
         self._faults = [fault for fault in faults if fault.worker == self._worker and fault not in _HAPPENED]
+        self._full: list[str] = []
 
     @property
     def view(self) -> int:
@@ -78,6 +85,9 @@ class Injector:
     def reach(self, place: str, step: int | None = None) -> None:
         """This worker has come to ``place``."""
         step = self._session.step if step is None else step
+        if place in self._full:
+            self._full.remove(place)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for fault in [f for f in self._faults if (f.place, f.step) == (place, step)]:
             self._faults.remove(fault)
             _HAPPENED.add(fault)
@@ -86,6 +96,11 @@ class Injector:
                 raise GroupBroken("an injected fault")
             if fault.kind == "nap":
                 time.sleep(NAP_S)
+                continue
+            if fault.kind == "full":
+                self._full.append(place)
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
                 continue
             os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
@@ -132,9 +147,10 @@ def _wrap_library(injector: Injector) -> None:
         setattr(owner, name, outer)
 
     before(Group, "all_to_all", "scatter")
+    before(Group, "begin_send", "relaying")
     before(Group, "all_gather", "gather")
     before(Group, "all_gather", "sharing", lambda *_: _INJECTORS[0].view)
-    before(elastic_group, "form_comms", "forming", lambda factory, store, name, *_: int(name))
+    before(view_comms, "form_comms", "forming", lambda factory, store, name, *_: int(name))
     before(state_transfer, "send_packed", "giving")
     before(state_transfer, "receive_packed", "taking")
     before(checkpoint, "contribute", "saving")
@@ -142,12 +158,12 @@ def _wrap_library(injector: Injector) -> None:
     _wrap_shares(before)
     contribute, gather = checkpoint.contribute, Group.gather_tensors
 
-    def written(*args: Any) -> checkpoint.Contribution:
-        found = contribute(*args)
+    def written(*args: Any, **kwargs: Any) -> checkpoint.Contribution:
+        found = contribute(*args, **kwargs)
         _INJECTORS[0].reach("written")
         return found
 
-    checkpoint.contribute = written  # type: ignore[assignment]
+    checkpoint.contribute = written
 
     def gathered(group: Group, mine: Any, kind: int = 0) -> Any:
         rows = gather(group, mine, kind)
@@ -156,6 +172,7 @@ def _wrap_library(injector: Injector) -> None:
 
     Group.gather_tensors = gathered  # type: ignore[method-assign,assignment]
     before(adapt.Adapter, "_agree_now", "agreeing")
+    before(routing, "probe_links", "probing")
 
 
 def _wrap_shares(before: Callable[..., None]) -> None:

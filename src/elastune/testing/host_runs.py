@@ -157,6 +157,7 @@ class HostRuns:
         heartbeat_s: float = 5.0,
         silence_s: float = 30.0,
         hosts: int | None = None,
+        high: int = 4,
         **config: Any,
     ) -> HostsRan:
         """Run the program to its end; ``act`` is called again and again.
@@ -166,7 +167,7 @@ class HostRuns:
         launcher = self._launcher
         launcher.limit, launcher.processes = hosts or workers, {}
         cluster = ElasticCluster(launcher, host=launcher.network.address, silence_s=silence_s)
-        elastic = Elastic(low=1, high=4, heartbeat_s=heartbeat_s)
+        elastic = Elastic(low=1, high=high, heartbeat_s=heartbeat_s)
         runs = Runs(cluster, self._folder, self._program)
         try:
             ran = runs(

@@ -10,8 +10,11 @@ import ctypes
 import itertools
 import json
 import os
+import signal
 import subprocess
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -92,6 +95,30 @@ class Host:
         self.space.do(f"tc qdisc del dev {INTERFACE} root")
 
     @property
+    def processes(self) -> dict[int, str]:
+        """What runs here, by process: the names of their programs. Who holds the namespace does not count."""
+        own, found = os.readlink(self.space.path), {}
+        for path in Path("/proc").glob("[0-9]*/ns/net"):
+            process = int(path.parts[2])
+            try:
+                if process != self.space.pid and os.readlink(path) == own:
+                    found[process] = (path.parents[1] / "comm").read_text().strip()
+            except OSError:  # it has ended
+                continue
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to everything that runs here, until nothing does. Its connections are closed by that, not cut."""
+        until = time.monotonic() + LIMIT_S
+        while processes := self.processes:
+            if time.monotonic() > until:
+                raise OSError(f"still there after {LIMIT_S:g} s: {processes}")
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.005)
+
+    @property
     def received_bytes(self) -> int:
         """What has arrived here."""
         (link,) = json.loads(_do(self.space.command("ip", "-s", "-j", "link", "show", INTERFACE)))
@@ -99,19 +126,20 @@ class Host:
 
 
 class Network:
-    """``count`` hosts on one switch, and this process at ``address``. A context manager.
+    """``count`` hosts on one switch, and this process at ``address``; ``six``: all by IPv6 alone. A context manager.
 
     Raises ``OSError`` where the system refuses.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, six: bool = False) -> None:
         number = next(_NUMBERS)
-        # 198.18.0.0/15 is set apart for tests of networks (RFC 2544).
+        # 198.18.0.0/15 is set apart for tests of networks (RFC 2544), fd00::/8 for networks of one's own (RFC 4193).
         free = (os.getpid() + 64 * number) % 512
-        while f"198.{18 + free // 256}.{free % 256}." in _do(["ip", "-4", "address"]):
+        while (net := _net(free, six)) in _do(["ip", "address"]):
             free = (free + 1) % 512
-        net = f"198.{18 + free // 256}.{free % 256}"
-        self.address = f"{net}.254"
+        # nodad: an address can be used at once; nobody else on this switch can have it.
+        length, flags = ("64", "nodad") if six else ("24", "")
+        self.address = f"{net}254"
         self.hosts: list[Host] = []
         with ExitStack() as stack:
             self._switch = _space(stack)
@@ -120,15 +148,15 @@ class Network:
             uplink = f"e{os.getpid()}n{number}"
             self._connect("uplink", os.getpid(), uplink)
             stack.callback(_do, ["ip", "link", "delete", uplink])  # it goes with the switch too, but later
-            _do(f"ip address add {self.address}/24 dev {uplink}".split())
+            _do(f"ip address add {self.address}/{length} dev {uplink} {flags}".split())
             _do(f"ip link set {uplink} up".split())
             for at in range(1, count + 1):
                 space = _space(stack)
                 self._connect(f"port{at}", space.pid, INTERFACE)
-                space.do(f"ip address add {net}.{at}/24 dev {INTERFACE}")
+                space.do(f"ip address add {net}{at}/{length} dev {INTERFACE} {flags}")
                 space.do("ip link set lo up")
                 space.do(f"ip link set {INTERFACE} up")
-                self.hosts.append(Host(space, self._switch, f"port{at}", f"{net}.{at}"))
+                self.hosts.append(Host(space, self._switch, f"port{at}", f"{net}{at}"))
             self._stack = stack.pop_all()
 
     def _connect(self, port: str, process: int, interface: str) -> None:
@@ -158,6 +186,11 @@ def enter(path: str) -> None:
             raise OSError(ctypes.get_errno(), "this process may not enter the namespace", path)
     finally:
         os.close(descriptor)
+
+
+def _net(number: int, six: bool) -> str:
+    """What all addresses of a network begin with."""
+    return f"fd00:e1a5:{number:x}::" if six else f"198.{18 + number // 256}.{number % 256}."
 
 
 def _space(stack: ExitStack) -> Namespace:

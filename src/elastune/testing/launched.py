@@ -12,10 +12,13 @@ from elastune.cli import main
 from elastune.testing.worker_processes import Worker, processes
 
 
-def launched(arguments: Sequence[str], workers: int, errors: Path, limit_s: float = 60.0) -> list[int]:
+def launched(
+    arguments: Sequence[str], workers: int, errors: Path, limit_s: float = 60.0, grace_s: float = 30.0
+) -> list[int]:
     """The exit codes of ``workers`` processes of the command line, which write what they complain of to ``errors``.
 
-    Once one of them has failed the others get SIGTERM, as they do from torchrun's agent, which also keeps the store.
+    Once one of them has failed the others get SIGTERM, as they do from torchrun's agent, which also keeps the store;
+    and SIGKILL, if they have not ended ``grace_s`` later.
     """
     with processes(workers, _command, list(arguments), str(errors)) as them:
         until = time.monotonic() + limit_s
@@ -25,7 +28,7 @@ def launched(arguments: Sequence[str], workers: int, errors: Path, limit_s: floa
                 for process in running:
                     process.terminate()
                 for process in running:
-                    process.join(30.0)
+                    process.join(grace_s)
                     process.kill()
             time.sleep(0.02)
         return [process.exitcode if process.exitcode is not None else -signal.SIGKILL for process in them.processes]

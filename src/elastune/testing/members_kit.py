@@ -9,7 +9,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.protocol.messages import Hello, Message, decode, encode
+from elastune.elastic.protocol.entry import exactly
+from elastune.elastic.protocol.handshake import (
+    CHALLENGE_BYTES,
+    PROOF_BYTES,
+    RESPONSE_BYTES,
+    admit,
+    challenge,
+    new_nonce,
+    respond,
+    verify,
+)
+from elastune.elastic.protocol.messages import PURPOSE, Hello, Message, decode, encode
 from elastune.elastic.protocol.transport import Lines
 from elastune.elastic.worker.client import CoordinatorClient
 from elastune.journal.records import MembershipEvent
@@ -63,6 +74,14 @@ def begun(found: list[CoordinatorClient]) -> int:
     return number
 
 
+def let_in(connection: socket.socket, token: str, purpose: str = PURPOSE) -> None:
+    """Be the server of one client, up to the end of the handshake."""
+    nonce = new_nonce()
+    connection.sendall(challenge(nonce))
+    response = exactly(connection, RESPONSE_BYTES, time.monotonic() + LIMIT_S)
+    connection.sendall(admit(token, purpose, nonce, response))
+
+
 class Events:
     """The machine's events of a coordinator, as its records tell them."""
 
@@ -76,11 +95,12 @@ class Events:
 
 
 class Raw:
-    """A peer that says what it likes."""
+    """A peer that says what it likes, once the coordinator has asked it for its proof."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         host, port = coordinator.address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=LIMIT_S)
+        self.challenge = exactly(self.socket, CHALLENGE_BYTES, time.monotonic() + LIMIT_S)
         self._lines = Lines()
         self._heard: list[bytes] = []
 
@@ -88,7 +108,15 @@ class Raw:
         self.socket.sendall(b"".join(map(encode, messages)))
 
     def hello(self, coordinator: Coordinator, worker: int | None) -> None:
-        self.say(Hello(coordinator.token, worker))
+        """Be honest so far."""
+        self.prove(coordinator.token)
+        self.say(Hello(worker))
+
+    def prove(self, token: str) -> None:
+        """Raises ``ProtocolError`` where the coordinator has another token."""
+        response, proof = respond(token, PURPOSE, self.challenge, new_nonce())
+        self.socket.sendall(response)
+        verify(exactly(self.socket, PROOF_BYTES, time.monotonic() + LIMIT_S), proof)
 
     def hear(self) -> Message | None:
         """The next message; None at the end of the connection."""

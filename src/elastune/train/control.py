@@ -28,6 +28,7 @@ class ControlVector:
         checksum: Their ``checksum``.
         waiting: 1 where policies of this worker wait for what other workers' policies give.
         seconds: Seconds of training by rank 0's clock; 0 on other ranks.
+        sent: Bytes that this worker's collectives have sent since they were told last.
         unsure: 1 where a worker was lost since the last step, and not all may have seen the same.
         marks: What tells whether all take the step alike (``train.step_facts``); zeros where there is one worker.
         votes: What policies want to change, policy by policy (``core.votes``).
@@ -41,6 +42,7 @@ class ControlVector:
     checksum: float = 0.0
     waiting: float = 0.0
     seconds: float = 0.0
+    sent: float = 0.0
     unsure: float = 0.0
     marks: Sequence[float] = NO_MARKS
     votes: Sequence[float] = ()
@@ -48,13 +50,22 @@ class ControlVector:
 
     def to_list(self) -> list[float]:
         """In the order of the fields."""
-        single = [self.stop, self.heard, self.samples, self.checksum, self.waiting, self.seconds, self.unsure]
+        single = [
+            self.stop,
+            self.heard,
+            self.samples,
+            self.checksum,
+            self.waiting,
+            self.seconds,
+            self.sent,
+            self.unsure,
+        ]
         return [*single, *self.marks, *self.votes, *self.times]
 
     @staticmethod
     def of(sums: Sequence[float], votes: int) -> ControlVector:
         """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
-        stop, heard, samples, checksum, waiting, seconds, unsure, *rest = sums
+        stop, heard, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
         ends = len(NO_MARKS), len(NO_MARKS) + votes
         parts = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
-        return ControlVector(stop, heard, samples, checksum, waiting, seconds, unsure, *parts)
+        return ControlVector(stop, heard, samples, checksum, waiting, seconds, sent, unsure, *parts)

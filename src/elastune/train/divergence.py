@@ -19,12 +19,15 @@ class DivergenceWatch:
         self._rule = rule
         self._progress = progress
 
-    def loss(self, value: float, step: int) -> None:
-        """Judge the mean loss of the global batch of ``step``, counted from 1. Raises ``Diverged``."""
+    def loss(self, value: float, step: int, turn: int = 0) -> None:
+        """Judge the mean loss of the global batch of ``step``, counted from 1, by those of the same ``turn``.
+
+        Raises ``Diverged``.
+        """
         if not math.isfinite(value):
             raise Diverged(f"loss is {value} at step {step}")
-        losses = self._progress.losses
-        losses[_TRAINING], why = follow(losses.get(_TRAINING, LossTrack()), value, self._rule.factor)
+        losses, name = self._progress.losses, f"turn {turn}" if turn else _TRAINING
+        losses[name], why = follow(losses.get(name, LossTrack()), value, self._rule.factor)
         if why:
             raise Diverged(f"loss is {value:.4g} at step {step}, {why}")
 

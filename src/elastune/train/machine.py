@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,18 +44,21 @@ def quota_cores(root: Path = Path("/")) -> float:
     Version 2: ``cpu.max`` holds "max" or "QUOTA_US PERIOD_US"; version 1: ``cpu.cfs_quota_us`` (-1: none) and
     ``cpu.cfs_period_us``. In a container the path named in ``/proc/self/cgroup`` may not be mounted; its parents are.
     """
-    found = [math.inf]
+    return min((_quota(group) for group in control_groups("cpu", root)), default=math.inf)
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """The folders of this process's control groups that may limit ``controller``, of version 2 and of version 1."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        mount = root / "sys/fs/cgroup" if not controllers else root / "sys/fs/cgroup/cpu"
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         folder = mount / group.lstrip("/")
         for place in (folder, *folder.parents):
             if not place.is_relative_to(mount):
                 break
-            found.append(_quota(place))
-    return min(found)
+            yield place
 
 
 def _quota(group: Path) -> float:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from elastune.core.divergence import LossTrack
 from elastune.core.run import Position
+from elastune.core.topology import Topology
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.memory import StepMemory
 from elastune.train.timing import StepTimes
+
+BY_PROGRAM: Final = "program"
+"""That ``session.stop`` ended training."""
 
 
 @dataclass
@@ -24,9 +28,14 @@ class Progress:
         metrics: The newest value of everything that was reported.
         evaluated_on: How many samples metrics were measured on, where the program told.
         stopped: Why training ended.
+        stop_why: What the program gave to ``session.stop``.
+        loss: The mean loss of the newest step; None: nobody has looked. ``loss_wanted``: the program looks at it.
+        best: The value of each metric whose best checkpoint is kept.
         batch_size: What the run was changed to use instead of what the program asks for.
         micro_batch: What the run was changed to use instead of what its means ask for.
+        topology: By which routes sums were changed to travel instead of those that its means ask for.
         reports: How many were made since the last step.
+        newest_steps: How many steps the newest round had.
         spans: Which samples were used.
         losses: What divergence is judged by: the training loss, under no name, and metrics that should go down.
     """
@@ -39,9 +48,15 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated_on: dict[str, int] = field(default_factory=dict)
     stopped: str = "complete"
+    stop_why: str = ""
+    loss: float | None = None
+    loss_wanted: bool = False
+    best: dict[str, float] = field(default_factory=dict)
     batch_size: int | None = None
     micro_batch: int | None = None
+    topology: str | None = None
     reports: int = 0
+    newest_steps: int = 1
     spans: SampleSpans = field(default_factory=list)
     losses: dict[str, LossTrack] = field(default_factory=dict)
 
@@ -52,9 +67,14 @@ class Progress:
             "evaluated_on": self.evaluated_on,
             "batch_size": self.batch_size,
             "micro_batch": self.micro_batch,
+            "topology": self.topology,
             "reports": self.reports,
+            "newest_steps": self.newest_steps,
             "spans": self.spans,
             "seconds": self.times.seconds,
+            "stop_why": self.stop_why,
+            "best": self.best,
+            "loss": [self.loss, self.loss_wanted],
             "losses": {name: track.to_json() for name, track in self.losses.items()},
         }
 
@@ -64,9 +84,17 @@ class Progress:
         self.evaluated_on = {str(name): int(n) for name, n in state.get("evaluated_on", {}).items()}
         self.batch_size = None if state["batch_size"] is None else int(state["batch_size"])
         self.micro_batch = None if state["micro_batch"] is None else int(state["micro_batch"])
+        self.topology = None if state.get("topology") is None else str(Topology.parse(str(state["topology"])))
         self.reports = int(state["reports"])
+        self.newest_steps = int(state["newest_steps"])
         self.spans = spans_of(state)
         self.losses = {str(name): LossTrack.from_json(told) for name, told in state.get("losses", {}).items()}
+        self.stop_why = str(state["stop_why"])
+        if self.stop_why:
+            self.stopped = BY_PROGRAM
+        loss, self.loss_wanted = state["loss"]
+        self.loss = None if loss is None else float(loss)
+        self.best = {str(name): float(value) for name, value in state["best"].items()}
         self.times.go_on_from(float(state["seconds"]))
 
 

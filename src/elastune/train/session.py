@@ -11,42 +11,38 @@ import torch
 from torch import nn
 
 from elastune.comm.exactly import exact_mean, exact_sum
-from elastune.comm.group import GroupBroken
+from elastune.comm.group import CALLS_TAG, GroupBroken
+from elastune.comm.post import Post
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
-from elastune.core.signals import Signal
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
-from elastune.mechanisms.registry import Plans, meshes_of, note_plan
 from elastune.policies.base import Policy
-from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.adapt.adapter import Adapter
-from elastune.train.adapt.agreement import wished
+from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.control import ControlVector
-from elastune.train.data.loading import Loading, batches_less, check_dataset, evaluation_indices, fetch, to_device
+from elastune.train.collectives import NamedCollectives
+from elastune.train.data.asked import asked_of
+from elastune.train.data.loading import Loading, batches_less, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.source import MapStyleSource
 from elastune.train.divergence import DivergenceWatch
 from elastune.train.memory import StepMemory
 from elastune.train.metrics import Number, floats_of, sample_counts
-from elastune.train.precision import autocast_forward
-from elastune.train.progress import Progress
+from elastune.train.predictions import EvaluatedSamples
+from elastune.train.progress import BY_PROGRAM, Progress
 from elastune.train.rng import seed_everything
-from elastune.train.schedules import gate, learning_rates
-from elastune.train.session_facts import SessionFacts
+from elastune.train.session_models import SessionModels
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
-from elastune.train.training_state import TrainingState
-from elastune.train.transaction import Phase, StepTransaction, evaluates_again
+from elastune.train.tracked import Tracked
+from elastune.train.transaction import Phase, StepTransaction
 
 
-class Session(SessionFacts):
+class Session(SessionModels):
     """A worker's view of a run. Every worker of a run executes the same function with its own session.
 
     ``snapshot``: what this worker was rewound to, and goes on from. ``warm_up``: a joiner's first time through the
@@ -80,9 +76,14 @@ class Session(SessionFacts):
         self._adapter = Adapter(spec, workers, self._progress, send, policies)
         self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
         self._transaction = StepTransaction(workers, self._progress, self._log)
-        self.state = RunState(
-            spec, config, workers, self._progress, self._transaction, self._adapter, send, parts=(self._log,)
+        transaction = self._transaction
+        self._collectives = NamedCollectives(
+            workers, lambda: transaction.attempts, transaction.recover, lambda group: Post(group, CALLS_TAG)
         )
+        self._tracked = Tracked()
+        parts = self._log, self._collectives, self._tracked
+        self.state = RunState(spec, config, workers, self._progress, transaction, self._adapter, send, parts=parts)
+        self.state.collectives = self._collectives
         self._watch = DivergenceWatch(spec.divergence, self._progress)
         self._stepper = Stepper(
             spec,
@@ -98,8 +99,11 @@ class Session(SessionFacts):
             stop_requested,
             warm_up,
         )
+        self._models: list[nn.Module] = []
         self._passes_in_epoch = 0
         self._evaluated = ""  # since the last call in which all ranks meet
+        self._seen = EvaluatedSamples()
+        self._home = OutFolder.found(spec.out)
         self._planned = spec.epochs or 0
         self._train_set: Any = None
         if snapshot is not None:
@@ -107,39 +111,6 @@ class Session(SessionFacts):
         seed_everything(derive(spec.seed, "init"))
 
     # -- the training loop --------------------------------------------------------------------------------------------
-
-    def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers: Any, plan: Plans | None = None
-    ) -> tuple[Any, ...]:
-        """Attach mechanism, precision and checkpoints; returns (model, optimizer, *schedulers) to be used from here on.
-
-        Moves the model to ``session.device`` and gives every worker rank 0's initial state. Schedulers that step inside
-        the batch loop must be given here; ``ReduceLROnPlateau`` is then stepped with the mean over workers.
-        ``plan``: which layers the mechanism ``tensor`` divides, or a ``Pipeline`` that says where ``pipeline`` cuts the
-        model (``docs/meshes.md``); found by itself where left out.
-        """
-        if self.trained is not None:
-            raise UserError("session.prepare must be called once", "a second call", "prepare one model a run")
-        means, workers = self._spec.means, self._workers
-        most = max(self._spec.most_workers, workers.group.size)
-        self._transaction.evaluates_again = evaluates_again(optimizer, means, most)
-        note_plan(model, plan)
-        model.to(self.device)
-        self.state.spread(model, optimizer)
-        control = len(self._stepper.control(ControlVector()).to_list())
-        with self.model_context():  # a division makes parameters of its own
-            sync = prepare_sync(model, optimizer, means, workers.comms, control=control, elastic=workers.elastic)
-        self.state.watch(sync.replica)
-        self.state.trained = TrainingState(sync, schedulers, tuple(learning_rates(optimizer)))
-        if means.precision == "bf16":
-            autocast_forward(model, self.device)
-        if self._snapshot is not None:
-            self.state.rewind(self._snapshot)
-        elif workers.synchronised:
-            self.state.begin()
-        for scheduler in schedulers:
-            gate(scheduler, lambda: self.ends_step, self.mean)
-        return (sync.replica.model, sync.replica.optimizer, *schedulers)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs still to run of ``count`` (a run's ``--epochs`` goes over ``count``)."""
@@ -153,10 +124,14 @@ class Session(SessionFacts):
             if until is not None and epoch >= until:
                 self._stepper.stop("until_epoch")
             self._passes_in_epoch = 0
+            self.state.seed_epoch()
             with self._workers.told_if_left("session.epochs"):
                 yield epoch
             self._refuse_half_a_step()
+            self._stepper.commit()  # where workers meet after a step, and the program has left the loop at once
             if self.stopped != "complete":
+                if self.stopped == BY_PROGRAM and self._spec.checkpoint_every_steps != 0:
+                    self._stepper.save()  # a resumed run is to know
                 return
             if progress.position.epoch == epoch:  # an epoch without a whole training pass
                 progress.position = replace(progress.position, epoch=epoch + 1, offset=0)
@@ -169,74 +144,84 @@ class Session(SessionFacts):
 
     def batches(
         self,
-        dataset: Any,
-        batch_size: int,
+        data: Any,
+        batch_size: int | None = None,
         *,
         train: bool = True,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        shuffle: bool | None = None,
+        sampler: Iterable[int] | None = None,
+        drop_last: bool | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        loader_workers: int = 0,
-        pin_memory: bool = False,
+        loader_workers: int | None = None,
+        pin_memory: bool | None = None,
         prefetch_factor: int | None = None,
+        turns: int = 1,
     ) -> Iterator[Any]:
-        """This worker's part of one pass over ``dataset``, collated and on ``session.device``.
+        """This worker's part of one pass over ``data``, collated and on ``session.device``.
 
-        ``batch_size`` is global: all workers together use that many samples a step. A training pass goes on where a
-        resumed run left it; each batch it yields needs one ``session.backward``. With ``train=False`` the pass is for
-        evaluation: in order, each batch of ``batch_size`` goes to one worker, and sums over workers see every sample
-        once. The other options are those of torch's ``DataLoader``.
+        ``data`` is a map-style data set, or a ``DataLoader``, whose data set, batch size, order and other options are
+        taken over. ``batch_size`` is global: all workers together use that many samples a step. A training pass goes on
+        where a resumed run left it; each batch it yields needs one ``session.backward``. With ``train=False`` the pass
+        is for evaluation: in order, each batch of ``batch_size`` goes to one worker, and sums over workers see every
+        sample once.
+
+        Args:
+            shuffle: Whether an epoch visits samples in an order of its own, which the run's seed decides (default).
+            sampler: Draws what an epoch visits instead, such as ``WeightedRandomSampler``: once an epoch, from the
+                run's seed, alike on all workers.
+            drop_last, collate_fn, pin_memory, prefetch_factor: As for torch's ``DataLoader``.
+            loader_workers: Its ``num_workers``.
+            turns: Steps with each batch, one after another: ``session.turn`` is 0 in the first. A GAN's two networks
+                have a turn each.
+
+        Raises:
+            UserError: For data that cannot be cut into the parts of workers, and options that contradict each other.
+
+        Example:
+            >>> for x, y in session.batches(DataLoader(train_set, batch_size=256, shuffle=True)):
+            ...     session.backward(F.cross_entropy(model(x), y))
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
         """
         self._refuse_half_a_step()
-        check_dataset(dataset, batch_size)
-        loading = Loading(collate_fn, loader_workers, pin_memory, prefetch_factor)
+        asked = asked_of(
+            data,
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            loader_workers=loader_workers,
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+        )
+        if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
+            raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
-            return self._evaluation_pass(dataset, batch_size, loading)
+            return self._evaluation_pass(asked.to_evaluate(self.seed), asked.batch_size, asked.loading)
         if self.trained is None:
             raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
-        self._train_set = dataset
+        if turns > 1 and self.trained.sync.plan.in_rounds:
+            raise UserError(
+                "turns need workers that agree in each step", self.trained.sync.plan, "use --sync allreduce"
+            )
+        self._train_set = asked.dataset
+        asked = replace(asked, turns=turns)
+        return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
 
-        def source(epoch: int) -> MapStyleSource:
-            return MapStyleSource(dataset, self.seed, epoch, shuffle=shuffle, drop_last=drop_last, loading=loading)
-
-        return self._stepper.training_pass(source, batch_size)
-
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, model: nn.Module | None = None) -> None:
         """Backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
 
+        ``model``: of several that were prepared, the only one to get gradients; others may be a part of the loss.
         After the last call of a step the gradients are those of the mean over the global batch, equal on all workers;
         before it no parameter has one. Raises ``Diverged`` where the loss is not finite, or has exploded.
         """
-        self._stepper.backward(loss)
-
-    def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale the step's gradient so that its norm, over all parameters of the model, is at most ``max_norm``.
-
-        As torch's ``clip_grad_norm_`` (norm 2), and for every mechanism: where gradients lie in pieces on several
-        workers torch's finds none. The norm is added up in a way that shows neither workers nor mesh.
-
-        Args:
-            max_norm: The largest norm that is left as it is.
-
-        Returns:
-            The norm before; 0 where this batch did not complete a step (``ends_step``), and nothing was done.
-
-        Raises:
-            UserError: For a bound that is not positive.
-
-        Example:
-            >>> session.backward(loss)
-            >>> session.clip_grad_norm_(1.0)
-            >>> optimizer.step()
-        """
-        if not max_norm > 0:
-            raise UserError("the norm of a gradient is bounded by a positive number", max_norm, "such as 1.0")
-        if self.trained is None:
-            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
-        return self.trained.replica.clip(float(max_norm))
+        self._stepper.backward(loss, self._trainable_of(model))
+        for each in self._unfreezing:
+            each.hide(self.epoch)
 
     def _refuse_half_a_step(self) -> None:
         """Workers take different numbers of batches a step: what all must do together has its place between steps."""
@@ -250,12 +235,17 @@ class Session(SessionFacts):
             fix = "put 'if session.ends_step:' before it, or move it after the loop"
             raise UserError(f"session.{what} belongs between steps", "a call inside of a step", fix)
         trained = self.trained
-        if trained is not None and trained.sync.awaits_step and self._transaction.phase is Phase.REDUCED:
-            rule = f"where workers hold a part of the state each, session.{what} comes after optimizer.step()"
+        ready = self._transaction.phase in (Phase.REDUCED, Phase.APART)
+        if trained is not None and trained.sync.awaits_step and ready:
+            why = "learners meet" if trained.sync.meets_after_step else "workers hold a part of the state each"
+            rule = f"where {why}, session.{what} comes after optimizer.step()"
             raise UserError(rule, "a call between session.backward and optimizer.step()", "move it behind that")
+        self._stepper.meet(repeatable=self._stepper.in_pass)
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
         workers = self._workers
+        if self.trained is not None and self.trained.sync.meets_after_step:
+            self._refuse_inside("batches(train=False)")
         self.state.evaluate()
         self._transaction.unrepeatable |= workers.synchronised
         if workers.synchronised:
@@ -263,10 +253,16 @@ class Session(SessionFacts):
         mesh = workers.comms.mesh
         place = (mesh.batch, mesh.batch_rank(workers.comms.rank)) if workers.synchronised else (1, 0)
         indices = evaluation_indices(len(dataset), batch_size, *place)
-        for batch in fetch(dataset, indices, loading, self.seed, -1):
+        self._seen.begin(len(dataset))
+        given = evaluation_indices(len(dataset), batch_size, *place)
+        for batch, samples in zip(fetch(dataset, indices, loading, self.seed, -1), given, strict=True):
             if workers.broken:
                 workers.recover(GroupBroken("the view is over"))
-            yield to_device(batch, self.device)
+            self._seen.batches.append(samples)
+            on_device = to_device(batch, self.device)
+            self.state.seed_batch(samples[0] if samples else -1)
+            yield on_device
+        self.state.seed_between("evaluation")
         if self.trained is not None:
             self.trained.replica.stand_in(batches_less(len(dataset), batch_size, *place))
 
@@ -320,64 +316,6 @@ class Session(SessionFacts):
         if not self._adapter.survives_divergence:
             self._watch.metrics(means, at.step, again=not self._workers.synchronised)
 
-    # -- change -------------------------------------------------------------------------------------------------------
-
-    def resize(self, workers: int) -> None:
-        """Ask for another number of workers, at a later step boundary: new ones first get warm while training goes on.
-
-        One worker may ask, or all; what goes beyond ``--workers LOW:HIGH`` is cut to it. Raises ``UserError`` where
-        another launcher started the workers.
-        """
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
-        self._workers.resize(workers, "session.resize")
-
-    def reshape(self, mesh: str | Mesh) -> None:
-        """Ask for workers that stand as ``mesh`` says ("data=1,tensor=2"), and are as many, at a later step boundary.
-
-        What they hold of the model then moves from one to another; in ``exact`` mode no result changes by it. One
-        worker may ask, or all.
-
-        Args:
-            mesh: Workers along each axis; axes that are left out have one.
-
-        Raises:
-            UserError: For what the run's mechanism does not divide along, or its ``--workers LOW:HIGH`` do not allow;
-                and where another launcher started the workers.
-
-        Example:
-            >>> if session.ends_step and session.step == 100:
-            ...     session.reshape("data=2,shard=2")
-        """
-        wanted, spec = Mesh.parse(mesh) if isinstance(mesh, str) else mesh, self._spec
-        meshes_of(spec.means).widened(self.state.layers).refuse(wanted)
-        low, high = min(spec.elastic.low, spec.means.workers), spec.most_workers
-        if not low <= wanted.workers <= high:
-            fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"
-            raise UserError(f"this run has from {low} to {high} workers", f"{wanted}: {wanted.workers}", fix)
-        self._workers.reshape(wanted, "session.reshape")
-
-    def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
-        """Ask for another global batch size, or learning rate, on every worker.
-
-        Every worker must ask for the same between the same two steps. They vote on it in the next step's reduction and
-        change together after that step; schedulers go on from the new rate. What came of it is journaled, as a policy's
-        decision is: applied; refused, where it cannot be (a batch longer than an epoch); or disagreed, where workers
-        asked for different things and nothing changed.
-
-        Args:
-            batch_size: Samples in the global batch; None leaves it as it is.
-            lr: The learning rate of every parameter group; None leaves it as it is.
-
-        Raises:
-            UserError: For a batch size or a learning rate that cannot be.
-
-        Example:
-            >>> if session.ends_step and session.step == 1000:
-            ...     session.change(batch_size=512, lr=0.4)
-        """
-        self._adapter.wish(wished(batch_size, lr))
-
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
         self._refuse_inside("save")
@@ -385,13 +323,9 @@ class Session(SessionFacts):
         self._stepper.commit()
         self._stepper.save()
 
-    @property
-    def signals(self) -> dict[str, Signal]:
-        """What the run's monitors say by now, by name."""
-        return self._adapter.monitoring.signals
-
     def finish(self) -> None:
         """The training function has ended."""
+        self._stepper.commit()
         self._adapter.after_train(self.trained)
 
     def flush(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from elastune.core.run import RunSpec
+from elastune.core.signals import Signal
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import DataContext, RunContext
 from elastune.mechanisms.parked import built_in_parts
+from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.fingerprint import data_context
 from elastune.train.machine import run_context
@@ -29,6 +32,7 @@ class SessionFacts:
     _progress: Progress
     _transaction: StepTransaction
     _train_set: Any
+    _adapter: Adapter
 
     @property
     def rank(self) -> int:
@@ -80,6 +84,21 @@ class SessionFacts:
         return self._progress.metrics
 
     @property
+    def loss(self) -> float:
+        """The mean loss over the global batch of the newest step: of all workers, alike on them, whoever was lost.
+
+        To steer by. What a program adds up itself is gone with a worker that dies. NaN before the first step, and on a
+        GPU before the step behind the first look, since it costs a wait for the device.
+        """
+        self._progress.loss_wanted = True
+        return math.nan if self._progress.loss is None else self._progress.loss
+
+    @property
+    def signals(self) -> dict[str, Signal]:
+        """What the run's monitors say by now, by name."""
+        return self._adapter.monitoring.signals
+
+    @property
     def context(self) -> RunContext:
         """What the run could not choose: data and model, as far as they were seen, and the device."""
         trained = self.trained
@@ -88,7 +107,7 @@ class SessionFacts:
 
     @property
     def stopped(self) -> str:
-        """Why training ended: "complete", "max_steps", "until_epoch" or "requested"."""
+        """Why training ended: "complete", "max_steps", "until_epoch", "requested", "policy" or "program"."""
         return self._progress.stopped
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, tee
 from typing import Any, Literal, NoReturn
 
@@ -15,20 +16,23 @@ from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means, RunSpec
 from elastune.core.seeds import derive
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Record, Regrouped
+from elastune.journal.records import Record, SyncChanged
 from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.control import PRIME, ControlVector
-from elastune.train.data.content import CHANGES, MORE_READS, READS, content
+from elastune.train.data.content import READS, content
 from elastune.train.data.loading import to_device
+from elastune.train.data.planned import PlannedSteps, ignore
 from elastune.train.data.sample_log import SampleLog, shorten_epoch
-from elastune.train.data.source import StepPlan, StepSource, plan_steps
+from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
 from elastune.train.divergence import DivergenceWatch
 from elastune.train.progress import Progress
+from elastune.train.regrouping import regrouped
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
-from elastune.train.step_facts import NO_MARKS, Settings, StepFacts, alike, differences, marks, steps_differ
+from elastune.train.step_check import StepCheck
+from elastune.train.step_facts import alike
 from elastune.train.training_state import TrainingState
 from elastune.train.transaction import Phase, StepTransaction, check_samples
 from elastune.train.warm_up import warm_up
@@ -69,52 +73,55 @@ class Stepper:
         self._watch = watch
         self._device = device
         self._send = send
+        self._planned = PlannedSteps(ignore if warming_up else send)
         self._stop_requested = stop_requested
         self._warming_up = warming_up
-        self._size = 0
-        self._stop_votes = 0.0
-        self._stop_agreed = False  # by policies
+        self._size, self._stop_votes, self._stop_agreed = 0, 0.0, False  # agreed: by policies
         self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._saved = 0  # the step of the newest checkpoint that was due by its number
-        self._settings = Settings()
-        self._content: int | None = None  # of the data of this pass
-        self._reread: Callable[[], list[Any]] = list
+        self.in_pass = False  # the program is in the loop over a pass's batches
+        self._alike = StepCheck(workers, progress)
+        self._tells: Callable[[], ControlVector] = ControlVector  # for the step that was begun last
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
-    def training_pass(self, open_source: Callable[[int], StepSource], batch_size: int) -> Iterator[Any]:
-        """The batches of the rest of an epoch; ``open_source(epoch)`` is what the epoch goes through."""
+    def training_pass(self, open_source: Callable[[int], StepSource], batch_size: int, epochs: int) -> Iterator[Any]:
+        """The batches of the rest of an epoch, of ``epochs``; ``open_source(epoch)`` is what the epoch goes through."""
         progress, trained = self._progress, self._trained()
         self.join()
-        source, self._content = open_source(progress.position.epoch), None
-        self._reread = lambda: list(source.fetch(iter([source.probe()] * MORE_READS)))
+        source = open_source(progress.position.epoch)
+        self._alike.begin_pass(source)
         self._adapter.begin_pass(trained, source.length(0, 1), batch_size)
         outcome: Outcome = "again"
-        while outcome == "again":
-            self._size = batch_size if progress.batch_size is None else progress.batch_size
-            outcome = yield from self._under_one_view(source, trained)
+        self.in_pass = True
+        try:
+            while outcome == "again":
+                self._size = batch_size if progress.batch_size is None else progress.batch_size
+                self._planned.tell(source, progress.position, self._size, epochs)
+                outcome = yield from self._under_one_view(source, trained)
+        finally:
+            self.in_pass = False
         if outcome == "over":
             progress.position = replace(progress.position, epoch=progress.position.epoch + 1, offset=0)
             self._log.flush()
             self._state.average_buffers()
+            self._state.seed_between("pass")
             self._adapter.after_epoch(trained, progress.batch_size or self._size)
 
     def _under_one_view(self, source: StepSource, trained: TrainingState) -> Generator[Any, None, Outcome]:
         """Steps for as long as all stays as it is that they are planned by: view, batch size and micro-batch."""
         workers, progress, means, size = self._workers, self._progress, self._means(), self._size
+        agreed = trained.sync
         mesh, everyone = workers.comms.mesh, workers.size if trained.sync.all_contribute else None
         place = mesh.batch, mesh.batch_rank(workers.comms.rank)
         if self._warming_up:
             place, everyone = (min(means.num_slots, means.first_mesh.batch), 0), None
         view, start = workers.view, progress.position
         progress.memory.begin_view(view)
-        replica = trained.replica
-        how = {"even": replica.equal_passes, "in_turn": replica.in_turn}
-        steps = plan_steps(source, size, start, means, *place, replica.least_samples, everyone, **how)
-        plans, ahead = tee(steps)
+        plans, ahead = tee(self._plans(source, size, place, everyone, trained))
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
-        probes = workers.size > 1 and self._content is None and not self._warming_up and len(probe) > 0
+        probes = self._alike.probes and not self._warming_up and len(probe) > 0
         data = source.fetch(chain([probe] * READS, parts) if probes else parts)
         if self._warming_up:
             yield from warm_up(
@@ -123,15 +130,18 @@ class Stepper:
         for plan in plans:
             if not self._go_on(trained):
                 return "stopped"
-            if workers.view != view or progress.batch_size not in (None, size) or self._means() != means:
+            changed = progress.batch_size not in (None, size) or self._means() != means or trained.sync is not agreed
+            if workers.view != view or changed:
                 return "again"
             if self._may_be_last(plan):
                 self._state.remember()
             if probes:
-                self._content, probes = content([next(data) for _ in range(READS)]), False
+                self._alike.content, probes = content([next(data) for _ in range(READS)]), False
+            schedulers = trained.remember_schedulers() if plan.steps > 1 else None
             completed = yield from self._one_step(plan, source, data, trained)
             if not completed:
-                workers.interruption.discarded += 1
+                trained.restore_schedulers(schedulers)
+                workers.interruption.discarded += self._transaction.phase is Phase.LOST  # else nothing was begun
                 self._adapter.step_lost()
                 return "again"
             self._adapter.exchange()
@@ -142,6 +152,20 @@ class Stepper:
             shorten_epoch(progress.spans, length)
         return "over"
 
+    def _plans(
+        self, source: StepSource, size: int, place: tuple[int, int], everyone: int | None, trained: TrainingState
+    ) -> Iterator[StepPlan]:
+        """What this worker does in the rest of the pass."""
+        replica, plan = trained.replica, trained.sync.plan
+        means, start, least = self._means(), self._progress.position, replica.least_samples
+        if plan.in_rounds:
+            ends = [step for step in (self._spec.max_steps, self._spec.sync_schedule.next_after(start.step)) if step]
+            most = min(ends) - start.step if ends else None
+            seat = self._workers.seat if plan.spares and not self._warming_up else None
+            return plan_rounds(source, size, start, means, plan, *place, least, most, seat)
+        how = {"even": replica.equal_passes, "in_turn": replica.in_turn}
+        return plan_steps(source, size, start, means, *place, least, everyone, **how)
+
     def _means(self) -> Means:
         micro_batch = self._progress.micro_batch
         return self._spec.means if micro_batch is None else replace(self._spec.means, micro_batch=micro_batch)
@@ -151,8 +175,8 @@ class Stepper:
 
         A pass that is entered again has a batch at least, so that the user's lines after the loop find what they use.
         """
-        ends_pass = 0 < plan.length <= plan.offset + plan.size
-        return ends_pass or self._progress.position.step + 1 == self._spec.max_steps
+        ends_pass = 0 < plan.length <= plan.offset + plan.moves
+        return ends_pass or self._progress.position.step + plan.steps == self._spec.max_steps
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -161,15 +185,16 @@ class Stepper:
     ) -> Generator[Any, None, bool]:
         """Yields the step's batches. True if the step is completed, False if it is to be done again."""
         transaction, workers, times = self._transaction, self._workers, self._progress.times
-        number = self._progress.position.step
+        number, data_s = self._progress.position.step, 0.0
         times.begin_step()
         self._progress.memory.begin_step()
         workers.say("computing", number)
-        data_s = 0.0
         for part in plan.slices:
             if workers.broken:
                 transaction.recover(GroupBroken("the view is over"))
-                return False
+                if not transaction.goes_on:
+                    return False
+                workers.say("computing", number)
             if transaction.phase is Phase.LOST:  # the user's lines met a loss elsewhere, such as in an evaluation
                 return False
             fetching = times.now
@@ -180,20 +205,23 @@ class Stepper:
             # Data are fetched before seeding: augmentation in this process must not show in the slot's own stream.
             seed_everything(derive(self._spec.seed, "slot", number, part.slot, part.samples.start))
             rates = learning_rates(trained.optimizer)
-            transaction.begin_slice(part)
+            if not transaction.begin_slice(part):
+                return False
             try:
                 yield batch
             except GeneratorExit:  # the user left the loop
                 workers.leaves("the batch loop")
                 if transaction.phase in (Phase.OPEN, Phase.LOST):
                     transaction.leave()
-                self.commit()
+                if transaction.phase is not Phase.APART:  # nothing may be raised here: workers meet in the next call
+                    self.commit()
                 raise
-            self._check_body(None if part.ends_step else rates, trained)
+            self._check_body(None if part.ends_step or part.ends_local_step else rates, trained)
+        self.meet()
         if transaction.phase is Phase.LOST:
             return False
         wait_s = trained.sync.wait_s
-        step_s = times.end_step(wait_s)
+        step_s = times.end_step(wait_s, plan.steps)
         self._progress.memory.end_step()
         self._times = WorkerTimes(data_s, max(0.0, step_s - data_s - wait_s), wait_s)
         return True
@@ -202,51 +230,73 @@ class Stepper:
         self._workers.left = ""
         monitoring = self._adapter.monitoring
         monitoring.prepare(trained.sync, self._progress.position.step + 1)
-        trained.sync.wants_statistics = bool(monitoring) or self._looks
+        trained.sync.wants_statistics = bool(monitoring) or self._looks or self._progress.loss_wanted
         if self._transaction.evaluates_again:
             trained.sync.measure(False)
+        self._tells = partial(self._told, plan, source, trained)
+        self._transaction.begin(plan, trained.sync, self._tells())
+
+    def _told(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> ControlVector:
+        """What this worker adds to the exchange of ``plan``, as it stands now."""
         speaks = self._workers.comms.mesh.speaks(self._workers.comms.rank)
         own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
-        control = ControlVector(
+        own_part = ControlVector(
             stop=float(self._stop_requested()),
             heard=self._workers.begin_step(),
             samples=sum(len(places) for places in own),
             checksum=sum(source.checksum(places) for places in own) % PRIME,
-            marks=self._marks(plan, trained) if self._workers.size > 1 else NO_MARKS,
+            sent=self._adapter.exchanged.since(trained.sync.sent_bytes),
+            marks=self._alike.marks(plan, trained),
         )
-        self._transaction.begin(plan, trained.sync, self.control(control))
+        return self.control(own_part)
 
-    def _marks(self, plan: StepPlan, trained: TrainingState) -> list[float]:
-        at, settings = self._progress.position, self._settings.checksum(trained.optimizer)
-        return marks(hash((at.epoch, at.step, *plan.taken, self._content or CHANGES, settings)))
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """See ``Session.backward``."""
+    def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None) -> None:
+        """See ``Session.backward``; ``only`` these parameters."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         if transaction.phase is Phase.LOST:
             return
         part, sync = transaction.due(), self._trained().sync
+        sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
         speaks = workers.comms.mesh.speaks(workers.comms.rank)  # others may have a stand-in for the loss
         if self._looks and speaks and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
-        self._adapter.monitoring.bend(sync, loss, part, step + 1)
-        if part.ends_step:
+        if not sync.meets_after_step:
+            self._adapter.monitoring.bend(sync, loss, part, step + 1)
+        if part.ends_step and not sync.meets_after_step:
             workers.say("reducing", step, self._trained().gradient_bytes, f"the reduction of step {step + 1}")
         found = transaction.reduce(loss, self._adapter.votes)
-        if found is None:
-            return
+        if found is not None:
+            self._reduced(found)
+
+    def meet(self, *, repeatable: bool = True) -> None:
+        """Where workers meet after the optimizer's step, and have not: they do now. See ``StepTransaction.meet``."""
+        transaction, workers, step = self._transaction, self._workers, self._progress.position.step
+        while transaction.phase is Phase.APART:  # again, where the round goes on without some who were lost here
+            plan, sync = transaction.plan, self._trained().sync.plan
+            workers.say("reducing", step, self._trained().state_bytes, f"the exchange after step {step + plan.steps}")
+            if sync.spares:
+                transaction.tell(self._tells())
+                workers.took_round(step, len({part.learner for part in plan.slices}), sync)
+            if (found := transaction.meet(self._adapter.votes, repeatable=repeatable)) is not None:
+                self._reduced(found)
+
+    def _reduced(self, found: ControlVector) -> None:
+        """The workers' sums are here."""
+        transaction, workers, step = self._transaction, self._workers, self._progress.position.step
+        sync = self._trained().sync
         workers.say("computing", step + 1)
         if not alike(found.marks):
-            self._find_difference(transaction.plan)
+            if (differs := self._alike.difference(transaction.plan, self._trained())) is not None:
+                transaction.reject()
+                raise differs
             check_samples(transaction.plan, found)
         self._stop_votes = found.stop
-        if self._progress.memory.due:
-            self._progress.memory.reduced(self._trained().replica.memory())
+        self._state.reduced(sync)
         self._adapter.step_reduced(found, transaction.plan, sync.statistics)
         if self._looks:
-            self._watch.loss(sync.statistics.parts["loss"], step + 1)
+            self._watch.loss(sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
         self._tell_of_regrouping(self._progress.times.now)
 
     @property
@@ -254,22 +304,6 @@ class Stepper:
         """Whether this step's loss is judged."""
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         return due and not self._adapter.survives_divergence
-
-    def _find_difference(self, plan: StepPlan) -> None:
-        """Workers did not take the step alike. Raises ``UserError`` unless data change by themselves."""
-        workers, at, step = self._workers, self._progress.position, self._progress.position.step + 1
-        settings, line = Settings.told(self._trained().optimizer), workers.where()
-        own = StepFacts(at.epoch, *plan.taken, self._content or CHANGES, settings, line)
-        rows = workers.gather_bytes(own.encode(), "what the step is made of")
-        found = differences(rows)
-        if list(found) == ["content"]:
-            again = {content([batch]) for batch in self._reread()}
-            same = float(again == {self._content})  # so it was read ten times alike, here
-            if not all(told for (told,) in workers.gather([same], "data that are read again")):
-                self._content = CHANGES
-                return
-        self._transaction.reject()
-        raise steps_differ(step, found, rows)
 
     def _check_body(self, rates: list[float] | None, trained: TrainingState) -> None:
         """The user's loop body must have done its part, and inside of a step no more than that."""
@@ -281,8 +315,10 @@ class Stepper:
 
     def commit(self) -> None:
         """If the user's lines have just applied a step, it counts; what was agreed on in it is done."""
+        self.meet(repeatable=False)
         if self._transaction.phase is Phase.REDUCED:
             self._transaction.commit()
+            self._trained().in_use.committed()
             self._stop_agreed = self._adapter.after_step(self._trained(), self._size)
 
     def control(self, own: ControlVector) -> ControlVector:
@@ -297,18 +333,7 @@ class Stepper:
             return
         self._times, interruption.discarded = WorkerTimes(), 0
         if workers.rank == 0:
-            median_s, _ = self._progress.times.medians()
-            self._send(
-                Regrouped(
-                    version=workers.view,
-                    members=list(workers.members),
-                    planned=workers.planned,
-                    step=self._progress.position.step + 1,
-                    pause_s=max(0.0, pause_s - (median_s or 0.0)),
-                    discarded=discarded,
-                    mesh="" if workers.comms.mesh.replica == 1 else str(workers.comms.mesh),
-                )
-            )
+            self._send(regrouped(workers, self._progress, pause_s, discarded, self._transaction.plan.steps))
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
@@ -324,21 +349,34 @@ class Stepper:
         done, every = progress.position.step, self._spec.checkpoint_every_steps
         if self._stop_agreed or self._stop_votes > 0:
             self.stop("policy" if self._stop_agreed else "requested")
-        if self._spec.max_steps is not None and done >= self._spec.max_steps:
+        if self._spec.max_steps is not None and done >= self._spec.max_steps and not progress.stop_why:
             progress.stopped = "max_steps"
+        if progress.stopped != "complete":  # or by the program
             if every != 0:
                 self.save()
             return False
         view = workers.view
+        self._agree_as_due(trained)
         workers.boundary()
         if workers.view != view:
             return True  # come here once more, as a member of the new view
         if self._adapter.before_step(trained, self._size):
             self.stop("policy")
-        if workers.view == view and every and done and done % every == 0 and self._saved != done:
+        due = every and done // every > (done - progress.newest_steps) // every  # joiners find the same
+        if workers.view == view and due and self._saved != done:
             self._saved = done
             self.save()
         return True
+
+    def _agree_as_due(self, trained: TrainingState) -> None:
+        """Where another strategy is due by the schedule, or was decided on, it takes over here."""
+        in_use, step = trained.in_use, self._progress.position.step
+        in_use.follow(self._spec.sync_schedule, step)
+        if in_use.wanted is not None:
+            self._state.average_buffers()
+            plan, why = in_use.switch(step)
+            if self._workers.rank == 0 or self._workers.elastic:  # of several equal records one is kept
+                self._send(SyncChanged(step, str(plan), why, self._progress.times.seconds))
 
     def stop_if_asked(self) -> None:
         """Where no reduction carried the workers' votes, ask for them."""

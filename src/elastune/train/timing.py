@@ -17,10 +17,12 @@ class StepTimes:
     """Wall time of a run and of its newest steps. A step lasts from its first batch to the user's last line of it."""
 
     def __init__(self, clock: Clock) -> None:
+        # count: of this session's steps.
         self.seconds_before = 0.0
         self._clock = clock
         self._started = clock.now()
         self._step_started = 0.0
+        self.count = 0
         self._steps: deque[tuple[float, float]] = deque(maxlen=KEPT_STEPS)
 
     @property
@@ -41,11 +43,14 @@ class StepTimes:
         """A step's first data are about to be fetched."""
         self._step_started = self._clock.now()
 
-    def end_step(self, wait_s: float) -> float:
-        """The step's last line ran; ``wait_s`` of it waited for the reduction. Returns its seconds."""
-        step_s = self._clock.now() - self._step_started
-        self._steps.append((step_s, wait_s))
-        return step_s
+    def end_step(self, wait_s: float, steps: int = 1) -> float:
+        """The last line ran of a step, or of a round of ``steps``; ``wait_s`` of it waited for others. Returns its
+        seconds; a step of a round counts as its equal share of them.
+        """
+        taken_s = self._clock.now() - self._step_started
+        self.count += steps
+        self._steps.append((taken_s / steps, wait_s / steps))
+        return taken_s
 
     def medians(self) -> tuple[float | None, float | None]:
         """Median seconds of a step and of its waiting, warm-up left out; None of too few steps."""

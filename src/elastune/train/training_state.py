@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from elastune.mechanisms.owned.whole import WholeState, load_whole_model, load_w
 from elastune.mechanisms.owned.written import written_state
 from elastune.mechanisms.scattered import whole
 from elastune.sync.base import Sync
+from elastune.sync.in_use import SyncInUse
 from elastune.train.checkpoints.by_name import by_name, by_number, names_of
 from elastune.train.checkpoints.parts import Named, Part, States, load_states, states_of
 from elastune.train.checkpoints.tree import fingerprint
@@ -137,14 +139,19 @@ def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """One worker's part of it, and how it comes together with others' (``sync``).
+    """One worker's part of it, and how it comes together with others' (``in_use``).
 
     ``built_rates``: the learning rates that the program built.
     """
 
-    sync: Sync
+    in_use: SyncInUse
     schedulers: tuple[Any, ...]
     built_rates: tuple[float, ...] = ()
+
+    @property
+    def sync(self) -> Sync:
+        """The strategy in use."""
+        return self.in_use.sync
 
     @property
     def replica(self) -> Replica:
@@ -167,7 +174,13 @@ class TrainingState:
             optimizer = _Saved("optimizer", self.replica.optimizer_state, self.replica.load_optimizer)
         if isinstance(self.replica, OwnedReplica):  # what lies in shards has a way of its own: ``owned.moving``
             model, optimizer = _Buffers(self.replica), _Options(self.replica)
-        return model, optimizer, Named("sync", self.sync), _Schedulers(self.schedulers), _Built(kinds, self.built_rates)
+        return (
+            model,
+            optimizer,
+            Named("sync", self.in_use),
+            _Schedulers(self.schedulers),
+            _Built(kinds, self.built_rates),
+        )
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -297,6 +310,21 @@ class TrainingState:
     def parameters(self) -> int:
         """How many numbers of the model are trained."""
         return self.replica.numbers
+
+    def remember_schedulers(self) -> list[Any]:
+        """The schedulers' states, for ``restore_schedulers``."""
+        return [copy.deepcopy(scheduler.state_dict()) for scheduler in self.schedulers]
+
+    def restore_schedulers(self, states: list[Any] | None) -> None:
+        """As ``remember_schedulers`` found them, if it was asked. What rates they had set the optimizer restores."""
+        if states is not None:
+            for scheduler, state in zip(self.schedulers, states, strict=True):
+                scheduler.load_state_dict(state)
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of what training goes on from, on this worker."""
+        return sum(self.replica.memory().get(name, 0) for name in ("parameters", "optimizer"))
 
     @property
     def gradient_bytes(self) -> int:

@@ -6,7 +6,7 @@ story. What a step computes is the sync's and its replica's, how workers meet ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -17,9 +17,10 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.elastic.worker.group import WorkerGroup
+from elastune.elastic.worker.open_round import NO_ROUND, OpenRound
 from elastune.sync.base import Sync
 from elastune.train.control import PRIME, ControlVector
-from elastune.train.data.sample_log import SampleLog, add_step
+from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
 from elastune.train.step_facts import alike
@@ -30,6 +31,7 @@ class Phase(Enum):
 
     BETWEEN = "between steps"  # none is begun
     OPEN = "inside of a step"  # its gradients are this worker's alone
+    APART = "after a round's last pass"  # the user's lines take the last of its own steps; then workers meet
     REDUCED = "after a step's reduction"  # the sum over workers is here; the user's lines apply it
     LOST = "after a step was lost"  # a worker went before the sum came: the user's lines run on without effect
     LEFT = "after the batch loop was left inside of a step"  # there is no way on
@@ -41,10 +43,13 @@ class StepTransaction:
     | event | from | to |
     |---|---|---|
     | ``begin`` | BETWEEN, LOST | OPEN |
-    | ``begin_slice`` | OPEN | OPEN |
+    | ``begin_slice`` | OPEN | OPEN; LOST as below, where learners met in it |
     | ``reduce`` | OPEN | REDUCED after the last slice; LOST if a worker went and nobody has the sum |
-    | ``adopt_result`` | OPEN | REDUCED: another worker had completed the sum |
-    | ``abandon`` | OPEN | LOST |
+    | ``reduce`` | OPEN | APART after the last slice, where ``Sync.meets_after_step`` |
+    | ``meet`` | APART | REDUCED; LOST as above; APART where the round goes on without those that were lost |
+    | ``adopt_result`` | OPEN, APART | REDUCED: another worker had completed the sum |
+    | ``recover`` | OPEN, APART | as it was, where a round goes on; else REDUCED or LOST |
+    | ``abandon`` | OPEN, APART | LOST |
     | ``commit`` | REDUCED | BETWEEN |
     | ``arrive`` | BETWEEN, LOST | BETWEEN |
     | ``leave`` | OPEN, LOST | LEFT |
@@ -57,6 +62,7 @@ class StepTransaction:
         unrepeatable: Since its last step boundary this worker has done what cannot be repeated without the workers it
             was done with: evaluated its part of a data set, or built what training begins with.
         plan: The newest step that was begun.
+        attempts: How many steps were begun.
         evaluates_again: The optimizer (LBFGS) may ask for the loss of the same batch again.
     """
 
@@ -64,19 +70,40 @@ class StepTransaction:
         self.phase = Phase.BETWEEN
         self.unrepeatable = True
         self.evaluates_again = False
+        self.attempts = 0
         self._workers = workers
         self._progress = progress
         self._log = log
         self.plan: StepPlan
+        self._dealt_by = 0  # the view by which the learners of the newest round were dealt out
+        self._carriers: Mapping[int, int] = {}  # who had which learner in it
         self._sync: Sync
         self._slice: BatchSlice | None = None  # whose backward pass is due
+        self._newest: BatchSlice | None = None  # that the user's lines were given
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
     @property
     def completed_steps(self) -> int:
         """Steps whose sum is here: the committed ones, and one that the user's lines are just applying."""
-        return self._progress.position.step + (self.phase is Phase.REDUCED)
+        return self._progress.position.step + (self.plan.steps if self.phase is Phase.REDUCED else 0)
+
+    @property
+    def round_steps(self) -> int:
+        """How many of these the newest round had."""
+        return self.plan.steps if self.phase is Phase.REDUCED else self._progress.newest_steps
+
+    @property
+    def open_round(self) -> OpenRound:
+        """The round that was begun and is not complete, where it can end without some of its learners."""
+        if self.phase not in (Phase.OPEN, Phase.APART) or not self._sync.plan.spares:
+            return NO_ROUND
+        return OpenRound(self._dealt_by, self._sync.plan.learners, self._sync.plan.quorum)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what was begun is still what all are at, though workers may have been lost in it."""
+        return self.open_round.dealt_by == self._workers.dealt_by > 0
 
     @property
     def more_to_come(self) -> bool:
@@ -90,9 +117,16 @@ class StepTransaction:
         return self.phase in (Phase.LOST, Phase.LEFT)
 
     @property
+    def ends_local_step(self) -> bool:
+        """Whether all that this worker trains has taken a step with the current batch, if only by itself."""
+        if self.phase is Phase.OPEN and self._slice is None and self._newest is not None:
+            return self._newest.ends_local_step
+        return not self.more_to_come
+
+    @property
     def reducing(self) -> bool:
         """Whether this worker has given its part of a step's sum and waits for the others'."""
-        return self.phase is Phase.OPEN and self._slice is None
+        return self.phase is Phase.APART or (self.phase is Phase.OPEN and self._slice is None)
 
     @property
     def owes_backward(self) -> bool:
@@ -114,13 +148,22 @@ class StepTransaction:
         """Begin the global batch ``plan``; ``control`` is this worker's part of the control vector."""
         self._require(Phase.BETWEEN, Phase.LOST)
         self.phase, self.plan, self._sync = Phase.OPEN, plan, sync
+        self.attempts += 1
+        self._dealt_by = self._workers.dealt_by
         sync.control, sync.parts = control.to_list(), plan.slices
 
-    def begin_slice(self, part: BatchSlice) -> None:
-        """The user's lines are about to get the samples of ``part``."""
+    def begin_slice(self, part: BatchSlice) -> bool:
+        """The user's lines are about to get the samples of ``part``. False if the step was lost: learners that meet
+        within a round do so here.
+        """
         self._require(Phase.OPEN)
-        self._slice = part
-        self._sync.begin(part, starts_step=part is self.plan.slices[0])
+        try:
+            self._sync.begin(part, starts_step=part is self.plan.slices[0])
+        except GroupBroken as error:
+            self.recover(error)
+            return False
+        self._slice = self._newest = part
+        return True
 
     def reduce(self, loss: torch.Tensor, votes: int) -> ControlVector | None:
         """Run the due slice's backward pass; after the step's last slice, wait for the sum over workers.
@@ -138,7 +181,45 @@ class StepTransaction:
                 return None
         if again or not part.ends_step:
             return None
+        if self._sync.meets_after_step:
+            self.phase = Phase.APART
+            return None
+        return self._reduced(votes, served=served)
+
+    def tell(self, control: ControlVector) -> None:
+        """This worker's part of the control vector, before an exchange that comes long after ``begin``."""
+        self._require(Phase.APART)
+        self._sync.control = control.to_list()
+
+    def meet(self, votes: int, *, repeatable: bool) -> ControlVector | None:
+        """The user's lines have taken the round's last step: workers meet. What ``reduce`` returns.
+
+        None, too, where those that are left are to ``meet`` again. ``repeatable``: the round can be done again here;
+        else its loss sends all workers back (``Rewind``).
+        """
+        self._require(Phase.APART)
+        served = False
+        try:
+            self._sync.after_step()
+        except GroupBroken as error:
+            if not repeatable:
+                before, self.unrepeatable = self.unrepeatable, True
+                self._workers.restart(error)
+                if self.goes_on:
+                    self.unrepeatable = before
+                    return None
+                self._require(Phase.REDUCED)
+            elif not self.recover(error):
+                return None
+            served = True
+        return self._reduced(votes, served=served)
+
+    def _reduced(self, votes: int, *, served: bool) -> ControlVector:
         found = ControlVector.of(self._sync.totals, votes)
+        if self._sync.plan.spares:
+            size = self._workers.size
+            self._carriers = self._workers.carriers(self._dealt_by, self._sync.plan.learners)
+            self.plan = replace(self.plan.without(self._sync.absent), contributors=size, workers=size)
         if alike(found.marks):  # else it is for the caller to find out what the workers mean
             check_samples(self.plan, found)
         self.phase = Phase.REDUCED
@@ -146,21 +227,22 @@ class StepTransaction:
         return found
 
     def recover(self, error: GroupBroken) -> bool:
-        """The group broke: meet the survivors. True if one of them had the sum; else an open step is lost."""
+        """The group broke: meet the survivors. True if one of them had the sum; else an open step is lost, unless it is
+        a round that goes on."""
         self._workers.recover(error)
-        if self.phase is Phase.OPEN:
+        if self.phase in (Phase.OPEN, Phase.APART) and not self.goes_on:
             self.abandon()
         return self.phase is Phase.REDUCED
 
     def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
         """Complete the step by the sum that another worker has."""
-        self._require(Phase.OPEN)
+        self._require(Phase.OPEN, Phase.APART)
         self._sync.adopt_result(result)
         self.phase = Phase.REDUCED
 
     def abandon(self) -> None:
         """Lose the step: no parameter has a gradient, and until the next boundary this worker acts for itself."""
-        self._require(Phase.OPEN)
+        self._require(Phase.OPEN, Phase.APART)
         self._sync.abandon()
         self.phase, self._slice = Phase.LOST, None
         self._workers.synchronised = False
@@ -168,13 +250,16 @@ class StepTransaction:
     def commit(self) -> None:
         """The user's lines have applied the step: from here on it counts."""
         self._require(Phase.REDUCED)
-        self._sync.after_step()
         plan, progress, at = self.plan, self._progress, self._progress.position
-        self._log.step(at, plan.size, plan.length, self._workers.view, self._workers.size)
-        add_step(progress.spans, at, plan.size, plan.length)
-        offset, samples = plan.offset + plan.size, at.samples + plan.size
-        progress.position = replace(at, offset=offset, step=at.step + 1, samples=samples)
-        progress.reports = 0
+        self._log.add(at, plan.steps, plan.moves, plan.length, self._workers.view, self._workers.size)
+        add_steps(progress.spans, at, plan.steps, plan.moves, plan.length)
+        if plan.left_out:
+            for left in self._log.leave_out(at, plan.steps, plan.left_out, self._carriers, self._workers.view):
+                add_left_out(progress.spans, left, plan.length)
+        used = plan.used[0] if plan.moves else 0
+        offset, samples, turn = plan.offset + plan.moves, at.samples + used, (plan.turn + 1) % plan.turns
+        progress.position = replace(at, offset=offset, step=at.step + plan.steps, samples=samples, turn=turn)
+        progress.reports, progress.newest_steps = 0, plan.steps
         self.phase = Phase.BETWEEN
 
     def arrive(self) -> None:
@@ -201,10 +286,10 @@ class StepTransaction:
 
 def check_samples(plan: StepPlan, found: ControlVector) -> None:
     """The commit gate: the workers' samples together must be those of ``plan``. Raises ``RuntimeError``."""
-    used = found.samples, int(found.checksum) % PRIME
-    if used != (plan.size, plan.checksum):
+    used, (samples, checksum) = (found.samples, int(found.checksum) % PRIME), plan.used
+    if used != (samples, checksum):
         raise RuntimeError(
-            f"a step of {plan.size} samples (checksum {plan.checksum}) summed up {found.samples:g} "
+            f"a step of {samples} samples (checksum {checksum}) summed up {found.samples:g} "
             f"(checksum {used[1]}): workers disagree about the data; does it depend on the rank?"
         )
 

@@ -154,7 +154,9 @@ class Worker:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
-        workers = ElasticWorkerGroup(member, factory)
+        means = self._spec.means
+        climbs = means.mode == "exact" and means.mechanism == "replicated"
+        workers = ElasticWorkerGroup(member, factory, climbs=climbs)
         workers.where = self._where
         warm_up, begins = member.joins, not member.joins
         snapshot: Packed | None = None
@@ -206,16 +208,19 @@ class Worker:
         session.state.average_buffers()
         if trained is not None:
             digest = trained.fingerprint(workers)
-            steps, needed = session.progress.times.means(), session.progress.memory.row()
-            rows = workers.gather([*steps, *needed], "times of steps and memory")
+            times, needed = session.progress.times, session.progress.memory.row()
+            steps, sent = times.means(), trained.sync.sent_bytes / max(1, times.count)
+            rows = workers.gather([sent, *steps, *needed], "times of steps, memory and bytes")
+            sent_bytes = sum(row.pop(0) for row in rows)
             worker_steps = steps_of_workers([row[: len(steps)] for row in rows])
             memory = memory_of_workers([row[len(steps) :] for row in rows])
         else:
-            digest, worker_steps, memory = fingerprint({}), [], []
+            digest, worker_steps, memory, sent_bytes = fingerprint({}), [], [], 0.0
             workers.gather([], END)
+        hosts = max(1, len(set(workers.comms.hosts)))
         if self._spec.measure_link and workers.size > 1:
             with suppress(GroupBroken):  # somebody was lost just now: the measurement is not worth a recovery
-                link = measure_link(workers.group)
+                link = measure_link(workers.group, hosts)
                 if workers.rank == 0:
                     self._send(link)
         if workers.rank != 0 and not workers.elastic:
@@ -236,7 +241,10 @@ class Worker:
                 worker_steps=worker_steps,
                 memory=memory,
                 grad_bytes=trained.gradient_bytes if trained is not None else 0,
+                stop_why=session.progress.stop_why,
                 stopped=session.stopped,  # type: ignore[arg-type]
+                hosts=hosts,
+                sent_bytes=sent_bytes,
                 signals={name: (signal.value, signal.error) for name, signal in session.signals.items()},
                 context=session.context,
             )

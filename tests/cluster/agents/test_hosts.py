@@ -3,135 +3,149 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from elastune.cluster.agents.interface import interface_with
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Means, Program
+from elastune.elastic.protocol.tls import fingerprint_of
 from elastune.journal.reader import read
-from elastune.journal.records import Regrouped, WorkerGone
+from elastune.journal.records import (
+    LinkMeasured,
+    Reported,
+    TrialFinished,
+    TrialPaused,
+    TrialReported,
+    TrialStarted,
+    WorkerGone,
+)
 from elastune.report.tables.sample_ledger import ledger
+from elastune.study.request import StudyRequest
+from elastune.study.run import tune
+from elastune.testing.agent_runs import ELASTUNE, LIMIT_S, AgentRun
 from elastune.testing.hosts import Network
 
-PROGRAM = Path(__file__).parents[2] / "faults" / "programs" / "elastic.py"
-ELASTUNE = [sys.executable, "-m", "elastune"]
-TRAINING = ["--set", "epochs=30", "--set", "plain=true", "--seed", "3"]
-LIMIT_S = 120.0
-
-
-class Hosts:
-    """A controller, and agents on the hosts of ``network``."""
-
-    def __init__(self, network: Network, folder: Path) -> None:
-        self.network, self.folder = network, folder
-        self.token = folder / "token"
-        self.agents: dict[int, subprocess.Popen[bytes]] = {}
-        interface = interface_with(network.address)
-        options = [
-            "--workers",
-            "1:4",
-            "--cluster",
-            "hosts:7070",
-            "--interface",
-            interface,
-            "--token-file",
-            str(self.token),
-        ]
-        slow = ["--set", "pause_s=0.1", "--set", f"until={folder / 'go'}"]
-        command = [*ELASTUNE, "run", str(PROGRAM), *TRAINING, *slow, *options, "--json", "--out", str(folder / "run")]
-        with (folder / "said").open("wb") as said, (folder / "result").open("wb") as result:
-            self.run = subprocess.Popen(command, stdout=result, stderr=said)
-
-    def agent(self, at: int) -> None:
-        """Start one with two workers on host ``at``."""
-        options = ["--join", f"{self.network.address}:7070", "--token-file", str(self.token), "--workers", "2"]
-        command = self.network.hosts[at].space.command(*ELASTUNE, "agent", *options, "--name", f"host{at}")
-        with (self.folder / f"agent{at}").open("wb") as said:
-            self.agents[at] = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-
-    @property
-    def said(self) -> str:
-        return (self.folder / "said").read_text()
-
-    def records(self, kind: type) -> list[Any]:
-        journal = self.folder / "run" / "journal.jsonl"
-        return [entry.record for entry in read(journal) if isinstance(entry.record, kind)] if journal.exists() else []
-
-    def until(self, true: Callable[[], object]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not true():
-            assert time.monotonic() < deadline, self.said
-            assert self.run.poll() is None, self.said
-            time.sleep(0.05)
-
-    def until_on(self, workers: int) -> None:
-        """Until so many train together."""
-        self.until(lambda: (views := self.records(Regrouped)) and len(views[-1].members) == workers)
-
-    def close(self) -> None:
-        for process in (self.run, *self.agents.values()):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+PROGRAMS = Path(__file__).parents[2] / "faults" / "programs"
+TUNED, SHARED = PROGRAMS / "elastic.py", PROGRAMS / "shares.py"
+TRAINING = ["--set", "epochs=30", "--seed", "3"]
+Begin = Callable[..., AgentRun]
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with Network(3) as network:
-        cluster = Hosts(network, tmp_path)
-        yield cluster
-        cluster.close()
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Starts a controller; ``six``: of hosts that have IPv6 alone."""
+    with ExitStack() as stack:
+
+        def controller(*words: str, six: bool = False) -> AgentRun:
+            network = stack.enter_context(Network(3, six=six))
+            run = AgentRun(network, tmp_path, *words, "--set", f"until={tmp_path / 'go'}", tls=True)
+            stack.callback(run.close)
+            run.until(run.token.exists)
+            return run
+
+        yield controller
 
 
-def left_on(network: Network) -> list[str]:
-    """The processes in the hosts' namespaces but for those that hold them."""
-    spaces = {os.readlink(host.space.path): host.space.pid for host in network.hosts}
-    found = []
-    for path in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            space = os.readlink(path)
-            name = (path.parents[1] / "comm").read_text().strip()
-        except OSError:
-            continue
-        if space in spaces and int(path.parts[2]) != spaces[space] and name != "cat":
-            found.append(f"{path.parts[2]} {name}")
-    return found
+def ask_from(run: AgentRun, at: int, *words: str) -> str:
+    """What a command about the run says on host ``at``."""
+    command = run.network.hosts[at].space.command(*ELASTUNE, words[0], str(run.out), *words[1:])
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
 
 
 @pytest.mark.timeout(400)
-def test_hosts_come_die_and_go(hosts: Hosts, tmp_path: Path) -> None:
-    hosts.until(hosts.token.exists)
-    assert hosts.token.stat().st_mode & 0o077 == 0
-    hosts.agent(0)
-    hosts.until(lambda: "epoch 0/30" in hosts.said)
-    hosts.agent(1)
-    hosts.until_on(4)
-    os.killpg(hosts.agents[1].pid, signal.SIGKILL)
-    hosts.until_on(2)
-    hosts.agent(2)
-    hosts.until_on(4)
-    hosts.agents[0].send_signal(signal.SIGTERM)
-    hosts.until_on(2)
-    assert hosts.agents[0].wait(30) == 0
+def test_hosts_come_die_and_go(begin: Begin, tmp_path: Path) -> None:
+    """By IPv6 alone; numbers and meshes are asked for on a host that has no worker."""
+    means = ["--mechanism", "sharded", "--workers", "1:4", "--set", "pause_s=0.3"]
+    run = begin("run", str(SHARED), *TRAINING, *means, six=True)
+    assert run.token.stat().st_mode & 0o077 == 0
+    assert fingerprint_of(run.token.read_text().strip())
+    run.agent(0)
+    run.until(lambda: run.records(Reported))
+    run.agent(1)
+    run.until_on(4)
+    assert ask_from(run, 2, "resize", "3") == "from 4 to 3 workers"
+    run.until_on(3)
+    assert ask_from(run, 2, "reshape", "data=2,shard=2") == "from 3 workers to the mesh data=2,shard=2"
+    run.until_on(4)
+    run.lose(1)
+    run.until_on(2)
+    run.agent(2)
+    run.until_on(4)
+    run.agents[0].send_signal(signal.SIGTERM)
+    run.until_on(2)
+    assert run.agents[0].wait(30) == 75
     (tmp_path / "go").touch()
-    assert hosts.run.wait(LIMIT_S) == 0, hosts.said
-    assert hosts.agents[2].wait(30) == 0
-    result = json.loads((tmp_path / "result").read_text())
+    assert run.controller.wait(LIMIT_S) == 0, run.said
+    assert run.agents[2].wait(30) == 0
     undisturbed = subprocess.run(
-        [*ELASTUNE, "run", str(PROGRAM), *TRAINING, "--workers", "1", "--json", "--out", str(tmp_path / "alone")],
+        [*ELASTUNE, "run", str(SHARED), *TRAINING, "--workers", "1", "--json", "--out", str(tmp_path / "alone")],
         capture_output=True, check=True,
     )  # fmt: skip
-    assert result["sha256"] == json.loads(undisturbed.stdout)["sha256"]
-    assert ledger(read(tmp_path / "run" / "journal.jsonl")).exact
-    gone = {record.worker: (record.how, record.why) for record in hosts.records(WorkerGone)}
-    assert gone[2][0] == gone[3][0] == "lost"
-    assert "host host1 was lost" in gone[2][1]
+    assert json.loads(run.result)["sha256"] == json.loads(undisturbed.stdout)["sha256"]
+    assert ledger(read(run.out / "journal.jsonl")).exact
+    gone = {record.worker: (record.how, record.why) for record in run.records(WorkerGone)}
+    lost = [why for how, why in gone.values() if how == "lost"]
+    assert len(lost) == 2
+    assert "host host1 was lost" in lost[0]
     assert gone[0] == gone[1] == ("left", "host host0: its agent was asked to end")
-    assert left_on(hosts.network) == []
+    assert run.left() == []
+
+
+@pytest.mark.timeout(400)
+def test_a_study_on_hosts_that_come_die_and_go(begin: Begin, tmp_path: Path, cluster: LocalCluster) -> None:
+    study = ["--sampler", "random", "--trials", "4", "--mode", "exact", "--seed", "3"]
+    study += ["--set", "epochs=6", "--set", "pause_s=0.2"]
+    run = begin("tune", str(TUNED), *study, "--workers", "4", "--trial-workers", "1:2")
+    run.agent(0)
+    run.until(lambda: len(run.records(TrialStarted)) >= 1)
+    run.agent(1)
+    run.until(lambda: len(run.records(TrialStarted)) >= 2)
+    run.until(lambda: run.records(TrialReported))
+    run.lose(1)
+    run.until(lambda: "host1 has gone" in run.said)
+    run.agents[0].send_signal(signal.SIGTERM)
+    assert run.agents[0].wait(60) == 75
+    run.until(lambda: "host0 has gone" in run.said)
+    run.agent(2)
+    (tmp_path / "go").touch()
+    assert run.controller.wait(LIMIT_S) == 0, run.said
+    assert run.agents[2].wait(30) == 0
+    assert all(record.cut_off for record in run.records(TrialPaused))
+    alone = StudyRequest(
+        Program(TUNED),
+        tmp_path / "alone",
+        sampler="random",
+        trials=4,
+        seed=3,
+        means=Means(),
+        workers=2,
+        config={"epochs": 6, "pause_s": 0.2, "until": str(tmp_path / "go")},
+    )
+    tune(alone, cluster=cluster)
+    journals = (run.out / "journal.jsonl", tmp_path / "alone" / "journal.jsonl")
+    ended = [{r.trial: r for e in read(path) if isinstance(r := e.record, TrialFinished)} for path in journals]
+    there, here = ({number: (r.state, r.run and r.run.sha256) for number, r in each.items()} for each in ended)
+    assert there == here
+    assert {state for state, _ in here.values()} == {"complete"}
+    assert run.left() == []
+
+
+@pytest.mark.timeout(400)
+def test_a_frontier_tells_apart_the_links_within_and_across_hosts(begin: Begin, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    options = ["--budget", "1s", "--seeds", "2", "--sampler", "random", "--set", "epochs=2", "--workers", "1,2,4"]
+    run = begin("frontier", str(TUNED), *options, "--set", "pause_s=0.1")
+    for at in (0, 1):
+        run.network.hosts[at].slow("200mbit", "256k")  # 40 ns a byte; the link within is ten times as fast or more
+        run.agent(at)
+    assert run.controller.wait(LIMIT_S) == 0, run.said
+    assert {(link.workers, link.hosts) for link in run.records(LinkMeasured)} == {(2, 1), (2, 2), (4, 2)}
+    links = json.loads(run.result)["links"]
+    within, across = (links[where]["seconds_per_byte"] for where in ("within a host", "across hosts"))
+    assert across > 3 * within
+    assert 10e-9 < across < 400e-9

@@ -11,26 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.cluster.agents.interface import address_of, addresses, interface_with
 from elastune.cluster.agents.messages import (
     AgentBeat,
     AgentBye,
     AgentHello,
     AgentWelcome,
     EndWorker,
+    HostLooked,
     HostNoticed,
+    LookFor,
     StartWorker,
+    TakeFiles,
     WorkerEnded,
+    WorkerKept,
     WorkerSeen,
     WorkerStarted,
     decode_said,
     decode_told,
     encode,
 )
-from elastune.cluster.agents.packing import pack
-from elastune.cluster.agents.token import make_token, read_token
+from elastune.cluster.agents.packing import pack, spread
+from elastune.cluster.agents.token import certificate_path, credentials, make_token, read_token
 from elastune.cluster.launcher import Bootstrap
+from elastune.comm.interfaces import address_of, addresses, interface_with
 from elastune.core.errors import UserError
+from elastune.elastic.protocol.tls import MARK, fingerprint_of
 
 
 @pytest.mark.parametrize(
@@ -61,6 +66,20 @@ def test_nobody_gets_more_than_there_is_room_for(free: dict[int, int], count: in
     assert found == [agent for agent in dict.fromkeys(found) for _ in range(found.count(agent))]  # host by host
 
 
+@pytest.mark.parametrize(
+    ("free", "count", "expected"),
+    [
+        ({1: 4, 2: 4}, 2, [1, 2]),
+        ({1: 4, 2: 4, 3: 4}, 4, [1, 1, 2, 3]),
+        ({1: 1, 2: 4, 3: 0}, 4, [1, 2, 2, 2]),
+    ],
+)
+def test_for_measuring_workers_go_over_all_hosts(free: dict[int, int], count: int, expected: list[int]) -> None:
+    assert spread(free, count) == expected
+    with pytest.raises(ValueError, match="room"):
+        spread(free, 99)
+
+
 def test_a_token_is_made_once_and_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "new" / "token"
     token = make_token(path)
@@ -71,6 +90,35 @@ def test_a_token_is_made_once_and_its_owners_alone(tmp_path: Path) -> None:
     os.chmod(path, 0o640)
     with pytest.raises(UserError, match="mode 640"):
         read_token(path)
+
+
+def test_a_certificate_is_made_with_its_token_and_goes_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    token = credentials(path, tls=True).token
+    beside = certificate_path(path)
+    assert token.endswith(MARK + fingerprint_of(token))
+    assert beside.stat().st_mode & 0o777 == 0o600
+    again = credentials(path)
+    assert (again.token, again.tls is not None) == (token, True)
+    assert token not in repr(again)
+    for spoil, told in (
+        (lambda: beside.chmod(0o644), "mode 644"),
+        (lambda: beside.write_bytes(b"rubbish"), "must lie beside it"),
+        (lambda: credentials(tmp_path / "other", tls=True) and certificate_path(tmp_path / "other").rename(beside),
+         "holds another"),
+        (beside.unlink, "No such file"),
+    ):  # fmt: skip
+        spoil()
+        with pytest.raises(UserError, match=told):
+            credentials(path)
+        if beside.exists():
+            beside.chmod(0o600)
+
+
+def test_a_token_gets_no_certificate_later(tmp_path: Path) -> None:
+    assert credentials(tmp_path / "token").tls is None
+    with pytest.raises(UserError, match="names none"):
+        credentials(tmp_path / "token", tls=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"with a space in the middle", b"\xff" * 30])
@@ -93,14 +141,18 @@ def test_interfaces_and_their_addresses() -> None:
 
 
 SAID = [
-    AgentHello("token", {"torch": "2"}, "host", 4),
+    AgentHello({"torch": "2"}, "host", 4),
     WorkerStarted(1, 77),
     WorkerEnded(1, -9, "its log", "why"),
     WorkerEnded(2, None),
+    WorkerKept(3, Bootstrap(1, "a:1", "salt"), 78),
+    WorkerKept(4, Bootstrap(2, "a:1", "salt"), None),
     AgentBeat([WorkerSeen(1, "S", 0.5, "epoch 3")]),
     HostNoticed(30.0, "spot"),
+    HostLooked(False, 6),
 ]
 TOLD = [AgentWelcome(1.0, 15.0), StartWorker(1, Bootstrap(0, "a:1", "t"), "cpu", "/out/logs"), EndWorker(1), AgentBye()]
+TOLD += [LookFor("/out/mark", "text"), TakeFiles(7071)]
 
 
 def test_what_is_said_is_what_is_heard() -> None:

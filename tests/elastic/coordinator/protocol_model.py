@@ -421,7 +421,7 @@ class Model:
         """Evaluate, or give this worker's part to the next operation."""
         kind, version = self.program[w.at], self.versions[w.version]
         if kind in "eg" and w.part is None:
-            part = len(version.members), version.rank_of(i)
+            part = len(version.members), version.ranks[i]
             return f"{i} evaluates", put(state, i, part=part, snapshot=(w.at, w.log))
         op = self._op(state, w)
         shared = kind, w.completed, w.log
@@ -429,7 +429,7 @@ class Model:
             raise Wrong(f"worker {i} brings {shared} where others brought {op.shared}")
         if i in op.given or i not in version.members:
             raise Wrong(f"worker {i} gives its part of {w.at} in {version} twice, or is no member")
-        votes = version.rank_of(i) < self._voters(w)
+        votes = version.ranks[i] < self._voters(w)
         heard = op.heard + (votes and w.heard > 0 and self._pending(w))
         op = Op(op.given | {i}, heard, shared, op.parts | {w.part} if kind in "eg" else frozenset())
         if kind in "eg" and len(op.given) == len(version.members):

@@ -16,7 +16,9 @@ from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import RecordSent
 from elastune.elastic.protocol import instructions
+from elastune.elastic.protocol.handshake import BUSY, TokenRefused, new_nonce, respond
 from elastune.elastic.protocol.messages import (
+    PURPOSE,
     Answer,
     Beat,
     Broken,
@@ -29,7 +31,7 @@ from elastune.elastic.protocol.messages import (
     Welcome,
     decode_event,
 )
-from elastune.journal.records import MembershipEvent, Straggling
+from elastune.journal.records import MembershipEvent, NotLetIn, Straggling
 from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
 
 
@@ -85,6 +87,25 @@ def test_a_death_is_heard_before_the_failure_that_it_caused(coordinator: Coordin
         eventually(lambda: "'broken'" in events.text())
         assert events.text().index("'lost'") < events.text().index("'broken'")
         assert found[0].latest == version, "one death, one version"
+
+
+def test_workers_that_fall_together_are_one_message() -> None:
+    with coordinating(6) as coordinator, members(coordinator, *range(5)) as found, Raw(coordinator) as last:
+        last.hello(coordinator, 5)
+        last.say(Ready())
+        for member in found:
+            member.ready()
+        heard = iter(last.hear, None)
+        first = next(m for m in heard if isinstance(m, InstallView))
+
+        def fall() -> None:  # in one round of the thread, as those of a host do
+            for worker in range(4):
+                coordinator._lose(worker, "its host is gone")
+
+        coordinator._call(fall)
+        assert next(m for m in heard if isinstance(m, InstallView)).view.members == (4, 5)
+        assert Events(coordinator).text().count("'lost'") == 4
+        assert coordinator.membership.next_view > first.view.number + 4, "they were four events"
 
 
 def test_what_only_the_controller_can_do_wakes_it(coordinator: Coordinator) -> None:
@@ -189,14 +210,14 @@ def test_what_no_event_may_hold_is_the_callers_error(coordinator: Coordinator, c
 
 
 def test_a_worker_that_neither_beats_nor_closes_is_lost() -> None:
-    with coordinating(2, heartbeat_s=0.3) as coordinator, Raw(coordinator) as mute, members(coordinator, 0) as found:
+    with coordinating(2, heartbeat_s=1.0) as coordinator, Raw(coordinator) as mute, members(coordinator, 0) as found:
         mute.hello(coordinator, 1)
         mute.say(Ready())
         found[0].ready()
         number = found[0].await_version(0, LIMIT_S).number
         assert found[0].await_version(number, LIMIT_S).members == (0,)
         assert mute.ended()
-        assert "silent for 0.3 s" in Events(coordinator).text()
+        assert "silent for 1 s" in Events(coordinator).text()
 
 
 def test_a_controller_that_takes_nothing_stops_no_beat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +281,7 @@ def test_addresses_reach_those_who_come_later(coordinator: Coordinator) -> None:
 
 def test_a_straggler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastune.elastic.coordinator.stragglers.LEAST_PATIENCE_S", 0.1)
-    monkeypatch.setattr("elastune.elastic.coordinator.coordinator.LONGEST_BEAT_S", 0.02)
+    monkeypatch.setattr("elastune.elastic.coordinator.liveness.LONGEST_BEAT_S", 0.02)
     told: list[Straggling] = []
     settings = {"last_line": lambda worker: f"loading file {worker}"}
     with coordinating(2, **settings) as coordinator, members(coordinator, 0, 1) as found:
@@ -281,15 +302,13 @@ def test_a_straggler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- attacks -----------------------------------------------------------------------------------------------------------
 
 RUBBISH = {
-    "no json": b"hello\n",
+    "no proof": b"hello\n",
     "binary": bytes(range(256)) * 8 + b"\n",
-    "no hello": b'{"kind":"ready"}\n',
-    "wrong token": b'{"kind":"hello","token":"x","worker":0}\n',
-    "no ascii in the token": '{"kind":"hello","token":"é","worker":0}\n'.encode(),
-    "a token of another type": b'{"kind":"hello","token":7,"worker":0}\n',
-    "too long": b'{"kind":"hello","token":"' + b"x" * 10_000_000,
-    "too long by one": b"x" * (hub.HELLO_LIMIT_BYTES + 1),
-    "nested": b"[" * 4000 + b"\n",
+    "a hello": b'{"kind":"hello","worker":0}\n',
+    "too long": b"x" * 10_000_000,
+    "no nonce": b"\xff" * 32 + b" " + b"0" * 64 + b"\n",
+    "a nonce too short": b"0" * 31 + b" " + b"0" * 65 + b"\n",
+    "no space": b"0" * 97 + b"\n",
     "empty lines": b"\n" * 1000,
 }
 
@@ -305,11 +324,52 @@ def test_a_stranger_that_talks_rubbish_is_cut_off(coordinator: Coordinator, rubb
     assert answers(coordinator).taken
 
 
+def test_who_was_not_let_in_is_told_with_the_cause(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each, however often they come; who connects and goes without a word is no news."""
+    monkeypatch.setattr(hub, "GUEST_LIMIT_S", 0.3)
+    for _ in range(5):
+        with Raw(coordinator) as thief, pytest.raises(TokenRefused):
+            thief.prove("no such token")
+        with Raw(coordinator) as lost:
+            lost.socket.sendall(b"GET / HTTP/1.1\r\n")
+            assert lost.hear() is None
+        Raw(coordinator).socket.close()
+    with Raw(coordinator) as half:
+        half.socket.sendall(b"0123")
+        assert half.hear() is None
+    told: list[NotLetIn] = []
+    eventually(lambda: told.extend(coordinator.take_records()) or len(told) == 3)
+    assert {(refused.host, refused.times) for refused in told} == {("127.0.0.1", 1)}
+    assert [refused.why for refused in told] == [
+        "it has another token",
+        "it broke the protocol: it does not speak elastune-1",
+        "it has not proved within 0.3 s that it has the token",
+    ]
+
+
+GREETINGS = {
+    "no json": b"hello\n",
+    "no hello": b'{"kind":"ready"}\n',
+    "a worker of another type": b'{"kind":"hello","worker":"0"}\n',
+    "too long by one": b"x" * (hub.HELLO_LIMIT_BYTES + 1),
+    "nested": b"[" * 4000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("rubbish", GREETINGS.values(), ids=GREETINGS.keys())
+def test_who_has_the_token_and_no_greeting_is_cut_off(coordinator: Coordinator, rubbish: bytes) -> None:
+    with Raw(coordinator) as peer:
+        peer.prove(coordinator.token)
+        peer.socket.sendall(rubbish)
+        assert peer.hear() is None
+    assert answers(coordinator).taken
+
+
 INSIDE = {
     "no json": b"hello\n",
     "binary": b"\x00\xff\n",
     "a line without end": b"x" * 10_000_000,
-    "hello again": b'{"kind":"hello","token":"x"}\n',
+    "hello again": b'{"kind":"hello"}\n',
     "what only a coordinator says": b'{"kind":"bye"}\n',
     "a field too many": b'{"kind":"ready","now":true}\n',
     "a number below zero": b'{"kind":"running","version":1,"step":-1}\n',
@@ -390,7 +450,7 @@ def test_a_client_may_ask_for_a_size_and_nothing_else(coordinator: Coordinator) 
 def test_one_byte_at_a_time_is_not_waited_for(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "GUEST_LIMIT_S", 0.3)
     with Raw(coordinator) as slow, Raw(coordinator) as silent:
-        line = b'{"kind":"hello","token":"' + coordinator.token.encode() + b'","worker":0}\n'
+        line, _ = respond(coordinator.token, PURPOSE, slow.challenge, new_nonce())
         ended = False
         for byte in line:
             try:
@@ -409,6 +469,7 @@ def test_a_crowd_of_strangers_keeps_nobody_out(coordinator: Coordinator) -> None
         with members(coordinator, 0, 1, 2) as found:
             begun(found)
             for stranger in crowd[:100]:  # the oldest had to go
+                assert stranger.socket.recv(len(BUSY)) == BUSY
                 assert stranger.hear() is None
             assert answers(coordinator).taken
             assert len(coordinator._hub._connections) <= hub.GUESTS_LIMIT + 4
@@ -485,10 +546,9 @@ def test_it_answers_quickly_under_attack(coordinator: Coordinator) -> None:
 
 def test_random_bytes_never_end_it(coordinator: Coordinator) -> None:
     dice = random.Random(11)
-    hello = b'{"kind":"hello","token":"' + coordinator.token.encode() + b'","worker":%d}\n'
     for worker in range(3):
         with Raw(coordinator) as raw:
-            raw.socket.sendall(hello % worker)
+            raw.hello(coordinator, worker)
             assert isinstance(raw.hear(), Welcome)
             line = bytearray(b'{"kind":"running","version":1,"step":1}\n')
             for _ in range(5):

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from elastune.elastic.coordinator.connections import Connection
-from elastune.elastic.coordinator.liveness import Vitals, WorkerConnections
+from elastune.elastic.coordinator.connection import Connection
+from elastune.elastic.coordinator.liveness import BEATS_A_SECOND, Vitals, WorkerConnections, beat_every_s
 from elastune.elastic.protocol.messages import Beat
 
 BEAT_S = 4.0
@@ -63,6 +63,76 @@ def test_once_it_works_no_more_it_is_silent_a_heartbeat_later() -> None:
     assert 12.0 <= found[0] <= 16.0
 
 
+def test_who_is_silent_is_told_with_its_host_where_there_are_several() -> None:
+    for hosts, told in ((("n1", "n1"), "it has been"), (("n1", "n2"), "host n2: it has been")):
+        peers = WorkerConnections(BEAT_S, 30.0)
+        for worker, host in enumerate(hosts):
+            peers.add(worker, NOBODYS, host, 0.0)
+        assert peers.why_silent(1) == f"{told} silent for {BEAT_S:g} s (--heartbeat)"
+
+
+def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -> None:
+    peers = WorkerConnections(BEAT_S, 30.0)
+    for worker in (0, 1, 2):
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.0, Beat(doing="computing"))
+    assert peers.silent(0.1, 0.1) == []  # and not to be asked again for a while
+    peers.waits(1, 6, 0.5, 0.25, 0.2)
+    peers.waits(2, 6, 0.5, 0.25, 0.2)
+    peers.heard(2, 0.3, Beat(doing="computing"))  # its round is over
+    peers.heard(0, 1.0, Beat(6, doing="reducing"))
+    assert peers.silent(1.2, 1.2) == []
+    assert peers.silent(1.3, 1.3) == [1]
+    assert "1.25 s at the end of a round" in peers.why_silent(1)
+    assert "4 s (--heartbeat)" in peers.why_silent(2)
+
+
+@pytest.mark.parametrize("others", [Beat(9, "computing"), Beat(9, "reducing")])
+def test_when_the_exchange_is_over_nobody_is_hurried(others: Beat) -> None:
+    """The last that was heard of worker 1 is that it waits; meanwhile it may be in one long call of the program."""
+    peers = WorkerConnections(BEAT_S, 30.0)
+    for worker in (0, 1):
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.0, Beat(6, "reducing"))
+        peers.waits(worker, 6, 0.5, 0.25, 0.0)
+    silent = []
+    for tenth in range(1, 43):
+        peers.heard(0, tenth / 10, others)
+        silent.append((tenth / 10, peers.silent(tenth / 10, tenth / 10)))
+    assert [at for at, who in silent if who == [1]] == [4.0]
+
+
+def test_nobody_is_hurried_where_all_are_silent_and_all_are_where_one_is_heard_that_waits() -> None:
+    peers = WorkerConnections(BEAT_S, 30.0)
+    for worker in (0, 1, 2):
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.0, Beat(6, "reducing"))
+        peers.waits(worker, 6, 0.5, 0.25, 0.0)
+    assert peers.silent(1.3, 1.3) == []
+    peers.heard(2, 1.4, Beat(6, "forming"))  # of those two one was lost
+    peers.next_silence = 0.0
+    assert peers.silent(1.5, 1.5) == [0, 1]
+
+
+def waiting(*, pause_s: float) -> WorkerConnections:
+    """Workers that wait at the end of a round that can do without them, and may be silent for 1.25 s."""
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: Vitals("S", 1.0), pause_s=pause_s)
+    for worker in (0, 1, 2):
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.0, Beat(6, "reducing"))
+        peers.waits(worker, 6, 0.5, 0.25, 0.0)
+    return peers
+
+
+def test_a_pause_of_the_network_or_of_this_process_is_not_the_fault_of_those_who_wait() -> None:
+    peers = waiting(pause_s=30.0)
+    assert [peers.silent(tenth / 10, tenth / 10) for tenth in range(35)] == [[]] * 35, "nobody at all was heard"
+    peers = waiting(pause_s=0.0)
+    assert peers.silent(2.0, 0.5) == [], "asked 1.5 s late: what they said may not be here yet"
+    peers.heard(2, 2.9, Beat(6, "reducing"))
+    assert peers.silent(3.0, 3.0) == [0, 1]
+
+
 def test_who_loads_its_program_may_take_longer() -> None:
     assert silent_at("S", [1.0], loading=True)[0] == [30.0]
 
@@ -103,3 +173,13 @@ def test_a_pause_excuses_nobody_who_is_seen_not_to_live_and_nobody_alone_whom_no
 
 def test_while_one_is_heard_there_is_no_pause() -> None:
     assert lost({0: "S", 1: "S"}, speaks=0) == {1: pytest.approx(4.2, abs=0.15)}
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_s", "workers", "every_s"),
+    [(5.0, 1, 0.5), (1.0, 1, 0.2), (5.0, 3000, 3000 / BEATS_A_SECOND), (5.0, 8192, 1.0)],
+)
+def test_more_workers_beat_more_seldom_but_five_times_in_a_heartbeat(
+    heartbeat_s: float, workers: int, every_s: float
+) -> None:
+    assert beat_every_s(heartbeat_s, workers) == every_s

@@ -10,6 +10,7 @@ import pytest
 
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import UNBOUNDED, MeshChoice
+from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, step
 from elastune.elastic.coordinator.requests import objection
 from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Instruction, Release, Start, StopRun
@@ -20,6 +21,7 @@ from elastune.elastic.protocol.messages import (
     Done,
     Event,
     InstallView,
+    LayersFound,
     Left,
     Lost,
     Noticed,
@@ -98,7 +100,7 @@ def test_a_death_before_the_first_version_is_settled_makes_another_fresh_one() -
     assert told(state, (0, Running(1, 0)), (2, Lost()))[1] == [End(2, "", lost=True), fresh(2, 0, 1)]
 
 
-@pytest.mark.parametrize("wrong", [([], 1, 2, 8), ([0, 0], 1, 2, 8), ([-1], 1, 2, 8), ([0], 3, 2, 8), ([0], 0, 2, 8)])
+@pytest.mark.parametrize("wrong", [([0, 0], 1, 2, 8), ([-1], 1, 2, 8), ([0], 3, 2, 8), ([0], 0, 2, 8)])
 def test_a_beginning_that_makes_no_sense_is_refused(wrong: tuple[list[int], int, int, int]) -> None:
     with pytest.raises(ValueError, match="must hold|begins with"):
         begin(*wrong)
@@ -600,9 +602,28 @@ def test_who_has_no_place_waits_and_takes_the_place_of_one_that_dies() -> None:
 def test_a_pipeline_may_have_as_many_stages_as_workers_say_there_are_layers() -> None:
     state = begin(range(2), 1, 8, 8, MeshChoice(Mesh(pipeline=2), pipeline=2))
     assert "at most 2 workers along pipeline" in objection(state, ReshapeAsked("pipeline=3"))
-    assert objection(state, ReshapeAsked("pipeline=3", layers=3)) == "", "a worker that asks knows"
-    state, _ = told(state, *warm(0, 1), (0, Running(1, 0, layers=3)), (1, Running(1, 0, layers=3)))
+    state, _ = told(state, *warm(0, 1), *run(1, 0, 0, 1), (None, LayersFound(3)))
     assert objection(state, ReshapeAsked("pipeline=3")) == ""
     assert "this run has from 1 to 8 workers" in objection(state, ReshapeAsked("data=3,pipeline=3"))
     assert "not along shard" in objection(state, ReshapeAsked("shard=2"))
     assert "axes of a mesh are" in objection(state, ReshapeAsked("depth=2"))
+
+
+def test_what_each_of_many_says_is_looked_at_once_all_have_said_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``derive`` looks at every worker: were it called for each event, a view of thousands would take minutes."""
+    looks: list[int] = []
+    derive, many = machine.derive, 200
+
+    def looked(*facts: Any) -> Any:
+        looks.append(1)
+        return derive(*facts)
+
+    monkeypatch.setattr(machine, "derive", looked)
+    state, installed = begin(range(many), 1, many), list[InstallView]()
+    for event in (Connected(), Ready(), Running(1, 0), Done()):
+        before = len(looks)
+        for worker in range(many):
+            state, told = machine.step(state, worker, event)
+            installed += [view for view in told if isinstance(view, InstallView)]
+        assert len(looks) - before <= 1
+    assert (len(installed), state.stage) == (1, "over")

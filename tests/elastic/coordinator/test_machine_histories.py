@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, replay, step
+from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, derive, replay, step
+from elastune.elastic.coordinator.places import waits_for_others
 from elastune.elastic.protocol.instructions import Confirm, End, Release, Start, StopRun
 from elastune.elastic.protocol.messages import (
     Broken,
@@ -50,6 +51,8 @@ class Histories(RuleBasedStateMachine):
         free, before = self.state.free, self.state
         self.state, instructions = step(self.state, *event)
         self.history.append(event)
+        if self.state.stage != "over" and waits_for_others(self.state, event[1]) and not instructions:
+            assert derive(self.state, (), False, "") == (self.state, ()), "it should not have waited"
         free = event[1].free if isinstance(event[1], CapacityChanged) and before.stage != "over" else free
         for instruction in instructions:
             match instruction:

@@ -13,7 +13,7 @@ from elastune.core.errors import UserError
 from elastune.elastic.protocol import client
 from elastune.elastic.protocol.client import CONTACT_NAME, ask, read_contact, remove_contact, write_contact
 from elastune.elastic.protocol.messages import ResizeAsked
-from elastune.testing.members_kit import begun, coordinating, eventually, members
+from elastune.testing.members_kit import begun, coordinating, eventually, let_in, members
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_stranger_at_the_address(
     def serve() -> None:
         connection, _ = listener.accept()
         with connection:
-            connection.recv(4096)
+            let_in(connection, "secret")
             if answer is not None:
                 connection.sendall(answer)
             over.wait(10)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,9 +16,11 @@ from elastune.core.errors import UserError
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.protocol import transport
 from elastune.elastic.protocol.messages import ResizeAsked
+from elastune.elastic.protocol.transport import ProtocolError
 from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
-from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
+from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient
+from elastune.elastic.worker.news import RunOver
+from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, let_in, members
 
 # A worker process that takes part, then does what its argument says.
 WORKER = """
@@ -192,6 +195,7 @@ def test_a_silent_coordinator_is_gone() -> None:
 
         def welcome() -> None:
             connection, _ = listener.accept()
+            let_in(connection, "token")
             connection.sendall(b'{"kind":"welcome","joins":false,"beat_s":0.02,"silence_s":0.1}\n')
             kept.append(connection)
 
@@ -260,6 +264,7 @@ def test_a_coordinator_that_starts_later_is_found() -> None:
     def serve() -> None:
         servers.append(socket.create_server(("127.0.0.1", port)))
         connection, _ = servers[0].accept()
+        let_in(connection, "token")
         connection.sendall(b'{"kind":"welcome","joins":true,"beat_s":0.5}\n')
         servers.append(connection)
 
@@ -271,16 +276,20 @@ def test_a_coordinator_that_starts_later_is_found() -> None:
         server.close()
 
 
+@pytest.mark.parametrize("token", ["token", "another", None])
 @pytest.mark.parametrize("answer", [b"", b"rubbish\n", b'{"kind":"bye"}\n', b"x" * (2 << 20)])
-def test_what_is_no_coordinator_is_refused(answer: bytes) -> None:
+def test_what_is_no_coordinator_is_refused(token: str | None, answer: bytes) -> None:
+    """A server without the token, one that does not ask for it, one that has it and lost its mind."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(LIMIT_S)
-                connection.recv(4096)
-                connection.sendall(answer)
+                with contextlib.suppress(ProtocolError, ConnectionError):
+                    if token:
+                        let_in(connection, token)
+                    connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -45,6 +45,22 @@ def test_joiners_are_spread_over_those_with_state() -> None:
     assert reconcile(rows) == replace(NOTHING, state_source={2: 0, 3: 1, 4: 0})
 
 
+def test_between_hosts_the_state_travels_once_for_each_that_lacks_it() -> None:
+    rows, hosts = [CALM, CALM, *[JOINER] * 4, JOINER], ["a", "b", "c", "c", "c", "c", "d"]
+    sources = reconcile(rows, hosts).state_source
+    assert {sources[2], sources[6]} == {0, 1}
+    assert [sources[joiner] for joiner in (3, 4, 5)] == [2, 2, 3]
+    had = {0, 1}
+    for joiner, source in sources.items():  # in this order: who sends has got it
+        assert source in had
+        had.add(joiner)
+
+
+def test_a_joiner_gets_the_state_from_its_own_host_where_somebody_there_has_it() -> None:
+    rows, hosts = [CALM, CALM, CALM, JOINER, JOINER], ["a", "a", "b", "b", "a"]
+    assert reconcile(rows, hosts).state_source == {3: 2, 4: 0}
+
+
 def test_an_evaluation_that_lacks_a_lost_workers_part_is_done_again() -> None:
     rows = [replace(UNREPEATABLE, lost=True), replace(CALM, lost=True), UNREPEATABLE]
     assert reconcile(rows) == replace(NOTHING, rewind_to=5, rewind_source=0, rewind_lacking=(1,), rewinds=1)

@@ -39,7 +39,7 @@ def work(worker):
     version = member.await_version(0, 60)
     for turn in range({VERSIONS}):
         number, size = version.number, len(version.members)
-        group = ProcessGroupGloo(PrefixStore(str(number), store), version.rank_of(worker), size, options)
+        group = ProcessGroupGloo(PrefixStore(str(number), store), version.ranks[worker], size, options)
         total = torch.full((4,), float(worker + 1))
         group.allreduce([total]).wait()
         assert total.tolist() == [6.0] * 4, total

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
-from elastic import config, train  # noqa: F401
+import elastic
+from elastic import train  # noqa: F401
 from elastune import Policy
+
+config = {**elastic.config, "epochs": 2}
 
 
 class Steered(Policy):

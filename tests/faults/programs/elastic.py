@@ -3,9 +3,6 @@ that steers a schedule, reports inside and outside of the batch loop."""
 
 from __future__ import annotations
 
-import os
-import time
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,23 +10,31 @@ from torch.utils.data import Subset, TensorDataset
 
 from elastune.recipes.datasets import digits
 from elastune.testing.faults import inject
+from elastune.testing.pace import Rests, parse_wishes
 
 config = {
     "batch_size": 64,
     "epochs": 3,
     "samples": 1000,
-    "pause_s": 0.0,  # after every step,
-    "until": "",  # until this file exists
+    "pause_s": 0.0,  # how the program rests: see testing/pace.py
+    "until": "",
     "faults": [],
     "resize": [],
     "change": [],
+    "agree": [],
     "changing": None,
     "optimizer": "adamw",
     "plain": False,
     "wide": 64,
     "unfit": [],
     "loaders": 0,
+    "lr": 2e-3,
 }
+objectives = {"loss": "min"}
+
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 1e-3, 1e-2, log=True)}
 
 
 def train(session) -> None:
@@ -45,7 +50,7 @@ def train(session) -> None:
         nn.Linear(config["wide"], 10),
     )
     if config["optimizer"] == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     each_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
@@ -57,8 +62,9 @@ def train(session) -> None:
     if config["loaders"]:  # a plain tensor needs none
         samples = Subset(samples, range(len(samples)))
     unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
-    changes = {step: (name, float(value)) for step, name, value in (text.split() for text in config["change"])}
-    wishes = dict(wish.split() for wish in config["resize"])
+    changes = {step: (name, value) for step, name, value in (text.split() for text in config["change"])}
+    wishes, strategies = parse_wishes(config["resize"]), parse_wishes(config["agree"])
+    pace = Rests(session, config["epochs"] * -(-len(samples) // config["batch_size"]), wishes)
     for _ in session.epochs(config["epochs"]):
         model.train()
         for x, y in session.batches(samples, batch_size=config["batch_size"], loader_workers=config["loaders"]):
@@ -67,13 +73,19 @@ def train(session) -> None:
             session.backward(loss)
             reach("after")
             if session.ends_step:
-                if not (config["until"] and os.path.exists(config["until"])):
-                    time.sleep(config["pause_s"])
-                if str(session.step) in wishes:
-                    session.resize(int(wishes[str(session.step)]))
+                pace.rest()
+                if session.step in wishes:
+                    session.resize(int(wishes[session.step]))
+                if session.step in strategies:
+                    session.set_sync(strategies[session.step])
                 if str(session.step) in changes and config["changing"] in (None, session.rank):
                     name, value = changes[str(session.step)]
-                    session.change(**{name: int(value) if name == "batch_size" else value})
+                    if name == "topology":
+                        session.set_topology(value)
+                    elif name == "tree":
+                        session.set_tree([int(parent) for parent in value.split(",")])
+                    else:
+                        session.change(**{name: int(value) if name == "batch_size" else float(value)})
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -88,8 +100,9 @@ def train(session) -> None:
         with torch.no_grad():
             for x, y in session.batches(unseen, batch_size=32, train=False):
                 reach("evaluation")
-                losses.append(F.cross_entropy(model(x), y))
-                hits += (model(x).argmax(1) == y).tolist()
+                scores = model(x)
+                losses.append(F.cross_entropy(scores, y))
+                hits += (scores.argmax(1) == y).tolist()
         reach("summing")
         loss = session.sum(losses)
         plateau.step(torch.tensor(loss, dtype=torch.float64))

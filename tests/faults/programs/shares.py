@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,8 @@ from elastune.comm.group import GroupBroken
 from elastune.elastic.worker.elastic_group import ElasticWorkerGroup
 from elastune.recipes.datasets import digits
 from elastune.testing.faults import inject
-from elastune.train.checkpoints.run_state import RunState
+from elastune.testing.pace import Rests, parse_wishes
+from elastune.train.checkpoints.run_folder import RunFolder
 
 config = {
     "batch_size": 64,
@@ -75,7 +75,7 @@ def lose_while_loading(worker: int) -> None:
         LOST_LOADING.append(worker)
         ElasticWorkerGroup._gather_alike = gathered
     if worker == 2:
-        RunState._load = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        RunFolder._load = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(session) -> None:
@@ -97,7 +97,8 @@ def train(session) -> None:
     images, labels = digits().train[: config["samples"]]
     samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
     unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
-    wishes = dict(wish.split() for wish in config["reshape"])
+    wishes = parse_wishes(config["reshape"])
+    pace = Rests(session, config["epochs"] * -(-len(samples) // config["batch_size"]), wishes)
     for _ in session.epochs(config["epochs"]):
         model.train()
         for x, y in session.batches(samples, batch_size=config["batch_size"]):
@@ -112,10 +113,9 @@ def train(session) -> None:
             if config["tampers"] and session.step == 2 and session.rank == 1:
                 next(iter(optimizer.state.values()))["exp_avg"][0] += 1.0
             if session.ends_step:
-                if not (config["until"] and os.path.exists(config["until"])):
-                    time.sleep(config["pause_s"])
-                if str(session.step) in wishes:
-                    session.reshape(wishes[str(session.step)])
+                pace.rest()
+                if session.step in wishes:
+                    session.reshape(wishes[session.step])
             session.clip_grad_norm_(0.5)
             optimizer.step()
             optimizer.zero_grad()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,8 +9,9 @@ from torch.utils.data import TensorDataset
 
 from elastune.recipes.datasets import digits
 from elastune.testing.faults import inject
+from elastune.testing.pace import Rests, parse_wishes
 
-config = {"samples": 360, "epochs": 2, "faults": [], "reshape": [], "pause_s": 0.0, "again": False}
+config = {"samples": 360, "epochs": 2, "faults": [], "reshape": [], "pause_s": 0.0, "until": "", "again": False}
 
 
 class Net(nn.Module):
@@ -40,7 +39,8 @@ def train(session) -> None:
     images, labels = digits().train[: config["samples"]]
     samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation[:96]
     unseen = TensorDataset(unseen[0].flatten(1), unseen[1])
-    wishes = dict(wish.split() for wish in config["reshape"])
+    wishes = parse_wishes(config["reshape"])
+    pace = Rests(session, config["epochs"] * -(-len(samples) // 64), wishes)
     for _ in session.epochs(config["epochs"]):
         model.train()
         for x, y in session.batches(samples, batch_size=64):
@@ -52,9 +52,9 @@ def train(session) -> None:
                     assert model(x).shape == (len(x), 10)
                 model.train()
             if session.ends_step:
-                time.sleep(config["pause_s"])
-                if str(session.step) in wishes:
-                    session.reshape(wishes[str(session.step)])
+                pace.rest()
+                if session.step in wishes:
+                    session.reshape(wishes[session.step])
             session.clip_grad_norm_(0.5)
             optimizer.step()
             optimizer.zero_grad()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.recipes.datasets import digits
 from elastune.testing.faults import inject
+from elastune.testing.pace import Rests, parse_wishes
 
 config = {"batch_size": 64, "epochs": 2, "samples": 1000, "pause_s": 0.0, "faults": [], "resize": []}
 
@@ -22,7 +21,8 @@ def train(session) -> None:
     reach = inject(session)
     images, labels = digits().train[: config["samples"]]
     samples = TensorDataset(images.flatten(1), labels)
-    wishes = dict(wish.split() for wish in config["resize"])
+    wishes = parse_wishes(config["resize"])
+    pace = Rests(session, config["epochs"] * -(-len(samples) // config["batch_size"]), wishes)
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(samples, batch_size=config["batch_size"]):
             reach("before")
@@ -30,7 +30,7 @@ def train(session) -> None:
             optimizer.step()
             optimizer.zero_grad()
             if session.ends_step:
-                time.sleep(config["pause_s"])
-                if str(session.step) in wishes:
-                    session.resize(int(wishes[str(session.step)]))
+                pace.rest()
+                if session.step in wishes:
+                    session.resize(int(wishes[session.step]))
                 session.report(rank=session.rank, size=session.size, squares=session.rank**2)

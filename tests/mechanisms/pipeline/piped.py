@@ -23,7 +23,7 @@ from elastune.mechanisms.division import Division
 from elastune.mechanisms.pipeline.divide import Pipeline, divide, plan_stages
 from elastune.testing.worker_processes import LIMIT_S, Worker
 
-SLOTS, BATCH, STEPS, CLASSES = 8, 20, 4, 7
+SLOTS, BATCH, STEPS, CLASSES = 8, 20, 3, 7
 State = dict[str, torch.Tensor]
 
 
@@ -241,7 +241,7 @@ class Run:
 
     def all_steps(self) -> None:
         for step in range(STEPS):
-            if self.case.abandons and step == 2:
+            if self.case.abandons and step == 1:
                 self.dropped_step(step, 3)
             self.step(step)
 

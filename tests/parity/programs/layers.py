@@ -47,6 +47,12 @@ class Gpt(nn.Module):
         return found
 
 
+def _row() -> nn.Sequential:
+    """Each layer a part by itself: blocks go from one to the next."""
+    wide = [layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), *wide, nn.Linear(32, WORDS))
+
+
 columns, rows = ColwiseParallel(), RowwiseParallel()
 PLANS: dict[str, dict[str, Any]] = {
     "": {},
@@ -61,14 +67,14 @@ PLANS: dict[str, dict[str, Any]] = {
 def data(kind: str) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, WORDS, (60,), generator=generator)
-    if kind == "cnn":
+    if kind in ("cnn", "row"):
         return TensorDataset(torch.randn(60, 1, 8, 8, generator=generator), labels)
     return TensorDataset(torch.randint(0, WORDS, (60, LENGTH), generator=generator), labels)
 
 
 def train(session: Any) -> None:
     chosen = session.config
-    model: nn.Module = Cnn() if chosen["model"] == "cnn" else Gpt()
+    model: nn.Module = {"cnn": Cnn, "gpt": Gpt, "row": _row}[chosen["model"]]()
     optimizer: optim.Optimizer = optim.AdamW(model.parameters(), lr=0.01)
     if chosen["optimizer"] == "adafactor":
         optimizer = optim.Adafactor(model.parameters())

@@ -20,6 +20,7 @@ NEEDED = {
     "scheduled_workers": "at=1,workers=2",
     "warmup": "steps=5",
     "cost": "cap=1.0,price_per_worker_hour=0.5",
+    "spot": "deadline_h=20,prices=prices.csv",
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import matplotlib.image
 import pytest
 
 from elastune.report.figures import interactive, static
@@ -126,6 +125,8 @@ def test_tables_tell_of_paused_trials_and_keep_them_off_the_front() -> None:
 
 
 def test_the_page_shows_what_the_search_came_to(tmp_path: Path) -> None:
+    import matplotlib.image
+
     out = stopping_study(40).write(tmp_path)
     text = write_report(out).read_text()
     for title in ("In words", "What decides the objectives", "Who had the workers when", "What was found by when"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import matplotlib.image
 import numpy as np
 import pytest
 
@@ -209,6 +208,8 @@ def test_a_band_ends_at_the_edge_of_a_log_axis():
 
 
 def test_both_renderers_draw_band_and_marks(adapting_entries):
+    import matplotlib.image
+
     run, found = gather_run(adapting_entries), gather_adaptation(adapting_entries)
     figure = over_time(run, found)
     drawn = static.png(figure)

@@ -3,17 +3,27 @@ from __future__ import annotations
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     FaultInjected,
+    LearnerLeftOut,
     Regrouped,
     RunFinished,
     RunStarted,
     StateLost,
+    StepsCompleted,
     Straggling,
     WorkerGone,
 )
 from elastune.report.document import render
 from elastune.report.gather import gather_run
 from elastune.report.page import run_page
-from elastune.report.tables.changes import Changes, changes_line, changes_table, gather_changes, worker_steps
+from elastune.report.tables.changes import (
+    Changes,
+    changes_line,
+    changes_table,
+    gather_changes,
+    left_out_table,
+    worker_steps,
+)
+from elastune.report.tables.decision_text import left_out_line
 from elastune.report.tables.sample_ledger import ledger
 
 STORY = [
@@ -45,6 +55,16 @@ def test_state_that_was_lost_and_a_mesh_are_told() -> None:
     )
     assert changes_line(found).endswith(f"1 step done again; {told}")
     assert "2 (shard=2)" in changes_table(found).rows[0]
+
+
+def test_a_round_that_ended_without_a_learner_is_told() -> None:
+    left = LearnerLeftOut(3, 1, 2, 0, 11, 12, [(110, 115), (125, 130)])
+    claims = [StepsCompleted(0, 1, 2, 0, 0, 100, 140, 1, 10), StepsCompleted(0, 2, 1, 0, 100, 140, 140, 11, 14)]
+    found = gather_changes([Entry(float(i), record) for i, record in enumerate([*STORY, left, left, *claims])])
+    assert (found.short_rounds, found.samples_left_out) == (1, 10)
+    assert "1 round without a learner that was lost or late (10 samples left out)" in changes_line(found)
+    assert left_out_table(found).rows == (("11 to 12", "3", "1", "10", "worker 1 was ended by <signal 9>"),)
+    assert left_out_line(left) == "steps 11 to 12 ended without learner 3 (worker 1): 10 samples left out"
 
 
 def test_a_page_tells_of_them_and_escapes_what_it_tells() -> None:

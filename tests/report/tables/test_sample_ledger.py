@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import RunFinished, RunStarted, StepsCompleted
-from elastune.report.tables.sample_ledger import ledger, lines
+from elastune.journal.records import LearnerLeftOut, RunFinished, RunStarted, StepsCompleted
+from elastune.report.tables.sample_ledger import ledger, left_out, lines
 
 STARTED = RunStarted("p.py", {}, 0, {})
 
@@ -94,6 +94,31 @@ def test_a_later_version_takes_back_what_was_lost_with_an_earlier_one() -> None:
 def test_steps_that_nobody_claims_are_told() -> None:
     found = of(claim(1, 4, 0, 40), claim(6, 10, 40, 100), finished())
     assert "steps 5 to 5" in " ".join(found.disputes)
+
+
+def without(learner: int, first: int, last: int, *places: tuple[int, int], version: int = 1) -> LearnerLeftOut:
+    return LearnerLeftOut(learner, 2, version, 0, first, last, list(places))
+
+
+def test_what_a_round_ended_without_is_told_and_counts_as_not_seen() -> None:
+    claims = claim(1, 5, 0, 50), claim(6, 10, 50, 100, version=2)
+    told = without(3, 6, 10, (65, 75), (90, 100), version=2)
+    found = of(*claims, told, told, finished())  # every member says it
+    assert found.exact
+    assert (found.epochs[0].once, found.epochs[0].left_out) == (80, 20)
+    assert "epoch 1: 80/100 seen once, 20 left out" in lines(found, all_epochs=False)[0]
+    assert "20 left out with learners that were lost or late" in lines(found)[-1]
+    assert "left out twice" in " ".join(of(*claims, told, without(1, 6, 10, (70, 72), version=2)).disputes)
+    assert "not used once" in " ".join(of(*claims, without(1, 6, 10, (95, 102), version=2), finished()).disputes)
+    # The round was done again, or training went on from before it.
+    assert of(*claims, told, claim(6, 10, 50, 100, version=3), finished()).epochs[0].left_out == 0
+    resumed = RunStarted("program.py", {}, 0, {}, resumed_step=5)
+    assert of(*claims, told, resumed, claim(6, 10, 50, 100), finished()).epochs[0].left_out == 0
+    # A checkpoint knows what was left out up to it, but not whose learners these were.
+    after = RunStarted("program.py", {}, 0, {}, resumed_step=10)
+    again = claim(1, 10, 0, 100, worker=-1, version=0), replace(told, worker=-1, version=0)
+    story = [Entry(float(i), record) for i, record in enumerate([STARTED, *claims, told, after, *again, finished()])]
+    assert [each.worker for each in left_out(story)] == [told.worker]
 
 
 @st.composite

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from elastune.core.text import number
-from elastune.journal.records import TimesFitted, WorkerSteps
+from elastune.journal.records import LinkFitted, TimesFitted, WorkerSteps
 from elastune.report.gather import front_trials, gather_run, gather_study
 from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table
 from elastune.report.tables.study_tables import failures_table, front_table, trials_table
@@ -173,3 +173,14 @@ def test_times_table_has_units():
     assert cells["link"] == "1000 MB/s"
     assert cells["predicted / measured, batch 64 on 2 workers"] == "1.07"
     assert dict(times_table(replace(times, seconds_per_byte=0.0)).rows)["link"] == "free"
+
+
+def test_times_table_tells_the_links_within_and_across_hosts():
+    times = TimesFitted(
+        2e-3, 3.4e-5, 4.2e-4, 1e-9, 151_000, [1, 4], across=LinkFitted(2.5e-3, 8e-9), workers_per_host=2
+    )
+    cells = dict(times_table(times).rows)
+    assert cells["link within a host"] == "1000 MB/s"
+    assert (cells["latency of one message across hosts"], cells["link across hosts"]) == ("2.5 ms", "125 MB/s")
+    assert cells["workers that fit a host"] == "2"
+    assert "link" not in cells

@@ -22,6 +22,7 @@ from elastune.search.analysis.warm_start import (
     similarity,
     spread_of,
 )
+from elastune.search.samplers.recall import replay
 from elastune.search.samplers.suggest import Suggester, Suggestion
 from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.objective import parse_objectives
@@ -240,7 +241,7 @@ def test_a_resumed_search_goes_on_as_if_it_had_not_stopped(sampler: str) -> None
     whole.learn(taken)
     run(whole, entries, 2)
     again = Suggester(smooth, TWO, sampler=sampler, seed=3)
-    again.replay(entries)
+    replay(again, entries)
     expected = run(whole, [], 5)
     assert [(s.number, s.params) for s in run(again, [], 5)] == [(s.number, s.params) for s in expected]
     assert [s.params for s in expected[:2]] == taken.proposed[2:]

@@ -15,6 +15,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import TrialFinished, TrialStarted
 from elastune.search.analysis.front import hypervolume
 from elastune.search.samplers.genetic import Genetics, Lineage, parents, parse_genetics, place, unfinished
+from elastune.search.samplers.recall import replay
 from elastune.search.samplers.registry import check_sampler
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
@@ -311,7 +312,7 @@ def test_a_replayed_study_goes_on_alike(sampler, at_once):
     settings = {"sampler": sampler, "at_once": at_once, "limits": limits}
     begun, entries, _ = search(branching, off, 30, **settings)
     resumed = Suggester(branching, ONE, limits, sampler=sampler, seed=1)
-    resumed.replay(entries)
+    replay(resumed, entries)
     one, other = [search(branching, off, 25, at_once=at_once, suggester=each)[1] for each in (begun, resumed)]
     assert one == other
 
@@ -320,10 +321,10 @@ def test_a_proposal_needs_nothing_but_the_trials_and_the_seed():
     _, entries, _ = search(sphere, distance, 40)
     twins = [Suggester(sphere, ONE, sampler="genetic", seed=1) for _ in range(2)]
     for twin in twins:
-        twin.replay(entries)
+        replay(twin, entries)
     assert twins[0].ask() == twins[1].ask()
     other = Suggester(sphere, ONE, sampler="genetic", seed=2)
-    other.replay(entries)
+    replay(other, entries)
     assert other.ask() != twins[0].ask()
 
 
@@ -331,7 +332,7 @@ def test_trials_lost_in_a_crash_do_not_stop_the_search():
     _, entries, _ = search(sphere, distance, 60, at_once=8)
     lost = [e for e in entries if not (isinstance(e.record, TrialFinished) and e.record.trial in (40, 57, 59))]
     resumed = Suggester(sphere, ONE, sampler="genetic", seed=1)
-    resumed.replay(lost)
+    replay(resumed, lost)
     found = search(sphere, distance, 60, at_once=8, suggester=resumed)[2]
     assert lowest(found) < min(e.record.values["y"] for e in lost if isinstance(e.record, TrialFinished))
 

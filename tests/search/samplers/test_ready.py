@@ -4,6 +4,7 @@ import pytest
 
 from elastune.journal.entry import Entry
 from elastune.journal.records import TrialFinished, TrialStarted
+from elastune.search.samplers.recall import replay
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.objective import parse_objectives
 
@@ -77,5 +78,5 @@ def test_a_resumed_search_waits_for_trials_that_go_on(unfinished, ready):
     ]
     entries += [Entry(1.0, TrialFinished(each.number, "complete", {"y": 1.0})) for each in asked[:3]]
     resumed = suggester()
-    resumed.replay(entries, unfinished=unfinished)
+    replay(resumed, entries, unfinished=unfinished)
     assert resumed.ready() == ready

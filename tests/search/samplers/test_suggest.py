@@ -10,7 +10,8 @@ from elastune.journal.records import TrialFinished, TrialStarted
 from elastune.journal.writer import JournalWriter
 from elastune.search.analysis.front import nondominated
 from elastune.search.samplers.history import TRAINED
-from elastune.search.samplers.registry import SAMPLERS
+from elastune.search.samplers.recall import replay
+from elastune.search.samplers.registry import GP_TRIALS, SAMPLERS, gp_s, resolve
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.objective import oriented, parse_objectives
@@ -234,7 +235,7 @@ def test_a_resumed_grid_visits_only_the_rest():
     entries = []
     for _ in range(3):
         suggester = Suggester(finite, TWO, sampler="grid", seed=2)
-        suggester.replay(entries)
+        replay(suggester, entries)
         for _ in range(7):
             if (asked := suggester.ask()) is None:
                 break
@@ -260,7 +261,7 @@ def test_a_resumed_study_goes_on_exactly_as_if_it_had_not_stopped(sampler, stop,
         for entry in entries[: 2 * stop]:
             journal.write(entry.record)
     resumed = Suggester(flat, settings["objectives"], sampler=sampler, seed=1)
-    resumed.replay(read(tmp_path / "journal.jsonl"))
+    replay(resumed, read(tmp_path / "journal.jsonl"))
     assert resumed.ask() == whole[stop]
 
 
@@ -268,7 +269,7 @@ def test_an_unfinished_trial_leaves_no_zombie_and_its_number_is_not_reused():
     _, suggestions, entries = study(6, sampler="tpe")
     lost = [e for e in entries if not (isinstance(e.record, TrialFinished) and e.record.trial == 4)]
     resumed = Suggester(flat, TWO, sampler="tpe", seed=1)
-    resumed.replay(lost)
+    replay(resumed, lost)
     trials = resumed._history.frozen()
     assert len(trials) == 5
     assert all(trial.state == optuna.trial.TrialState.COMPLETE for trial in trials)
@@ -276,7 +277,7 @@ def test_an_unfinished_trial_leaves_no_zombie_and_its_number_is_not_reused():
     with pytest.raises(ValueError, match="not open"):
         resumed.tell(4, finish(4, suggestions[4].values))
     with pytest.raises(ValueError, match="before the first ask"):
-        resumed.replay(entries)
+        replay(resumed, entries)
 
 
 def test_numbers_of_other_trials_are_not_given_out():
@@ -285,7 +286,7 @@ def test_numbers_of_other_trials_are_not_given_out():
         Entry(1.0, TrialFinished(7, "complete")),
     ]
     suggester = Suggester(flat, TWO)
-    suggester.replay(entries)
+    replay(suggester, entries)
     assert suggester.reserve() == 8
     assert suggester.ask().number == 9
     assert suggester.reserve() == 10
@@ -295,11 +296,11 @@ def test_numbers_of_other_trials_are_not_given_out():
 def test_a_trial_that_was_started_twice_counts_once():
     _, _, entries = study(3, sampler="random")
     suggester = Suggester(flat, TWO, sampler="random", seed=1)
-    suggester.replay([entries[0], *entries])
+    replay(suggester, [entries[0], *entries])
     states = [trial.state.name for trial in suggester._history.frozen()]
     assert sorted(states) == ["COMPLETE"] * 3 + ["FAIL"]
     suggester = Suggester(flat, TWO, sampler="random", seed=1)
-    suggester.replay([*entries, entries[0]])
+    replay(suggester, [*entries, entries[0]])
     states = [trial.state.name for trial in suggester._history.frozen()]
     assert sorted(states) == ["COMPLETE"] * 3 + ["FAIL"]
 
@@ -341,3 +342,22 @@ def test_the_front_of_a_study_excludes_its_failures():
     front = nondominated(oriented(rows, TWO))
     assert front.any()
     assert not any(front[i] for i, s in enumerate(suggestions) if train(s.values) is None)
+
+
+def test_gp_lasts_as_long_as_it_pays():
+    assert resolve("auto", TWO, [], trained=GP_TRIALS - 1) == "gp"
+    assert resolve("auto", TWO, [], trained=GP_TRIALS) == "tpe"
+    assert resolve("auto", TWO, [], every_s=gp_s(0)) == "gp"
+    assert resolve("auto", TWO, [], every_s=0.9 * gp_s(0)) == "tpe"
+    assert resolve("gp", TWO, [], every_s=0.0) == "gp", "what is asked for by name stays"
+    assert gp_s(1000) > 10 * gp_s(10)
+
+
+@pytest.mark.parametrize(("seconds", "sampler"), [(60.0, "gp"), (0.01, "tpe")])
+def test_what_proposals_take_is_held_against_what_trials_take(seconds, sampler):
+    suggester = Suggester(flat, TWO)
+    asked = suggester.ask()
+    suggester.tell(
+        asked.number, TrialFinished(asked.number, "complete", {"accuracy": 0.5, "seconds": 1.0}, {}, {}, seconds)
+    )
+    assert suggester.ask().sampler == sampler

@@ -106,6 +106,17 @@ def test_a_result_is_its_own_result(claims: list[Demand], workers: int, rules: R
     assert allocate(after(claims, given), workers, rules) == given
 
 
+def test_of_two_that_waited_too_long_the_one_let_in_stays_in() -> None:
+    """Without a least stay, too: asked again at the same moment, the other one would take its place, and so on."""
+    patient = [claim(1, low=2, high=2, since_s=1000.0), claim(2, low=2, high=2, since_s=100.0)]
+    rules = Rules(min_residence_s=0.0, max_wait_s=50.0)
+    given = allocate(patient, 3, rules)
+    assert given == {1: 2, 2: 0}
+    assert allocate(after(patient, given), 3, rules) == given
+    later = [replace(one, since_s=one.since_s + 60.0) for one in after(patient, given)]
+    assert allocate(later, 3, rules) == {1: 0, 2: 2}, "but some time later it has its turn"
+
+
 @given(many(), st.integers(0, 30), rules, st.randoms())
 def test_the_order_of_claims_does_not_matter(
     claims: list[Demand], workers: int, rules: Rules, rng: random.Random

@@ -30,7 +30,7 @@ def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
         trials=3,
         workers=4,
         means=Means(mode="exact", num_slots=4),
-        config={"pause_s": 0.02},
+        config={"pause_s": 0.05},  # they grow before they end
     )
     return replace(asked, **changes)
 

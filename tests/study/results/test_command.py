@@ -23,6 +23,10 @@ def test_command_names_what_decides_the_result():
     assert run_command("f.py", {}, means) == "elastune run f.py --precision bf16 --micro-batch 4 --threads 2"
 
 
+def test_command_names_the_data():
+    assert run_command("f.py", {}, {}, data="/my data") == "elastune run f.py --data '/my data'"
+
+
 def test_command_names_what_adapts_the_run():
     assert run_command("f.py", {}, {"policy": "none", "monitor": []}) == "elastune run f.py"
     assert run_command("f.py", {}, {"policy": "gns:max_batch=64"}) == "elastune run f.py --policy gns:max_batch=64"

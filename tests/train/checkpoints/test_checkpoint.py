@@ -9,8 +9,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -305,17 +303,16 @@ def test_another_format_is_refused_in_one_line(tmp_path: Path, number: object) -
         assert "\n" not in str(told.value)
 
 
-def test_a_run_does_not_resume_from_another_format(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_from_another_format(tmp_path: Path, command_here: Callable[..., Any]) -> None:
     """Exit code 2, one line that says what to do, and the folder as it was."""
     program = tmp_path / "program.py"
     program.write_text("def train(session):\n    pass\n")
     state = save(tmp_path / "out" / "checkpoints", checkpoint(5)) / "state.json"
     state.write_text(json.dumps({**unseal(state.read_bytes()), "format": 2}))
     before = state.read_bytes()
-    command = [sys.executable, "-m", "elastune", "run", program, "--out", tmp_path / "out", "--resume"]
-    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 2
-    (line,) = [line for line in ended.stderr.splitlines() if "(got " in line]
+    said = command_here("run", program, "--out", tmp_path / "out", "--resume")
+    assert said.code == 2
+    (line,) = [line for line in said.err.splitlines() if "(got " in line]
     assert line.startswith("elastune: a checkpoint must be of format 4 (got format 2: ")
     assert "begin again in another --out" in line
     assert state.read_bytes() == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Position, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Checkpointed
-from elastune.sync.registry import prepare
+from elastune.journal.records import Checkpointed, Record
+from elastune.sync.registry import in_use, prepare
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.checkpoint import complete, load
 from elastune.train.checkpoints.parts import Named, load_states, states_of
@@ -45,7 +45,9 @@ class Outer:
         self.momentum, self.rounds = state["momentum"].clone(), int(state["rounds"])
 
 
-def run_state(out: Path, value: float, *parts: Any, resume: bool = False) -> RunState:
+def run_state(
+    out: Path, value: float, *parts: Any, resume: bool = False, send: Callable[[Record], None] = lambda record: None
+) -> RunState:
     """Of a worker all of whose state is ``value``."""
     spec = RunSpec(Program(out / "none.py"), out, resume=resume)
     workers = WorkerGroup(Group())
@@ -55,7 +57,7 @@ def run_state(out: Path, value: float, *parts: Any, resume: bool = False) -> Run
     progress.spans = [[0, 0, 8, 8, 1, int(value)]]
     transaction = StepTransaction(workers, progress, SampleLog(0, lambda record: None))
     adapter = Adapter(spec, workers, progress, lambda record: None, {})
-    state = RunState(spec, {}, workers, progress, transaction, adapter, lambda record: None, parts)
+    state = RunState(spec, {}, workers, progress, transaction, adapter, send, parts)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=value / 100)
     with torch.no_grad():
@@ -65,7 +67,7 @@ def run_state(out: Path, value: float, *parts: Any, resume: bool = False) -> Run
     optimizer.step()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     sync = prepare(model, optimizer, spec.means, workers.comms, control=7)
-    state.trained = TrainingState(sync, (schedule,), (value / 100,))
+    state.trained = TrainingState(in_use(sync, spec, 7, elastic=False), (schedule,), (value / 100,))
     return state
 
 
@@ -109,9 +111,8 @@ def test_every_part_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_saving_is_told_with_its_step(tmp_path: Path) -> None:
-    state, sent = run_state(tmp_path, 3.0), []
-    state._send = sent.append
-    state.save()
+    sent: list[Record] = []
+    run_state(tmp_path, 3.0, send=sent.append).save()
     assert [record.step for record in sent if isinstance(record, Checkpointed)] == [3]
 
 

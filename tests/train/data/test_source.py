@@ -14,14 +14,16 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.run import Means, Position
-from elastune.journal.records import StepsCompleted
+from elastune.journal.records import StepsCompleted, StepsPlanned
 from elastune.testing.sessions import lone_session
 from elastune.train.control import PRIME
 from elastune.train.data.loading import Loading
+from elastune.train.data.planned import steps_planned
 from elastune.train.data.source import MapStyleSource, StepSource, plan_steps
 
 
 class Stream:
+    turns = 1
     """Sample n is a function of n: what a reader of a stream gives that can begin at a place. It has no end."""
 
     def batches(self, offset: int, size: int) -> Iterator[range]:
@@ -73,6 +75,39 @@ def test_a_pass_ends_where_its_length_says(drop_last: bool) -> None:
     assert sum(sizes) == source.length(0, 16)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [16, 25, 60])
+@pytest.mark.parametrize(("at", "epochs"), [(Position(), 3), (Position(1, 32, 7), 3), (Position(2, 48, 99), 3)])
+def test_the_steps_of_a_run_are_known_beforehand(drop_last: bool, size: int, at: Position, epochs: int) -> None:
+    source = map_style(50, drop_last)
+
+    def steps(position: Position) -> int:
+        return len(list(plan_steps(source, size, position, Means(), 1, 0)))
+
+    expected = at.step + steps(at) + (epochs - at.epoch - 1) * steps(Position())
+    assert steps_planned(source, at, size, epochs) == (expected if size <= 50 or not drop_last else None)
+    assert steps_planned(source, at, size, 0) is None, "nobody knows how many epochs"
+    assert steps_planned(Stream(), at, size, epochs) is None
+
+
+def test_a_run_tells_its_steps_and_again_when_its_batch_changes(tmp_path: Path) -> None:
+    sent: list[Any] = []
+    session = lone_session(tmp_path, send=sent.append)
+    model = nn.Linear(6, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = TensorDataset(torch.zeros(48, 6), torch.zeros(48, 1))
+    for epoch in session.epochs(3):
+        for x, y in session.batches(data, batch_size=12):
+            session.backward(F.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            if (epoch, session.step) == (1, 5):
+                session.change(batch_size=6)
+    told = [record.steps for record in sent if isinstance(record, StepsPlanned)]
+    assert told[0] == 12
+    assert told[-1] == session.step > 12
+
+
 def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:
     """In two parts, on steps that nobody counted beforehand, with the weights of one part."""
 
@@ -84,7 +119,7 @@ def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:
         nn.init.normal_(model.weight)
         model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         for _ in session.epochs(1):
-            for x, y in session._stepper.training_pass(lambda epoch: Stream(), 16):
+            for x, y in session._stepper.training_pass(lambda epoch: Stream(), 16, 1):
                 session.backward(F.mse_loss(model(x), y))
                 optimizer.step()
                 optimizer.zero_grad()

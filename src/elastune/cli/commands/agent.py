@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -12,16 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import parse
 from elastune.cli.clusters import Interface
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import Notices
-from elastune.cli.output import FAILED, OK, print_error
+from elastune.cli.output import FAILED, OK, TRY_AGAIN, print_error
+from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
     from elastune.cluster.agents.agent import Link
     from elastune.cluster.agents.messages import AgentHello
+
+
+AGAIN_LIMIT_S = 0.5  # for one look for the next controller
 
 
 @flatten
@@ -34,60 +39,85 @@ def agent(
     ] = None,
     interface: Interface = None,
     name: Annotated[str | None, typer.Option(help="What to call this machine. [default: its own name]")] = None,
+    kind: Annotated[
+        str, typer.Option(metavar="spot|on-demand", help="Whether this machine may be taken away at any time.")
+    ] = ON_DEMAND,
     patience: Annotated[str, typer.Option(metavar="TIME", help="How long to look for the controller.")] = "10m",
     grace: Annotated[
         str, typer.Option(metavar="TIME", help="How long workers may take to leave after a SIGTERM to this process.")
     ] = "30s",
     folder: Annotated[
-        Path | None, typer.Option(help="For logs of runs whose folder is not on this machine. [default: a new one]")
+        Path | None,
+        typer.Option(help="For logs and checkpoints of runs whose folder is not on this machine. [default: a new one]"),
     ] = None,
-    device: options.Device = "auto",
+    label: Annotated[str, typer.Option(help="What whoever starts this agent calls it.", hidden=True)] = "",
+    parent: Annotated[
+        int | None, typer.Option(help="The process that has started this one, which dies with it.", hidden=True)
+    ] = None,
 ) -> int:
     """Serve the controller at HOST:PORT (elastune run --cluster hosts:PORT ...) with workers on this machine.
 
-    Ends with the controller, with code 0; where that is lost, with 1. SIGTERM: its workers leave their runs, then the
-    agent ends.
+    Ends with the controller, with code 0; where that is lost, with 1. A controller with --grace may be lost: the agent
+    keeps its workers for that time and serves the next one at HOST:PORT; if none comes, they end at a checkpoint, and
+    the code is 75. SIGTERM, SIGUSR1 or another notice: its workers leave their runs, then the agent ends,
+    with code 75.
     """
+    from elastune.cluster.agents import agent as agents
     from elastune.cluster.agents.agent import Agent, hello_of
-    from elastune.cluster.agents.interface import address_of, interface_with
     from elastune.cluster.agents.token import read_token
     from elastune.cluster.fork.launcher import ForkLauncher
+    from elastune.cluster.fork.server import die_with
     from elastune.cluster.fork.spawner import PRELOAD
-    from elastune.cluster.worker import HOST, WORK
+    from elastune.cluster.worker import WORK
+    from elastune.comm.interfaces import address_of, interface_with
+    from elastune.elastic.worker.host_name import HOST
     from elastune.train.machine import cores, software
 
+    if parent is not None:
+        die_with(parent)
     patience_s, grace_s = parse.duration(patience, "--patience"), parse.duration(grace, "--grace")
     if interface is not None:
         address_of(interface)
     host = name or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    hello = hello_of(read_token(token_file), software(), host, cores() if workers is None else workers)
+    token = read_token(token_file)
+    hello = hello_of(software(), host, cores() if workers is None else workers, kind, label)
     sources = notices.sources()
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-    link = _join(join, hello, patience_s)
+    asked: list[float] = []  # to leave, within so many seconds
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(grace_s))
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append(notices.notice_seconds))
+    link = _join(join, token, hello, patience_s)
     own = interface or interface_with(link.socket.getsockname()[0])
     os.environ.update({HOST: host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
     logs = folder or Path(tempfile.mkdtemp(prefix="elastune-agent-"))
     launcher = ForkLauncher(hello.workers, preload=(*PRELOAD, WORK.partition(":")[0]))
     try:
         print_error(f"host {host}: serving {join} by {own}, room for {hello.workers} workers")
-        why = Agent(link, launcher, logs, notices=sources, leaving=lambda: grace_s if asked else None).serve()
+        served = Agent(
+            link,
+            launcher,
+            logs,
+            notices=sources,
+            leaving=lambda: min(asked, default=None),
+            again=lambda kept: agents.join(join, token, dataclasses.replace(hello, kept=kept), AGAIN_LIMIT_S),
+            tell=print_error,
+        )
+        why = served.serve()
     finally:
         launcher.close()
         for source in sources:
             source.close()
     if why:
         print_error(f"the controller was lost: {why}")
-        return FAILED
-    return OK
+        return TRY_AGAIN if link.welcome.grace_s else FAILED
+    return TRY_AGAIN if served.leaves else OK
 
 
-def _join(address: str, hello: AgentHello, patience_s: float) -> Link:
+def _join(address: str, token: str, hello: AgentHello, patience_s: float) -> Link:
     from elastune.cluster.agents.agent import join
 
     until = time.monotonic() + patience_s
     try:
-        return join(address, hello, patience_s)
+        return join(address, token, hello, patience_s)
     except OSError as error:
         waited = f"{patience_s - max(0.0, until - time.monotonic()):.0f} s"
         why = f"{address}: {error.strerror or error}, after {waited}"

@@ -11,9 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from elastune.cli import options
-from elastune.cli.output import FILE_WIDTH, OK, print_json
+from elastune.cli.clusters import ClusterOptions
+from elastune.cli.flatten import flatten
+from elastune.cli.output import FILE_WIDTH, OK, WRONG, print_json
+from elastune.core.errors import UserError
+
+if TYPE_CHECKING:
+    from elastune.cluster.agents.facts import HostReport
 
 PACKAGES: Mapping[str, str] = {
     "optuna-dashboard": "pip install 'elastune[dashboard]'",
@@ -31,11 +40,23 @@ class Finding:
     install: str = ""
 
 
-def doctor(json: options.Json = False) -> int:
+@flatten
+def doctor(
+    where: ClusterOptions,
+    out: Annotated[Path | None, typer.Option(help="Output folder of runs to come, which hosts should share.")] = None,
+    json: options.Json = False,
+) -> int:
     """Say what this machine offers; each missing thing with the command that installs it.
 
-    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
+    With --cluster: listen for --gather and say of each host what it is like, and whether it sees the folder --out. Exit
+    code 2 where one is unfit, or none comes. With --cluster slurm[:partition=NAME]: say what Slurm tells, and one node.
+
+    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}; of a cluster
+    {kind: "doctor", cluster, hosts: [{host, workers, versions, devices, interface, clock_skew_s, clock_error_s,
+    shared (null: not asked about), unfit (null: it is fit)}]}, of slurm {kind: "doctor", cluster, findings}.
     """
+    if not where.local:
+        return _tell_of_cluster(where, out, json=json)
     from elastune.cluster.devices import devices
     from elastune.train.machine import cores
 
@@ -48,6 +69,46 @@ def doctor(json: options.Json = False) -> int:
         return OK
     _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
     return OK
+
+
+def _tell_of_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
+    request = where.request()
+    findings = [Finding(found.what, found.found, found.fix) for found in request.kind.examine()]
+    if not findings:
+        return _tell_of_hosts(where, out, json=json)
+    if json:
+        print_json({"kind": "doctor", "cluster": where.cluster, "findings": [asdict(found) for found in findings]})
+    else:
+        _print(findings)
+    return OK if all(found.found is not None for found in findings) else WRONG
+
+
+def _tell_of_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
+    request = where.request()
+    reports = request.kind.inspect(request.access, out)
+    if not reports:
+        rule = "a host must come to be told of"
+        raise UserError(rule, f"none within {where.gather}", "start elastune agent there, or raise --gather")
+    if json:
+        print_json({"kind": "doctor", "cluster": where.cluster, "hosts": [_host_json(report) for report in reports]})
+    else:
+        print("\n".join(report.line for report in reports))
+    return WRONG if any(report.unfit for report in reports) else OK
+
+
+def _host_json(report: HostReport) -> dict[str, object]:
+    told = report.facts
+    return {
+        "host": report.host,
+        "workers": report.workers,
+        "versions": report.versions or None,
+        "devices": None if told is None else told.devices,
+        "interface": None if told is None else told.interface,
+        "clock_skew_s": None if told is None else report.skew_s,
+        "clock_error_s": None if told is None else report.skew_error_s,
+        "shared": None if told is None else told.shared,
+        "unfit": report.unfit or None,
+    }
 
 
 def memory_gib(root: Path = Path("/")) -> float:

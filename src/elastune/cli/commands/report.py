@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elastune.cli import options, parse
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import HostPrices
 from elastune.cli.output import FAILED, OK, print_json, print_result
 from elastune.core.errors import UserError
 
+if TYPE_CHECKING:
+    pass
 
+
+@flatten
 def report(
     out: Annotated[Path, typer.Argument(help="The output folder of a run, a study or a frontier.")],
+    money: HostPrices,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="Only tell, of a run, how often each sample was used; 1 if not once.")
     ] = False,
@@ -35,15 +42,21 @@ def report(
 ) -> int:
     """Write OUT/report.html, one self-contained file, and PNGs; tell what OUT's journal holds, finished or not.
 
+    Of a study of which an ensemble or a soup was written --pick and --weights may name training_s and parameters, too:
+    then they choose among single trials, soups and ensembles.
+
     --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
-    --subset subset: [{trial, values, metrics, config, means, reason}], of a run with --target time_to_target: {target,
-    seconds, missed_s (until the last report before, which missed it), epoch} or null}. Of a run that has no result yet:
-    {kind, unfinished: true, ...}. With --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once,
-    missed, repeated, ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
+    --subset subset: [{trial, values, metrics, config, means, reason}], of a study of which an ensemble or a soup was
+    written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run
+    with --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch}
+    or null, with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used,
+    in neither of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}. With --ledger:
+    {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once, missed, repeated, ended}], disputes, out};
+    missed and repeated are [first, last + 1] places of the epoch's order.
     """
     if ledger:
         return _ledger(out, json)
-    from elastune.cli.results import Wish, result_of
+    from elastune.cli.results import Wish, result_of, with_money
     from elastune.report.page import write_report
     from elastune.study.time_to_target import parse_target
 
@@ -57,6 +70,8 @@ def report(
         from elastune.report.events import write_events
 
         more["events"] = str(write_events(read(out / JOURNAL), out))
+    if (prices := money.read()) is not None:
+        result = with_money(result, out, prices)
     images = sorted(str(path) for path in out.glob("*.png"))
     print_result(result, as_json=json, report=str(page), images=images if json else None, **more)
     return OK

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import typer
-
-from elastune.cli import options
+from elastune.cli import options, parse
 from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import Execution, FaultOptions, Folders, Notices, Training
+from elastune.cli.groups import (
+    Adapting,
+    Agreeing,
+    Course,
+    Execution,
+    FaultOptions,
+    Folders,
+    Notices,
+    RunPrices,
+    Training,
+)
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
 from elastune.cli.setup import choose_workers
+from elastune.cli.start import Beginning
+from elastune.core.cost import Prices
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Elastic, Place, Program, RunSpec
+from elastune.core.run import Elastic, Place, RunSpec
+from elastune.job.mirror import is_url
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
     from elastune.cli.progress import Progress, RunTracker
     from elastune.cluster.base import Cluster
     from elastune.cluster.notices import NoticeSource
+    from elastune.cluster.spot_watch import SpotWatch
     from elastune.job.run import Observe
     from elastune.journal.records import Record, RunFailed
 
@@ -40,17 +53,15 @@ def run(
     faults: FaultOptions,
     notices: Notices,
     where: ClusterOptions,
+    course: Course,
+    adapting: Adapting,
+    money: RunPrices,
+    agreeing: Agreeing,
+    beginning: Beginning,
     workers: options.Workers = None,
-    max_steps: Annotated[int | None, typer.Option(help="End after this many steps.")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Checkpoint every N steps too, not only each epoch; 0: never.")
-    ] = None,
-    from_dcp: options.FromDcp = None,
-    policy: options.Policies = None,
-    monitor: options.Monitors = None,
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = "5s",
-    collective_timeout: options.CollectiveTimeout = "30m",
+    grace: options.Grace = None,
 ) -> int:
     """Train FILE.
 
@@ -59,69 +70,89 @@ def run(
     asked.
 
     --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, mechanism, mesh (where one was
-    asked for), num_slots, seed, config, stopped, step_s, wait_s, changes (how often the workers changed),
-    median_pause_s, longest_pause_s, steps_discarded, memory: [{rank, parameters, gradients, optimizer, copies,
-    activations, peak}] (bytes, measured in one step), out},
+    asked for), num_slots, sync, sync_changes: [{step, strategy or topology, why}], seed, config, stopped, stop_why,
+    step_s, wait_s, changes (how often the workers changed),
+    median_pause_s, longest_pause_s, steps_discarded, rounds_short (that ended without a learner), samples_left_out
+    (with these learners), memory: [{rank, parameters, gradients, optimizer, copies,
+    activations, peak}] (bytes, measured in one step), compress, sent_bytes (of all workers' collectives, in an average
+    step), out},
     with policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
     measured last)},
-    with --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. sha256 is that
-    of weights, buffers and optimizer state; seconds are those of training. A run that fails prints {kind: "run",
-    failed: {reason, detail, rank, exit_code, wanted_bytes (where memory ran out)}, out} and exits with 1. SIGUSR1, a
-    notice: a checkpoint, exit code 75.
+    with --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}, with --price
+    or --prices money, as report tells it. sha256 is that of weights, buffers and optimizer state; seconds are those of
+    training. A run that fails prints {kind: "run", failed: {reason, detail, rank, exit_code, wanted_bytes (where memory
+    ran out)}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
     """
+    from elastune.cluster.kinds.kind import RoomWanted, opened
     from elastune.cluster.static import from_environment
+    from elastune.job.adoption import may_adopt
+    from elastune.job.output_journal import check_free
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution.mode, place)
-    if where.place().port is not None and place is not None:
+    asked = where.request()
+    if place is not None and not where.local:
         rule = "workers of torchrun, srun or mpirun are where those started them"
         raise UserError(rule, f"--cluster {where.cluster}", "leave it out, or start the command by itself")
-    begin, elastic = choose_workers(workers, heartbeat, collective_timeout, execution.chosen_mesh)
+    begin, elastic = choose_workers(workers, heartbeat, execution.collective_timeout_s, execution.chosen_mesh)
+    elastic = replace(elastic, grace_s=0.0 if grace is None else parse.duration(grace, "--grace"))
     if place is not None:
         begin = _static_workers(workers, place, folders.out)
         elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)
-    _at_least("--epochs", training.epochs, 1)
-    _at_least("--max-steps", max_steps, 1)
-    _at_least("--checkpoint-every", checkpoint_every, 0)
-    sources = notices.sources()
+    sources, prices, learners = notices.sources(), money.read(local=where.local), agreeing.learners
     spec = RunSpec(
-        program=Program(file),
+        program=folders.program(file),
         out=folders.choose(file, "run"),
         config=training.config,
         seed=training.seed,
-        means=execution.means(begin, most_workers=elastic.high),
+        means=execution.means(begin, elastic.high, learners),
         epochs=training.epochs,
-        max_steps=max_steps,
-        checkpoint_every_steps=checkpoint_every,
         resume=folders.resume,
-        from_dcp=_dcp(from_dcp),
         elastic=elastic,
-        adapt=Adapt(tuple(policy or ()), tuple(monitor or ())),
+        adapt=adapting.adapt,
         divergence=Divergence(training.factor),
     )
+    spec = replace(agreeing.of(course.of(spec)), start_from=beginning.choose())
+    if spec.start_from is not None and spec.from_dcp is not None:
+        raise UserError("a run begins with one source of weights", "--start-from and --from-dcp", "leave out one")
+    spot = _spot(spec) if spec.adapt.policies else None
     if place is not None:
-        return _run_static(spec, place, folders.json, tensorboard)
+        if spot is not None:
+            raise UserError("the policy spot chooses among hosts", "workers of a launcher", "use --cluster hosts:PORT")
+        return _run_static(spec, place, folders.json, tensorboard, prices)
     changes = workers is not None and ":" in workers
-    with where.hosts(elastic.low if changes else spec.means.workers) or nullcontext() as cluster:
-        if cluster is not None and changes and execution.mesh is None:
+    check_free(spec.out, spec.resume)
+    adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
+    tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
+    room = RoomWanted(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
+    with opened(asked, room) as cluster:
+        if cluster is not None and changes and execution.mesh is None and cluster.free:
             begin = min(elastic.high or begin, cluster.free)
-            spec = replace(spec, means=execution.means(begin, most_workers=elastic.high))
-        return _run_local(spec, folders.json, chosen, sources, tensorboard, cluster)
+            spec = replace(spec, means=execution.means(begin, elastic.high, learners))
+        return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices)
+
+
+def _spot(spec: RunSpec) -> SpotWatch | None:
+    from elastune.job.spot import spot_watch
+    from elastune.train.program.load import load_as_guest
+
+    return spot_watch(spec, load_as_guest(spec.program))
 
 
 def _run_local(
     spec: RunSpec,
+    tracker: RunTracker,
     as_json: bool,
     faults: Faults,
     notices: list[NoticeSource],
     tensorboard: bool,
     cluster: Cluster | None,
+    prices: Prices | None,
 ) -> int:
     from elastune.cli.progress import Progress
     from elastune.job.run import JobFailed, run_job
 
-    tracker = _tracker(spec)
     injector = faults.injector(spec, tracker.epochs)
     noticed = False
     with Progress(tracker) as progress, _observing(spec, progress, tensorboard) as observe:
@@ -132,11 +163,11 @@ def _run_local(
         finally:
             for source in notices:
                 source.close()
-    code = _tell(spec.out, as_json, faults.verdict(spec, injector))
+    code = _tell(spec.out, as_json, faults.verdict(spec, injector), prices)
     return TRY_AGAIN if noticed else code
 
 
-def _run_static(spec: RunSpec, place: Place, as_json: bool, tensorboard: bool) -> NoReturn:
+def _run_static(spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None) -> NoReturn:
     """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
     from elastune.cli.progress import Progress
     from elastune.job.run import on_device, run_here
@@ -147,7 +178,7 @@ def _run_static(spec: RunSpec, place: Place, as_json: bool, tensorboard: bool) -
     else:
         with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
             run_here(spec, place, observe)
-        code = _tell(spec.out, as_json)
+        code = _tell(spec.out, as_json, prices=prices)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -170,18 +201,25 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
         yield observe
 
 
-def _tracker(spec: RunSpec) -> RunTracker:
+def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
+    """``adopts``: workers may wait to be taken over; they do not wait until the program, and torch, are loaded."""
     from elastune.cli.progress import RunTracker
     from elastune.train.program.load import load_as_guest
 
-    epochs = spec.epochs or {**load_as_guest(spec.program).config, **spec.config}.get("epochs")
+    own = {}
+    if not adopts:
+        importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
+        own = load_as_guest(spec.program).config
+    epochs = spec.epochs or {**own, **spec.config}.get("epochs")
     return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
 
 
-def _tell(out: Path, as_json: bool, chaos: Verdict | None = None) -> int:
-    from elastune.cli.results import result_of
+def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices | None = None) -> int:
+    from elastune.cli.results import result_of, with_money
 
     result = replace(result_of(out), tables=())  # decisions: progress has told of each
+    if prices is not None:
+        result = with_money(result, out, prices)
     failure = result.failure
     if chaos is not None:
         result = replace(result, data={**result.data, "chaos": chaos.data}, lines=(*result.lines, *chaos.lines))
@@ -208,21 +246,9 @@ def _explain(failure: RunFailed, out: Path) -> int:
     return FAILED
 
 
-def _static_workers(workers: str | None, place: Place, out: Path | None) -> int:
+def _static_workers(workers: str | None, place: Place, out: str | None) -> int:
     if workers not in (None, str(place.world)):
         raise UserError("the launcher has started the workers", f"--workers {workers}", f"it started {place.world}")
-    if out is None:
-        raise UserError("workers of a launcher need one folder", "no --out", "give --out, the same for all")
+    if out is None or is_url(out):
+        raise UserError("workers of a launcher need one folder", out or "no --out", "give --out, the same for all")
     return place.world
-
-
-def _dcp(folder: Path | None) -> Path | None:
-    if folder is not None and not (folder / ".metadata").is_file():
-        rule = "--from-dcp names a checkpoint of torch.distributed.checkpoint"
-        raise UserError(rule, folder, "name the folder that has its .metadata")
-    return folder
-
-
-def _at_least(option: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise UserError(f"{option} must be at least {low}", value, "leave it out or raise it")

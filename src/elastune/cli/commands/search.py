@@ -9,12 +9,22 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options, parse
+from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import FastExecution, Folders, Search, Training, WorkerExecution, check_price
+from elastune.cli.groups import (
+    Agreeing,
+    FastExecution,
+    Folders,
+    FrontierQuestion,
+    HostPrices,
+    Search,
+    Training,
+    WorkerExecution,
+)
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
+from elastune.cli.start import Beginning
+from elastune.core.cost import check_price
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
-from elastune.core.run import Program
 
 
 @flatten
@@ -23,31 +33,51 @@ def tune(
     search: Search,
     training: Training,
     execution: FastExecution,
+    agreeing: Agreeing,
     folders: Folders,
+    where: ClusterOptions,
+    money: HostPrices,
+    beginning: Beginning,
     workers: Annotated[int, typer.Option(help="Worker processes for all trials together.")] = 1,
     warm_start: options.WarmStart = None,
+    grace: options.Grace = None,
+    keep: options.Keep = "none",
+    keep_size: options.KeepSize = None,
 ) -> int:
     """Search FILE's space(trial) for the best trade-offs among its objectives.
 
     What space(trial) returns as workers, mode, mechanism, mesh, copies, virtual_tensor, schedule, zero_stage, offload,
-    micro_batch and policy ("none", or as --policy of run) is how a trial is run; the rest are the program's settings.
-    Where these cannot be had together a trial is infeasible, with the reason, and not run.
+    compress, micro_batch and policy ("none", or as --policy of run) is how a trial is run; as sync (with learners,
+    every and what else the strategy takes) and sync_schedule, how its workers agree; the rest are the program's
+    settings. Where these cannot be had together a trial is infeasible, with the reason, and not run.
 
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
-    pick: {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}.
+    pick: {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}, with --keep
+    also kept: [{trial, size (bytes)}].
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.study.run import tune as run_study
 
+    cluster = where.request()
     out = folders.choose(file, "tune")
     low, high = search.bounds or (None, None)
     low = None if execution.mesh is not None else low
-    means = execution.means(low, most_workers=high)
-    request = search.request(file, out, workers, means, training, resume=folders.resume)
-    request = replace(request, warm_start=tuple(warm_start or ()))
+    means = execution.means(low, most_workers=high, learners=agreeing.learners)
+    request = search.request(folders.program(file), out, workers, means, training, resume=folders.resume)
+    request = replace(
+        request,
+        warm_start=tuple(warm_start or ()),
+        sync=agreeing.choice,
+        collective_timeout_s=execution.collective_timeout_s,
+        grace_s=0.0 if grace is None else parse.duration(grace, "--grace"),
+        start_from=beginning.choose(),
+        keep=keep,
+        keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
+    )
+    request = money.of_study(request, local=where.local)
     before = told_before(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
-        run_study(request, observe=progress.observe)
+        run_study(request, cluster=cluster, observe=progress.observe)
     return tell_study(out, folders.json)
 
 
@@ -57,32 +87,16 @@ def frontier(
     training: Training,
     execution: WorkerExecution,
     folders: Folders,
-    workers: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="Worker counts to ask about. [default: 1,2,4,8; beside --mesh none]"),
-    ] = None,
-    mesh: Annotated[
-        list[str] | None,
-        typer.Option(metavar="AXIS=N,...", help="A mesh to ask about, too, such as data=2,shard=2; may be repeated."),
-    ] = None,
-    target: Annotated[float | None, typer.Option(help="Quality that must be reached.")] = None,
+    where: ClusterOptions,
+    question: FrontierQuestion,
+    money: HostPrices,
     budget: options.Budget = "3m",
-    quality: Annotated[
-        str | None, typer.Option(help="The metric of the target. [default: the first objective]")
-    ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            help="By how much quality may be worse than on the smallest count and still hold. [default: a hundredth of "
-            "the metric's range, or a fiftieth of its value there]"
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Trainings of a cell of the table.")] = 3,
     constraint: options.Constraints = None,
     sampler: options.Sampler = "auto",
     stopping: options.Stopping = "none",
     trial_workers: options.TrialWorkers = None,
     price: options.Price = 1.0,
+    grace: options.Grace = None,
 ) -> int:
     """How far does FILE scale before accuracy pays, and which settings buy it back?
 
@@ -96,26 +110,26 @@ def frontier(
     time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a
     row's number or null), answer, reasons: [{weight, text}], command, command_trial, command_metrics and command_note
     (the training of the pick's row that the command repeats, what it reports, and that in words), model_errors
-    (predicted over measured), hypervolume_naive, hypervolume_tuned, hypervolume_note, seconds, reason, out, report}.
+    (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), hypervolume_naive,
+    hypervolume_tuned, hypervolume_note, seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.crews import COUNTS
     from elastune.frontier.phases import frontier as find_frontier
     from elastune.study.request import FrontierRequest
 
-    meshes = tuple(Mesh.parse(text) for text in mesh or ())
-    counts = () if workers is None else parse.worker_counts(workers)
+    cluster = where.request()
     bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
     request = FrontierRequest(
-        program=Program(file),
+        program=folders.program(file),
         out=folders.choose(file, "frontier"),
-        workers=counts if counts or meshes else COUNTS,
-        meshes=meshes,
+        workers=question.counts or (() if question.meshes else COUNTS),
+        meshes=question.meshes,
         budget_s=parse.duration(budget or ""),
-        target=target,
-        quality=quality,
-        margin=margin,
-        seeds=seeds,
+        target=question.target,
+        quality=question.quality,
+        margin=question.margin,
+        seeds=question.seeds,
         means=execution.of_one(),
         config=training.config,
         constraints=tuple(constraint or ()),
@@ -126,11 +140,14 @@ def frontier(
         seed=training.seed,
         divergence=training.factor,
         price_per_worker_hour=check_price(price),
+        collective_timeout_s=execution.collective_timeout_s,
+        grace_s=0.0 if grace is None else parse.duration(grace, "--grace"),
         resume=folders.resume,
     )
+    request = money.of_study(request, local=where.local)
     before = told_before(request.out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
-        find_frontier(request, observe=progress.observe)
+        find_frontier(request, cluster=cluster, observe=progress.observe)
     return tell_study(request.out, folders.json)
 
 

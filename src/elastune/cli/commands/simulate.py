@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import parse
 from elastune.cli.commands.search import tell_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import Folders, Search, Training
+from elastune.cli.market import AskedMarket, MarketOptions, job_of
+from elastune.cli.output import OK, print_result
+from elastune.cli.setup import use_data
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
 from elastune.core.run import DEFAULT_SLOTS, Means, Program
 
 if TYPE_CHECKING:
+    from elastune.cli.results import Result
+    from elastune.simulate.market import Overheads
     from elastune.simulate.run import Simulation, Sourced
 
 Start = Annotated[
@@ -29,10 +34,13 @@ Pause = Annotated[
 
 @flatten
 def simulate(
-    file: options.File,
+    file: Annotated[
+        Path, typer.Argument(help="The program: a Python file with a surrogate; of a market, or the folder of a run.")
+    ],
     search: Search,
     training: Training,
     folders: Folders,
+    market: MarketOptions,
     workers: Annotated[int, typer.Option(help="Simulated workers, for all trials together.")] = 64,
     recorded: Annotated[
         Path | None, typer.Option(help="Folder of a study whose trials to replay, instead of FILE's surrogate.")
@@ -51,22 +59,65 @@ def simulate(
     FILE defines space(trial) and surrogate(config, workers), which returns (seconds, metrics) of each epoch; with
     --recorded, the trials of an earlier study answer instead, the nearest one each time.
 
+    With --availability, --prices and --deadline: what one training of FILE's config costs on spot and on-demand
+    workers, and when it is done, beside on-demand workers, checkpoint-restart, and the least that it could have cost.
+    FILE may be the output folder of a run that has ended, too: what its steps took is then what they take here.
+
     --json: the object of tune, and simulated: {workers, seconds, real_seconds, used (part of the workers' time that
-    trials had), source}.
+    trials had), source}. Of a market: {kind: "forecast", work_s, deadline_s, workers, source, ways: [{name, cost,
+    over_optimum, in_time, goodput, done_s (null: not done), done, spot_s, on_demand_s, useful_s (all three
+    worker-seconds), changes, losses}]}; the last way, the hindsight optimum, has a cost only.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.simulate.market import Overheads
     from elastune.simulate.run import simulate as run_simulation
     from elastune.simulate.world import Losses
 
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", workers, "such as 2048")
+    if market != MarketOptions():
+        if search != Search():
+            raise UserError("a market is for one training", "options of a search", "leave them out, or --availability")
+        overheads = Overheads(start, pause, pause)
+        found = _forecast(market.read(workers), file, training, folders, recorded, scaling, overheads)
+        print_result(found, as_json=folders.json)
+        return OK
     out = folders.choose(file, "simulate")
-    request = search.request(file, out, workers, _means(search.bounds), training, resume=folders.resume)
+    program, means = folders.program(file), _means(search.bounds)
+    request = search.request(program, out, workers, means, training, resume=folders.resume)
     model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), training.seed)
     with Progress(StudyTracker(request.trials, None, told_before(out, request.resume))) as progress:
-        found = run_simulation(request, model, losses=losses, observe=progress.observe)
-    return tell_study(out, folders.json, simulated=_data(found) if folders.json else _line(found))
+        simulated = run_simulation(request, model, losses=losses, observe=progress.observe)
+    return tell_study(out, folders.json, simulated=_data(simulated) if folders.json else _line(simulated))
+
+
+def _forecast(
+    market: AskedMarket,
+    file: Path,
+    training: Training,
+    folders: Folders,
+    recorded: Path | None,
+    scaling: str,
+    overheads: Overheads,
+) -> Result:
+    """Of the run in ``file``, where that is a folder; else of the training that a model tells of."""
+    from elastune.simulate.recorded_run import job_of_run
+    from elastune.train.program.load import load_as_guest, merge
+
+    most = market.rules.most
+    if file.is_dir():
+        if training != Training() or recorded is not None:
+            fix = "leave them out, or name a program"
+            raise UserError("a run is taken as it was", "settings of a program, or --recorded", fix)
+        job, source = job_of_run(file, most, scaling)
+        return market.forecast(job, overheads, source)
+    use_data(folders.data)
+    program = folders.program(file)
+    model = _model(program, recorded, scaling, overheads.start_s, overheads.join_s)
+    config = merge(load_as_guest(program).config, training.config)
+    job = job_of(model, config, training.epochs, most)
+    return market.forecast(job, overheads, model.source)
 
 
 def _means(bounds: tuple[int, int] | None) -> Means:

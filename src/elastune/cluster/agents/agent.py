@@ -1,7 +1,8 @@
 """The agent of one machine: it owns the workers there, and does what its controller says.
 
 Workers are forked from a warm server, as on a controller's own machine; all of them end with the agent, however it
-ends. An agent knows no runs: each worker finds its run's coordinator by itself.
+ends. An agent knows no runs: each worker finds its run's coordinator by itself. Where its controller dies it may keep
+its workers for a while, and serve the next one at the same address.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elastune.cluster.agents import messages
+from elastune.cluster.agents.facts import facts, looked
+from elastune.cluster.agents.held_ends import HeldEnds, run_of
 from elastune.cluster.agents.messages import (
     AgentBeat,
     AgentBye,
@@ -22,61 +25,84 @@ from elastune.cluster.agents.messages import (
     AgentWelcome,
     EndWorker,
     HostNoticed,
+    LookFor,
+    ProbeHost,
     StartWorker,
+    TakeFiles,
     WorkerEnded,
+    WorkerKept,
     WorkerSeen,
     WorkerStarted,
 )
 from elastune.cluster.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.cluster.notices import NoticeSource
+from elastune.core.cost import KINDS, ON_DEMAND
 from elastune.core.errors import UserError
-from elastune.elastic.protocol.transport import READ_BYTES, Lines, ProtocolError, dial, first_line
+from elastune.elastic.protocol.entry import enter_at
+from elastune.elastic.protocol.handshake import derived
+from elastune.elastic.protocol.transport import READ_BYTES, Lines, ProtocolError, Unreachable
 
 SEND_LIMIT_S = 10.0
 GREETING_LIMIT_S = 10.0
 TAIL_CHARACTERS = messages.TEXT_LIMIT // 2
+AGAIN_S = 0.05  # between two looks for the next controller
+LAST_STEP_S = (
+    330.0  # how long workers that nobody has come for may take to end by themselves: a little more than theirs
+)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection to a controller that has let this agent in. ``early``: what it has said already."""
+    """A connection to a controller that has let this agent in by ``token``. ``early``: what it has said already."""
 
     socket: socket.socket
+    token: str = field(repr=False)
     lines: Lines
     early: list[bytes]
     welcome: AgentWelcome
 
 
-def join(address: str, hello: AgentHello, limit_s: float) -> Link:
+def join(address: str, token: str, hello: AgentHello, limit_s: float) -> Link:
     """Go to the controller at ``address`` ("host:port"), which may start up to ``limit_s`` later.
 
     Raises ``UserError`` where it does not let this agent in, ``OSError`` where nobody answers.
     """
-    connection = dial(address, limit_s)
-    lines = Lines()
+    lines, words = Lines(), messages.encode(hello)
     try:
-        connection.settimeout(SEND_LIMIT_S)
-        connection.sendall(messages.encode(hello))
-        line, early = first_line(connection, lines, GREETING_LIMIT_S)
-        answer = messages.decode_told(line)
-    except (OSError, ValueError, ProtocolError):
+        entered = enter_at(address, lines, token, messages.PURPOSE, words, GREETING_LIMIT_S, dial_s=limit_s)
+    except Unreachable:
+        raise
+    except (OSError, ProtocolError) as error:
+        raise _kept_out(f"{address}: {error}") from None
+    connection = entered.connection
+    try:
+        answer = messages.decode_told(entered.line)
+    except ValueError:
         connection.close()
-        fix = "give the agent the controller's own token file, and the address that it listens on for agents"
-        raise UserError("a controller must let its agents in", address, fix) from None
+        raise _kept_out(f"{address}: it said what is no message") from None
     if isinstance(answer, AgentRefused):
         connection.close()
         raise UserError("an agent must fit its controller", answer.why, "install the same versions on all machines")
     if not isinstance(answer, AgentWelcome):
         connection.close()
         raise UserError("a controller must let its agents in", f"{address} said {answer.kind!r}", "see the address")
-    return Link(connection, lines, early, answer)
+    connection.settimeout(SEND_LIMIT_S)
+    return Link(connection, token, lines, entered.early, answer)
+
+
+def _kept_out(why: str) -> UserError:
+    fix = "give the agent the controller's own token file, and the address that it listens on for agents"
+    return UserError("a controller must let its agents in", why, fix)
 
 
 class Agent:
     """Serves one controller over ``link`` with workers of ``launcher``.
 
-    ``logs``: a folder for logs of runs whose own folder is not on this machine. ``leaving``: whether this machine is to
-    be given up, and in how many seconds: asked again and again, as ``notices`` are.
+    ``logs``: a folder for logs of runs whose own folder is not on this machine, and for their checkpoints until they
+    are with the controller. ``leaving``: whether this machine is to
+    be given up, and in how many seconds: asked again and again, as ``notices`` are. ``again``: goes to the controller
+    after this one with so many workers that were kept, as ``join`` does. ``tell``: is called, from any thread, with a
+    line that whoever looks after this machine should see.
     """
 
     def __init__(
@@ -87,18 +113,38 @@ class Agent:
         *,
         notices: Sequence[NoticeSource] = (),
         leaving: Callable[[], float | None] = lambda: None,
+        again: Callable[[int], Link] | None = None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._link, self._launcher, self._logs = link, launcher, logs
         self._notices, self._leaving = notices, leaving
         self._workers: dict[int, Bootstrap] = {}
         self._key_of: dict[Bootstrap, int] = {}
+        self._pids: dict[int, int] = {}
+        self._untold: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that no controller has been sent
+        self._files = HeldEnds(logs, tell)
+        self._again, self._tell = again, tell
         self._heard_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None
+        self._goes_why = ""
 
     def serve(self) -> str:
         """Until the controller needs this agent no more ("") or is gone (why). Its workers have ended then."""
         try:
+            while True:
+                why = self._hold()
+                if not why or not self._find_next(why):
+                    return why
+        finally:
+            self._end_all()
+            self._files.close()
+            self._link.socket.close()
+
+    def _hold(self) -> str:
+        """Serve this controller: why it is gone; "" where nothing more is wanted here."""
+        try:
+            self._files.use(self._link.socket.getpeername()[0], self._link.welcome.files_port, self._link.token)
             for line in self._link.early:
                 if self._heed(line):
                     return ""
@@ -107,9 +153,65 @@ class Agent:
                     return ""
         except (OSError, ValueError, ProtocolError) as error:
             return str(error) or type(error).__name__
-        finally:
-            self._end_all()
-            self._link.socket.close()
+
+    def _find_next(self, why: str) -> bool:
+        """This controller is gone (``why``): keep the workers and find the next one; where none comes in time they end
+        by themselves.
+
+        Where this machine is to go they have until then: none of them can leave its run without a controller.
+        """
+        self._link.socket.close()
+        grace_s = self._link.welcome.grace_s
+        if self._again is not None and grace_s:
+            self._tell(f"the controller is gone ({why}): looking for the next one for up to {grace_s:g} s")
+        until = time.monotonic() + grace_s
+        while self._again is not None and self._may_stay(until):
+            self._look()
+            try:
+                self._link = self._again(len(self._workers) + len(self._untold))
+                self._tell_all()
+            except (OSError, UserError):
+                time.sleep(AGAIN_S)
+            else:
+                self._heard_at, self._next_beat = time.monotonic(), 0.0
+                self._tell("serving the next controller")
+                return True
+        until += LAST_STEP_S if grace_s else 0.0
+        while self._workers and self._may_stay(until):
+            self._look()
+            time.sleep(AGAIN_S)
+        return False
+
+    def _may_stay(self, until: float) -> bool:
+        """Whether there is time left, without a controller, ``until`` then or until this machine goes."""
+        if self._go_by is None and (notice := self._notice()) is not None:
+            self._goes(notice)
+        if self._go_by is None:
+            return time.monotonic() < until
+        return bool(self._workers or self._untold) and time.monotonic() < min(until, self._go_by)
+
+    def _tell_all(self) -> None:
+        """Tell a controller that knows nothing of them which workers are here, which have ended, and what is known of
+        this machine's own end."""
+        for key, worker in self._workers.items():
+            self._say(WorkerKept(key, _public(worker), self._pids.get(key)))
+        for key, (worker, end) in list(self._untold.items()):
+            self._say(WorkerKept(key, _public(worker), None))
+            self._say(end)
+            del self._untold[key]
+        if self._go_by is not None:
+            self._say(HostNoticed(max(0.0, self._go_by - time.monotonic()), self._goes_why))
+
+    def _look(self) -> None:
+        """Note what has happened to workers while there is nobody to tell."""
+        for event in self._launcher.poll():
+            if event.bootstrap in self._key_of:
+                self._note(event)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this machine is given up."""
+        return self._go_by is not None
 
     def _round(self) -> bool:
         """Hear and tell; True at the controller's farewell."""
@@ -118,9 +220,12 @@ class Agent:
         descriptor = self._launcher.fileno()
         if descriptor is not None:
             poll.register(descriptor, select.POLLIN)
-        wait_s = max(0.0, min(self._next_beat - time.monotonic(), self._link.welcome.beat_s))
+        wait_s = max(0.0, min(self._next_beat - time.monotonic(), self._files.look_s, self._link.welcome.beat_s))
         ready = [number for number, _ in poll.poll(wait_s * 1000)]
         for event in self._launcher.poll():
+            if not self._files.holds(event):
+                self._tell_of(event)
+        for event in self._files.released():
             self._tell_of(event)
         if self._link.socket.fileno() in ready:
             data = self._link.socket.recv(READ_BYTES)
@@ -142,37 +247,56 @@ class Agent:
                 self._start(wanted)
             case EndWorker(key=key, why=why) if key in self._workers:
                 self._launcher.end([self._workers[key]], why)
+            case ProbeHost() as asked:
+                self._say(facts(asked))
+            case LookFor() as asked:
+                self._say(looked(asked))
+            case TakeFiles(port=port):
+                self._files.use(self._link.socket.getpeername()[0], port, self._link.token)
             case AgentBye():
                 return True
         return False
 
     def _start(self, wanted: StartWorker) -> None:
-        worker = wanted.bootstrap
+        told, run = wanted.bootstrap, run_of(wanted.bootstrap)
+        worker = replace(told, token=derived(self._link.token, told.token), spool=self._files.spool_of(run))
         self._workers[wanted.key], self._key_of[worker] = worker, wanted.key
         shared = Path(wanted.logs)
-        logs = shared if shared.parent.is_dir() else self._logs / shared.parent.name
+        logs = self._logs / shared.parent.name if worker.spool or not shared.parent.is_dir() else shared
         try:
+            self._files.begin(run)
             self._launcher.start([worker], Needs(wanted.device, logs))
         except (UserError, OSError) as error:
             for event in self._launcher.poll():
                 self._tell_of(event)
             if wanted.key in self._workers:
-                self._forget(wanted.key)
-                self._say(WorkerEnded(wanted.key, None, "", f"it could not be started: {error}"))
+                self._tell_of(ProcessEnded(worker, None, "", f"it could not be started: {error}"))
 
     def _tell_of(self, event: ProcessEvent) -> None:
-        key = self._key_of.get(event.bootstrap)
-        if key is None:
+        if event.bootstrap not in self._key_of:
             return
+        key = self._note(event)
         match event:
             case ProcessStarted(pid=pid):
                 self._say(WorkerStarted(key, pid))
-            case ProcessEnded(code=code, log=log, why=why):
-                self._forget(key)
-                self._say(WorkerEnded(key, code, log[-TAIL_CHARACTERS:], why[-TAIL_CHARACTERS:]))
+            case ProcessEnded():
+                self._say(self._untold[key][1])
+                del self._untold[key]
 
-    def _forget(self, key: int) -> None:
-        del self._key_of[self._workers.pop(key)]
+    def _note(self, event: ProcessEvent) -> int:
+        """Keep ``event``, of a worker here; the worker's key."""
+        key = self._key_of[event.bootstrap]
+        match event:
+            case ProcessStarted(pid=pid):
+                self._pids[key] = pid
+            case ProcessEnded(bootstrap=worker, code=code, log=log, why=why):
+                end = WorkerEnded(key, code, log[-TAIL_CHARACTERS:], why[-TAIL_CHARACTERS:])
+                del self._workers[key], self._key_of[worker]
+                self._pids.pop(key, None)
+                self._untold[key] = worker, end
+                if not any(other.token == worker.token for other in self._workers.values()):
+                    self._files.leave(run_of(worker))
+        return key
 
     def _beat(self) -> None:
         self._next_beat = time.monotonic() + self._link.welcome.beat_s
@@ -186,9 +310,12 @@ class Agent:
     def _gone(self) -> bool:
         """Whether this machine is given up, and nothing is left on it, or it is time."""
         if self._go_by is None and (notice := self._notice()) is not None:
-            self._go_by = time.monotonic() + notice.seconds
+            self._goes(notice)
             self._say(notice)
         return self._go_by is not None and (not self._workers or time.monotonic() >= self._go_by)
+
+    def _goes(self, notice: HostNoticed) -> None:
+        self._go_by, self._goes_why = time.monotonic() + notice.seconds, notice.why
 
     def _notice(self) -> HostNoticed | None:
         if (seconds := self._leaving()) is not None:
@@ -204,20 +331,28 @@ class Agent:
     def _end_all(self) -> None:
         """None is left here, and the controller, where it still listens, has heard how each ended."""
         self._launcher.end(list(self._key_of), "its agent ended")
+        held: list[ProcessEvent] = list(self._files.given_up())
         while self._workers:
             descriptor = self._launcher.fileno()
             select.select([descriptor] if descriptor is not None else [], [], [], 0.05)
-            for event in self._launcher.poll():
+            for event in (*held, *self._launcher.poll()):
                 try:
                     self._tell_of(event)
                 except OSError:  # the controller has gone: its workers are forgotten all the same
                     continue
 
 
-def hello_of(token: str, versions: Mapping[str, str], host: str, workers: int) -> AgentHello:
+def _public(worker: Bootstrap) -> Bootstrap:
+    """As it crosses a network: with the salt of its token alone."""
+    return replace(worker, token=run_of(worker), spool="")
+
+
+def hello_of(
+    versions: Mapping[str, str], host: str, workers: int, host_kind: str = ON_DEMAND, label: str = ""
+) -> AgentHello:
     """What an agent begins with. Raises ``UserError`` for what no agent may say."""
     try:
-        return AgentHello(token, dict(versions), host, workers)
+        return AgentHello(dict(versions), host, workers, host_kind, label=label)  # type: ignore[arg-type]  # it checks
     except ValueError:
-        rule = "an agent has a host's name and room for 1 to 65536 workers"
-        raise UserError(rule, f"{host!r}, {workers}", "such as --workers 4") from None
+        rule = f"an agent has a host's name, room for 1 to 65536 workers, and is {' or '.join(KINDS)}"
+        raise UserError(rule, f"{host!r}, {workers}, {host_kind}", "such as --workers 4 --kind spot") from None

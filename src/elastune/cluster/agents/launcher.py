@@ -5,11 +5,15 @@ Agents come and go at any time. A new one is room for its workers; a lost one is
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from elastune.cluster.agents import messages
+from elastune.cluster.agents.facts import HostReport
+from elastune.cluster.agents.host import AgentHost
+from elastune.cluster.agents.lookout import Lookout
 from elastune.cluster.agents.messages import (
     AgentBeat,
     AgentBye,
@@ -17,13 +21,18 @@ from elastune.cluster.agents.messages import (
     AgentRefused,
     AgentWelcome,
     EndWorker,
+    HostFacts,
+    HostLooked,
     HostNoticed,
+    ProbeHost,
     StartWorker,
+    TakeFiles,
     WorkerEnded,
+    WorkerKept,
     WorkerSeen,
     WorkerStarted,
 )
-from elastune.cluster.agents.packing import pack
+from elastune.cluster.agents.packing import pack, spread
 from elastune.cluster.launcher import (
     Bootstrap,
     Launcher,
@@ -33,40 +42,32 @@ from elastune.cluster.launcher import (
     ProcessNoticed,
     ProcessStarted,
 )
+from elastune.core.cost import KINDS, ON_DEMAND, SPOT
 from elastune.core.errors import UserError
-from elastune.elastic.coordinator.connections import Closed, Connection, ConnectionServer, Greeted, Heard
+from elastune.elastic.coordinator.connection import Closed, Connection, Greeted, Heard
+from elastune.elastic.coordinator.connections import ConnectionServer
 from elastune.elastic.coordinator.liveness import Vitals
+from elastune.elastic.coordinator.refusals import refusal_line
+from elastune.elastic.protocol.handshake import SALT_DIGITS, derived
 from elastune.elastic.protocol.transport import WakeupPipe
+from elastune.journal.records import NotLetIn
 
 BEAT_S, SILENCE_S = 1.0, 15.0
+PAUSE_S, LONGEST_PAUSE_S = 5e-5, 0.05  # between two looks at what agents say, for each of them
+BEAT = messages.encode(AgentBeat())
 CLOSE_LIMIT_S = 10.0
+LEAVE_S = 60.0  # for on-demand workers that are needed no more
 SAME = ("elastune", "torch")
 """What must be of one version everywhere: the protocol is the first's, the bits are the second's."""
-
-
-@dataclass
-class AgentHost:
-    """One that was let in. ``workers``: those that it has, by key; ``notice``: it will go, and gets no more."""
-
-    host: str
-    room: int
-    connection: Connection
-    heard_at: float
-    workers: dict[int, Bootstrap] = field(default_factory=dict)
-    sights: dict[int, WorkerSeen] = field(default_factory=dict)
-    notice: HostNoticed | None = None
-
-    @property
-    def free(self) -> int:
-        """The room that is left."""
-        return 0 if self.notice else self.room - len(self.workers)
 
 
 class AgentLauncher(Launcher):
     """Room for as many workers as the agents that have come to ``host``:``port`` have.
 
-    ``token``: what lets agents in. ``versions``: this side's, of which an agent's must be the same. ``tell``: is called
-    with one line whenever an agent comes or goes. Raises ``UserError`` where it cannot listen.
+    ``token``: what lets agents in; ``tls``: the certificate that it names, if it does. ``versions``: this side's, of
+    which an agent's must be the same. ``grace_s``: how long agents keep their workers without a controller.
+    ``files_port``: where files of workers are taken that see no run's folder; 0: they do. ``tell``: is called with one
+    line whenever an agent comes or goes. Raises ``UserError`` where it cannot listen.
     """
 
     own_environment = True
@@ -78,13 +79,23 @@ class AgentLauncher(Launcher):
         token: str,
         *,
         versions: Mapping[str, str],
+        tls: ssl.SSLContext | None = None,
         silence_s: float = SILENCE_S,
+        grace_s: float = 0.0,
+        files_port: int = 0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._bell = WakeupPipe()
         try:
             self._hub = ConnectionServer(
-                host, token, self._bell, port=port, greeting=AgentHello, decode=messages.decode_said
+                host,
+                token,
+                self._bell,
+                purpose=messages.PURPOSE,
+                tls=tls,
+                port=port,
+                greeting=AgentHello,
+                decode=messages.decode_said,
             )
         except OSError as error:
             self._bell.close()
@@ -92,28 +103,134 @@ class AgentLauncher(Launcher):
             raise UserError(rule, f"{host}:{port}: {error.strerror}", "choose another address or port") from None
         self.port = self._hub.port
         self._versions = {name: versions[name] for name in SAME}
-        self._silence_s = silence_s
+        self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
         self._say = tell
+        self._token, self.tls = token, tls
         self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order in which they came
         self._number_of: dict[Connection, int] = {}
         self._place: dict[Bootstrap, tuple[int, int]] = {}  # agent and key
         self._events: list[ProcessEvent] = []
+        self._refused: list[HostReport] = []
         self._numbers = self._keys = 0
+        self._free_now: int | None = None  # until something of it changes
         self._next_beat = 0.0
         self._closed = False
+        self._most_on_demand: int | None = None
+        self._going: set[Bootstrap] = set()  # on-demand workers that were asked to leave
+        self._lookout = Lookout(self._agents, self._tell, tell)
 
     @property
     def capacity(self) -> int:
-        return sum(agent.room for agent in self._agents.values() if not agent.notice)
+        return sum(self.rooms.values())
 
     @property
     def free(self) -> int:
-        return sum(agent.free for agent in self._agents.values())
+        if self._free_now is None:
+            self._free_now = sum(self._free().values())
+        return self._free_now
+
+    @property
+    def pause_s(self) -> float:
+        return min(LONGEST_PAUSE_S, PAUSE_S * len(self._agents))
+
+    @property
+    def rooms(self) -> dict[str, int]:
+        """Room for so many workers, used or not, by kind of host; without hosts that will go."""
+        staying = [agent for agent in self._agents.values() if agent.usable]
+        return {kind: sum(agent.room for agent in staying if agent.kind == kind) for kind in KINDS}
+
+    @property
+    def host_rooms(self) -> tuple[int, ...]:
+        """Room for so many workers on each host that stays, used or not, the largest first."""
+        rooms: dict[str, int] = {}
+        for agent in self._agents.values():
+            if agent.usable:
+                rooms[agent.host] = rooms.get(agent.host, 0) + agent.room
+        return tuple(sorted(rooms.values(), reverse=True))
+
+    @property
+    def on_demand(self) -> int:
+        """Workers on on-demand hosts that are to stay."""
+        return len(self._on_demand())
+
+    def bound_on_demand(self, most: int | None, why: str) -> None:
+        """Have at most so many workers on on-demand hosts; None: as many as there is room for. Those beyond leave."""
+        self._most_on_demand, self._free_now = most, None
+        surplus = [] if most is None else self._on_demand()[most:]
+        self._going.update(surplus)
+        self._events += [ProcessNoticed(worker, LEAVE_S, why) for worker in surplus]
+
+    def _on_demand(self) -> list[Bootstrap]:
+        """The oldest first."""
+        hosts = (agent for agent in self._agents.values() if agent.kind == ON_DEMAND)
+        keyed = dict(pair for agent in hosts for pair in agent.workers.items())
+        return [keyed[key] for key in sorted(keyed) if keyed[key] not in self._going]
+
+    def _free(self, kinds: Sequence[str] = KINDS) -> dict[int, int]:
+        """The room of each agent that may be used now."""
+        found = {n: agent.free for n, agent in self._agents.items() if agent.kind in kinds}
+        if self._most_on_demand is None:
+            return found
+        left = max(0, self._most_on_demand - self.on_demand)
+        for number in found:
+            if self._agents[number].kind == ON_DEMAND:
+                found[number] = min(found[number], left)
+                left -= found[number]
+        return found
 
     @property
     def hosts(self) -> list[str]:
         """The names of the agents' machines."""
         return [agent.host for agent in self._agents.values()]
+
+    @property
+    def reports(self) -> list[HostReport]:
+        """What is known of the hosts that have come, those too that were refused."""
+        here = [agent.report or HostReport(agent.host, agent.room) for agent in self._agents.values()]
+        return [*here, *self._refused]
+
+    def probe(self, path: str, text: str) -> None:
+        """Ask each agent that was not asked yet what its machine is like, and whether ``path`` holds ``text`` there."""
+        for number, agent in self._agents.items():
+            if agent.probed_s is None:
+                agent.probed_s = time.time()
+                self._tell(number, ProbeHost(path, text))
+
+    def look_for(self, path: str = "", text: str = "") -> None:
+        """From now on an agent gets workers only once it has told that it sees the file ``path`` ("": none) with
+        ``text``, and that its workers reach others by the kind of address that the others' do."""
+        self._free_now = None
+        self._lookout.begin(path, text)
+
+    def take_files(self, port: int) -> None:
+        """Have workers that are started from now on pass their files to ``port``: no agent need see any folder."""
+        self._files_port = port
+        for number in self._agents:
+            self._tell(number, TakeFiles(port))
+        self.look_for()
+
+    def strangers(self) -> list[str]:
+        """Hosts that do not see the file that they were to look for, each once."""
+        return self._lookout.strangers()
+
+    def new_token(self) -> str:
+        return derived(self._token)
+
+    def ring(self) -> None:
+        """Have whoever waits for news look. Any thread may."""
+        self._bell.ring()
+
+    @property
+    def agents(self) -> Mapping[int, AgentHost]:
+        """Those that are there, by their numbers, in the order in which they came."""
+        return self._agents
+
+    def dismiss(self, number: int) -> None:
+        """Let an agent without workers go; one with workers stays."""
+        agent = self._agents.get(number)
+        if agent is not None and not (agent.workers or agent.unnamed) and agent.notice is None:
+            agent.notice, self._free_now = HostNoticed(0.0, "there is no use for it"), None
+            self._tell(number, AgentBye())
 
     def fileno(self) -> int | None:
         return None if self._closed else self._hub.fileno()
@@ -121,14 +238,22 @@ class AgentLauncher(Launcher):
     def start(self, workers: Sequence[Bootstrap], needs: Needs) -> None:
         if len(workers) > self.free:
             raise UserError("a worker must find room at an agent", f"{self.free} free", "start more agents")
+        if any(worker.token != derived(self._token, worker.token[:SALT_DIGITS]) for worker in workers):
+            raise ValueError("agents know tokens of new_token, and no other ones")
+        self._free_now = None
         runs = {worker.coordinator for worker in workers}
         own = {n: sum(b.coordinator in runs for b in a.workers.values()) for n, a in self._agents.items()}
-        places = pack({number: agent.free for number, agent in self._agents.items()}, len(workers), own)
+        spot = self._free([SPOT])
+        cheap = min(len(workers), sum(spot.values()))
+        places = pack(spot, cheap, own) + pack(self._free([ON_DEMAND]), len(workers) - cheap, own)
+        if needs.spread:
+            places = spread(self._free(), len(workers))
         for worker, number in zip(workers, places, strict=True):
             self._keys += 1
             self._place[worker] = number, self._keys
             self._agents[number].workers[self._keys] = worker
-            self._tell(number, StartWorker(self._keys, worker, needs.device, str(needs.logs)))
+            public = replace(worker, token=worker.token[:SALT_DIGITS])
+            self._tell(number, StartWorker(self._keys, public, needs.device, str(needs.logs)))
 
     def end(self, workers: Sequence[Bootstrap], why: str = "") -> None:
         for worker in workers:
@@ -140,6 +265,9 @@ class AgentLauncher(Launcher):
         self._look(0.0)
         events, self._events = self._events, []
         return events
+
+    def host(self, worker: Bootstrap) -> str:
+        return self._agents[self._place[worker][0]].host if worker in self._place else ""
 
     def last_line(self, worker: Bootstrap) -> str:
         sight = self._sight(worker)
@@ -169,11 +297,9 @@ class AgentLauncher(Launcher):
     def _look(self, timeout_s: float) -> None:
         if self._closed:
             return
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
-            for number in self._agents:
-                self._tell(number, AgentBeat())
+        if due := time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + BEAT_S
+            self._hub.send([agent.connection for agent in self._agents.values()], BEAT)
         for event in self._hub.wait(min(timeout_s, BEAT_S)):
             match event:
                 case Greeted(connection, hello):
@@ -182,7 +308,13 @@ class AgentLauncher(Launcher):
                     self._hear(self._number_of[connection], message)
                 case Closed(connection, why) if connection in self._number_of:
                     self._lose(self._number_of[connection], why)
-        now = time.monotonic()
+                case NotLetIn():
+                    self._say(refusal_line(event))
+        if due:  # with all that they have said meanwhile, however long this process did not look
+            self._lose_silent(time.monotonic())
+            self._lookout.again()
+
+    def _lose_silent(self, now: float) -> None:
         for number in [n for n, agent in self._agents.items() if now > agent.heard_at + self._silence_s]:
             connection = self._agents[number].connection
             self._lose(number, f"it has been silent for {self._silence_s:g} s")
@@ -194,24 +326,50 @@ class AgentLauncher(Launcher):
             there, here = (", ".join(f"{name} {v[name]}" for name in SAME) for v in (theirs, self._versions))
             self._hub.send([connection], messages.encode(AgentRefused(f"it has {there}; the controller has {here}")))
             self._hub.end(connection)
+            self._refused.append(HostReport(hello.host, hello.workers, refused=f"it has {there}; here there is {here}"))
             self._say(f"host {hello.host} was refused: it has {there}; here there is {here}")
             return
         self._numbers += 1
-        self._agents[self._numbers] = AgentHost(hello.host, hello.workers, connection, time.monotonic())
+        agent = AgentHost(
+            hello.host,
+            hello.workers,
+            connection,
+            time.monotonic(),
+            kind=hello.host_kind,
+            unnamed=hello.kept,
+            label=hello.label,
+        )
+        self._agents[self._numbers], self._free_now = agent, None
         self._number_of[connection] = self._numbers
-        self._tell(self._numbers, AgentWelcome(BEAT_S, self._silence_s))
-        self._say(f"host {hello.host} has come, with room for {hello.workers} workers")
+        self._tell(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
+        self._lookout.greet(self._numbers)
+        has = f", and {hello.kept} that it has kept" if hello.kept else ""
+        self._say(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
 
     def _hear(self, number: int, message: messages.Said) -> None:
         agent = self._agents[number]
         agent.heard_at = time.monotonic()
+        if not isinstance(message, AgentBeat):
+            self._free_now = None
         match message:
             case WorkerStarted(key=key, pid=pid) if key in agent.workers:
                 self._events.append(ProcessStarted(agent.workers[key], pid))
+            case WorkerKept(key=key, bootstrap=worker, pid=pid) if agent.unnamed:
+                agent.unnamed -= 1
+                self._keys = max(self._keys, key)
+                worker = replace(worker, token=derived(self._token, worker.token))
+                agent.workers[key], self._place[worker] = worker, (number, key)
+                self._events += [] if pid is None else [ProcessStarted(worker, pid)]
             case WorkerEnded(key=key, code=code, log=log, why=why) if key in agent.workers:
                 self._finish(agent, key, code, log, why)
             case AgentBeat(sights=sights):
                 agent.sights = {sight.key: sight for sight in sights}
+            case HostFacts() if agent.probed_s is not None:
+                now_s, versions = time.time(), ", ".join(f"{name} {self._versions[name]}" for name in SAME)
+                skew_s, error_s = message.clock_s - (agent.probed_s + now_s) / 2, (now_s - agent.probed_s) / 2
+                agent.report = HostReport(agent.host, agent.room, versions, message, skew_s, error_s)
+            case HostLooked():
+                self._lookout.hear(agent, message)
             case HostNoticed(seconds=seconds, why=why):
                 agent.notice = message
                 self._say(f"host {agent.host} will go in {seconds:g} s: {why}")
@@ -221,11 +379,12 @@ class AgentLauncher(Launcher):
     def _finish(self, agent: AgentHost, key: int, code: int | None, log: str, why: str) -> None:
         worker = agent.workers.pop(key)
         agent.sights.pop(key, None)
+        self._going.discard(worker)
         del self._place[worker]
         self._events.append(ProcessEnded(worker, code, log, why))
 
     def _lose(self, number: int, why: str) -> None:
-        agent = self._agents.pop(number)
+        agent, self._free_now = self._agents.pop(number), None
         del self._number_of[agent.connection]
         for key in list(agent.workers):
             self._finish(agent, key, None, "", f"host {agent.host} was lost: {why}")

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from elastune.cluster.launcher import Bootstrap
 
 _RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
+PURPOSE = "agents"  # of a controller that listens for them, in handshakes
 TEXT_LIMIT = 1 << 16
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -24,12 +25,16 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 @dataclass(frozen=True, config=_RULES)
 class AgentHello:
     """An agent's first line. ``versions``: of what it would train with; ``host``: its machine's name; ``workers``: how
-    many there is room for."""
+    many there is room for; ``host_kind``: whether the machine may be taken away at any time; ``kept``: how many workers
+    it has kept from a controller before, and names next; ``label``: what whoever started it calls it, where that
+    needs to know it again."""
 
-    token: str
     versions: dict[str, Name]
     host: Name
     workers: Annotated[int, Field(ge=1, le=1 << 16)]
+    host_kind: Literal["spot", "on-demand"] = "on-demand"
+    kept: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    label: Annotated[str, Field(max_length=256)] = ""
     kind: Literal["agent_hello"] = "agent_hello"
 
     @property
@@ -45,6 +50,19 @@ class WorkerStarted:
     key: Count
     pid: Count
     kind: Literal["worker_started"] = "worker_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class WorkerKept:
+    """The worker ``bootstrap``, which ``key`` names, was started for a controller before; None: it has no ``pid`` now.
+
+    As in ``StartWorker`` there is only the salt of its token.
+    """
+
+    key: Count
+    bootstrap: Bootstrap
+    pid: Count | None
+    kind: Literal["worker_kept"] = "worker_kept"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -85,15 +103,41 @@ class HostNoticed:
     kind: Literal["host_noticed"] = "host_noticed"
 
 
+@dataclass(frozen=True, config=_RULES)
+class HostFacts:
+    """What the agent's machine is like. ``clock_s``: its time since the epoch; ``shared``: whether it sees the file
+    that it was asked about, None: it was asked about none."""
+
+    devices: Annotated[list[Name], Field(max_length=1024)]
+    interface: Annotated[str, Field(max_length=256)]
+    clock_s: float
+    shared: bool | None
+    kind: Literal["host_facts"] = "host_facts"
+
+
+@dataclass(frozen=True, config=_RULES)
+class HostLooked:
+    """``sees``: whether the file is there that the agent was to look for, None: there was none; ``ip``: the kind of
+    address by which workers there reach others, 0: not known."""
+
+    sees: bool | None
+    ip: Literal[0, 4, 6] = 0
+    kind: Literal["host_looked"] = "host_looked"
+
+
 # -- what it is told --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, config=_RULES)
 class AgentWelcome:
-    """The agent is let in. It beats every ``beat_s``, and may take a controller for gone after ``silence_s``."""
+    """The agent is let in. It beats every ``beat_s``, and may take a controller for gone after ``silence_s``; then it
+    keeps its workers for ``grace_s`` and looks for the next one. ``files_port``: where the controller takes the files
+    that workers write; 0: they see their runs' folders."""
 
     beat_s: Seconds
     silence_s: Seconds
+    grace_s: Seconds = 0.0
+    files_port: Annotated[int, Field(ge=0, lt=1 << 16)] = 0
     kind: Literal["agent_welcome"] = "agent_welcome"
 
 
@@ -107,7 +151,10 @@ class AgentRefused:
 
 @dataclass(frozen=True, config=_RULES)
 class StartWorker:
-    """Start one, on a ``device`` of that kind. ``logs``: the folder of its log, where that can be had."""
+    """Start one, on a ``device`` of that kind. ``logs``: the folder of its log, where that can be had.
+
+    For its ``bootstrap`` the agent makes the token by itself (``protocol.handshake.derived``): here is its salt alone.
+    """
 
     key: Count
     bootstrap: Bootstrap
@@ -126,14 +173,40 @@ class EndWorker:
 
 
 @dataclass(frozen=True, config=_RULES)
+class ProbeHost:
+    """Tell what your machine is like, and whether the file ``path`` ("": none) holds ``text`` there."""
+
+    path: Text
+    text: Name
+    kind: Literal["probe_host"] = "probe_host"
+
+
+@dataclass(frozen=True, config=_RULES)
+class LookFor:
+    """Tell whether the file ``path`` ("": none) holds ``text`` there, and how workers there reach others."""
+
+    path: Text
+    text: Annotated[str, Field(max_length=256)]
+    kind: Literal["look_for"] = "look_for"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TakeFiles:
+    """From now on workers that are started see no run's folder: the controller takes their files at ``port``."""
+
+    port: Annotated[int, Field(ge=1, lt=1 << 16)]
+    kind: Literal["take_files"] = "take_files"
+
+
+@dataclass(frozen=True, config=_RULES)
 class AgentBye:
     """Nothing more is wanted: end, and everything with you."""
 
     kind: Literal["agent_bye"] = "agent_bye"
 
 
-Said = AgentHello | WorkerStarted | WorkerEnded | AgentBeat | HostNoticed
-Told = AgentWelcome | AgentRefused | StartWorker | EndWorker | AgentBye | AgentBeat
+Said = AgentHello | WorkerStarted | WorkerKept | WorkerEnded | AgentBeat | HostNoticed | HostFacts | HostLooked
+Told = AgentWelcome | AgentRefused | StartWorker | EndWorker | AgentBye | AgentBeat | ProbeHost | LookFor | TakeFiles
 _SAID: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="kind")])
 _TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="kind")])
 

@@ -22,3 +22,16 @@ def pack(free: Mapping[int, int], count: int, own: Mapping[int, int] | None = No
         agent = min(enough, key=lambda agent: ours[agent]) if enough else max(ours, key=lambda agent: ours[agent])
         found += [agent] * min(rest, left.pop(agent))
     return found
+
+
+def spread(free: Mapping[int, int], count: int) -> list[int]:
+    """The agent of each of ``count`` workers, host by host, on as many hosts as possible and evenly.
+
+    ``free``: the room of each agent. Raises ``ValueError`` where there is no room.
+    """
+    if count > sum(free.values()):
+        raise ValueError(f"{count} workers, room for {sum(free.values())}")
+    taken = dict.fromkeys(free, 0)
+    for _ in range(count):
+        taken[min((agent for agent in free if free[agent] > taken[agent]), key=lambda agent: taken[agent])] += 1
+    return [agent for agent, workers in taken.items() for _ in range(workers)]

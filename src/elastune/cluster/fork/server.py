@@ -55,6 +55,13 @@ def prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process once its ``parent``, or the thread that started it, is no more."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
 def kill_worker(process: int) -> None:
     """SIGKILL to a child and to its process group: a child just forked may not have founded one yet."""
     os.kill(process, signal.SIGKILL)
@@ -78,7 +85,11 @@ class Server:
         self._alarm, self._alarm_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        """Until the controller goes, or SIGTERM."""
+        """Until the controller goes.
+
+        SIGTERM alone ends nothing: where it goes to all processes of a batch system's job, a container or a service,
+        workers are to leave in good order first; the controller ends this one then.
+        """
         for number in SIGNALS:
             signal.signal(number, _noted)
         signal.set_wakeup_fd(self._alarm_in)
@@ -98,7 +109,7 @@ class Server:
         if signal.SIGCHLD in numbers:
             self._reap()
         # ORPHANED comes when the *thread* ends that started this process; the controller itself may well live on.
-        return signal.SIGTERM not in numbers and os.getppid() == self._controller
+        return os.getppid() == self._controller
 
     def _answer(self) -> bool:
         try:
@@ -141,9 +152,7 @@ class Server:
     def _become_worker(self, server: int, bootstrap: str, log: int) -> NoReturn:
         try:
             os.setsid()  # Ctrl-C in the terminal is for the controller to decide about
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:  # it died before the line above
-                os._exit(1)
+            die_with(server)
             signal.set_wakeup_fd(-1)
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)

@@ -8,61 +8,39 @@ from __future__ import annotations
 
 import math
 import secrets
+import ssl
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from elastune.core.mesh_choice import MeshChoice
 from elastune.elastic.coordinator import machine
-from elastune.elastic.coordinator.connections import GONE, Closed, Connection, ConnectionServer, Greeted, Heard
+from elastune.elastic.coordinator.company import Company
+from elastune.elastic.coordinator.connection import GONE, Closed, Connection, Greeted, Heard
+from elastune.elastic.coordinator.connections import ConnectionServer
 from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
-from elastune.elastic.coordinator.liveness import VitalsOf, WorkerConnections
-from elastune.elastic.coordinator.membership import ProtocolViolation, begin
+from elastune.elastic.coordinator.latecomers import RoundWatch
+from elastune.elastic.coordinator.later import Later
+from elastune.elastic.coordinator.liveness import VitalsOf, WorkerConnections, beat_every_s
+from elastune.elastic.coordinator.membership import Membership, ProtocolViolation, begin
 from elastune.elastic.coordinator.requests import OVER, Request, answer, objection
 from elastune.elastic.coordinator.roll import Roll
 from elastune.elastic.protocol import messages
-from elastune.elastic.protocol.instructions import (
-    Confirm,
-    Dismiss,
-    End,
-    GiveUp,
-    Instruction,
-    Release,
-    Start,
-    StopRun,
-)
-from elastune.elastic.protocol.messages import (
-    Beat,
-    Broken,
-    CapacityChanged,
-    Connected,
-    Event,
-    Exit,
-    Hello,
-    InstallView,
-    Lost,
-    Message,
-    Noticed,
-    Progressed,
-    Report,
-    ReshapeAsked,
-    ResizeAsked,
-    Said,
-)
+from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Instruction, Release, Start, StopRun
+from elastune.elastic.protocol.messages import Beat, Broken, Event, Hello, InstallView, Message
 from elastune.elastic.protocol.rendezvous import RendezvousStore
 from elastune.elastic.protocol.transport import ProtocolError, WakeupPipe
 from elastune.elastic.protocol.view import View
 from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.journal.records import MembershipEvent, Record, Straggling
+from elastune.journal.records import MembershipEvent, NotLetIn, Record
 
 BROKEN_GRACE_S = 0.02
-LONGEST_BEAT_S = 0.5
-BEATS = 5  # of a worker, before it counts as silent
 CLOSE_LIMIT_S = 5.0
-SILENCE_S = 30.0  # far beyond a heartbeat: this process may be slow without being gone
+SILENCE_S, WORDS = 30.0, 6  # far beyond a heartbeat: this process may be slow without being gone; it beats in it
 LAST_WORDS_S = 2.0  # how long after a worker's end what it had sent may take to arrive
 BEAT = messages.encode(Beat())
 
@@ -72,10 +50,12 @@ class Coordinator:
     have (a negative one, NaN) raise ``ValueError``.
 
     ``workers``: the numbers of the workers that the caller is starting; ``meshes``: how they may stand. ``host``: the
-    address to listen on; loopback unless the workers are elsewhere. ``silence_s``: how long a worker bears to hear
-    nothing from here before it ends itself, and may say nothing while it loads its program. ``collective_timeout_s``:
-    how long members wait for one that lives and does not come. ``spec_of(worker)``: what it is to do; ``last_line``:
-    the last line of its log; ``vitals_of``: of its process, if seen. Raises ``OSError`` where it cannot listen.
+    address to listen on; loopback unless the workers are elsewhere. ``port``, ``token``: where workers look for the
+    coordinator after this one, and what lets them in, by default new ones; ``tls``: the certificate that it names, if
+    it does. ``silence_s``: how long a worker bears to hear nothing from here before it ends itself, and may say nothing
+    while it loads its program; ``grace_s``: how long it looks for the next coordinator first. ``collective_timeout_s``:
+    how long members wait for one that lives and does not come. ``spec_of(worker)``: what it is to do; ``last_line``,
+    ``vitals_of``: of its log and process, if seen. Raises ``OSError`` where it cannot listen.
     """
 
     def __init__(
@@ -89,34 +69,36 @@ class Coordinator:
         meshes: MeshChoice | None = None,
         collective_timeout_s: float = math.inf,
         silence_s: float = SILENCE_S,
+        grace_s: float = 0.0,
         host: str = "127.0.0.1",
+        port: int = 0,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
         spec_of: Callable[[int], WorkerSpec | None] = lambda worker: None,
         last_line: Callable[[int], str] = lambda worker: "",
         vitals_of: VitalsOf = lambda worker: None,
     ) -> None:
-        self.token = secrets.token_hex(16)
+        self.token = token or secrets.token_hex(16)
         self._bell = WakeupPipe()
-        self._hub = ConnectionServer(host, self.token, self._bell)
+        self._hub = ConnectionServer(host, self.token, self._bell, port=port, tls=tls)
         self.address = f"[{host}]:{self._hub.port}" if ":" in host else f"{host}:{self._hub.port}"
         self._state = begin(workers, low, high, most_losses, meshes)
-        self._heartbeat_s = heartbeat_s
-        self._beat_s = min(heartbeat_s / BEATS, LONGEST_BEAT_S)
-        self._silence_s = silence_s
+        self._kept: dict[int, int] = {}
         self._collective_timeout_s = collective_timeout_s
-        self._spec_of = spec_of
-        self._last_line = last_line
+        self._beat_s = beat_every_s(heartbeat_s, high)
+        self._silence_s, self._grace_s = silence_s, grace_s
+        self._spec_of, self._last_line = spec_of, last_line
         self._roll = Roll(workers)
-        loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
-        self._peers = WorkerConnections(heartbeat_s, loading_s, vitals_of, pause_s=silence_s)
+        self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, min(silence_s, SILENCE_S)), vitals_of, silence_s)
         self._newest: View | None = None
+        self._untold: View | None = None  # the newest, until everybody has been sent it
         self._board = RendezvousStore()
-        self._ending: dict[int, tuple[float, str]] = {}  # until when last words are awaited; how the process ended
-        self._over = False
-        self._stopping = False
-        self._closing = False
+        self._ending: dict[int, str] = {}  # whose last words are awaited: how the process ended
+        self._over = self._stopping = self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
-        self._broken: deque[tuple[float, int, Broken]] = deque()
-        self._due = self._next_beat = time.monotonic()
+        self._later, self._company = Later(), Company()
+        self._rounds = RoundWatch(self._later, self._drop, lambda: self._state, lambda: self._out.full)
+        self._due = self._next_beat = self._next_word = time.monotonic()
         self._out = ControllerQueue(on_room=self._bell.ring)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
@@ -132,6 +114,11 @@ class Coordinator:
         """The workers that train together now, by rank."""
         current = self._state.current or self._state.proposed
         return list(current.members) if current is not None else []
+
+    @property
+    def membership(self) -> Membership:
+        """Who is there and how many there are to be, now."""
+        return self._state
 
     @property
     def step(self) -> int:
@@ -158,17 +145,21 @@ class Coordinator:
         """Ask all workers, those too that are still to come, for a checkpoint and the end of the run."""
         self._call(self._ask_to_stop)
 
+    def kept(self, records: Mapping[int, int]) -> None:
+        """Of these workers so many records are in the journal."""
+        self._call(lambda: self._kept.update(records))
+
     def capacity(self, free: int) -> None:
         """``free`` more workers could be started now."""
-        self._tell(None, CapacityChanged(free))
+        self._call(partial(self._feed, None, messages.CapacityChanged(free)))
 
-    def ask(self, request: Request) -> None:
-        """Somebody wants other workers, or another mesh; nothing becomes of what cannot be."""
+    def ask(self, request: Request | messages.Progressed) -> None:
+        """Somebody wants other workers, or another mesh, or knows more of it; nothing becomes of what cannot be."""
         self._call(lambda: None if objection(self._state, request) else self._feed(None, request))
 
     def notice(self, worker: int, seconds: float, why: str) -> None:
         """``worker`` will be taken away in ``seconds``."""
-        self._tell(worker, Noticed(seconds, why))
+        self._call(partial(self._feed, worker, messages.Noticed(seconds, why)))
 
     def close(self) -> None:
         """Hear no more, close every connection. Idempotent."""
@@ -176,9 +167,6 @@ class Coordinator:
         self._bell.ring()
         self._thread.join(CLOSE_LIMIT_S)
         self._out.release()
-
-    def _tell(self, worker: int | None, event: Event) -> None:
-        self._call(lambda: self._feed(worker, event))
 
     def _call(self, action: Callable[[], None]) -> None:
         self._calls.append(action)
@@ -190,9 +178,11 @@ class Coordinator:
         try:
             while not self._closing:
                 self._round()
+                self._out.wake()
         except Exception as bug:  # noqa: BLE001 - nobody else would tell that the run has lost its coordinator
             traceback.print_exc(file=sys.stderr)
             self._out.put(GiveUp(f"the coordinator failed: {bug!r}"))
+            self._out.wake()
         finally:
             self._hub.close()
             self._bell.close()
@@ -200,8 +190,7 @@ class Coordinator:
     def _round(self) -> None:
         full = self._out.full  # the controller is busy: its workers wait with what they have to say
         self._hub.hear_workers(not full)
-        waits = [at for at, *_ in list(self._broken)[:1]] + [until for until, _ in self._ending.values()]
-        self._due = min([self._next_beat, self._peers.next_silence, *waits])
+        self._due = min([self._next_beat, self._peers.next_silence, *self._later.next_at])
         # What the controller says of a worker comes after what the worker itself had said before that.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
@@ -212,33 +201,34 @@ class Coordinator:
                     self._hear(connection, message, size)
                 case Closed(connection, why):
                     self._part(connection, why)
+                case NotLetIn():
+                    self._out.keep(event)
         for call in calls:
             call()
         now = time.monotonic()
-        while self._broken and self._broken[0][0] <= now:
-            self._feed(*self._broken.popleft()[1:])
-        for worker in [worker for worker, (until, _) in self._ending.items() if until <= now]:
-            self._bury(worker)
+        self._later.run(now)
         if full:
             self._peers.excuse(now)
         for worker in self._peers.silent(now, self._due):
-            self._lose(worker, f"it has been silent for {self._heartbeat_s:g} s (--heartbeat)")
+            self._lose(worker, self._peers.why_silent(worker))
+        if self._untold is not None and not self._over:  # once a round: workers that fall with their host are one view
+            self._say(self._peers.connections(), InstallView(self._untold))
+            self._untold = None
         for slow in self._peers.take_excused():
-            self._out.keep(Straggling(slow.worker, slow.line))
+            self._out.tell(slow)
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
-            # Who has more to read than that will see that this side lives.
-            self._hub.send([c for c in self._peers.connections() if not c.output], BEAT)
+            if now >= self._next_word:  # who has more to read than that will see that this side lives
+                self._next_word = now + self._silence_s / WORDS
+                self._hub.send([c for c in self._peers.connections() if not c.output], BEAT)
+            for worker, nth in self._kept.items():
+                self._say_to(worker, messages.RecordsKept(nth))
+            self._kept.clear()
+            if self._company.waited_enough(self._state, now):
+                self._feed(None, messages.WaitedEnough())
             if self._state.current is not None and not self._over:
-                self._look_at_members(self._state.current.members, now)
-
-    def _look_at_members(self, members: Sequence[int], now: float) -> None:
-        """Who keeps the others waiting, and whether they will ever come together."""
-        if (apart := self._peers.standstill(members, now, self._collective_timeout_s)) is not None:
-            self._over = True
-            self._out.put(apart)
-        elif (late := self._peers.straggler(members, now, self._last_line)) is not None:
-            self._out.keep(Straggling(late.worker, late.line))
+                members = self._state.current.members
+                self._over = self._out.tell(self._peers.look(members, now, self._collective_timeout_s, self._last_line))
 
     # -- what workers and clients say ---------------------------------------------------------------------------------
 
@@ -246,56 +236,67 @@ class Coordinator:
         worker = connection.worker = hello.worker
         if worker is None:
             return
-        if not self._roll.expects(worker) or worker in self._peers or self._over:
+        if not self._roll.expects(worker) or worker in self._peers or self._over or hello.returns:
+            if hello.returns:  # the others go on without it
+                self._say([connection], messages.Bye())
             self._hub.end(connection)
             return
+        self._let_in(connection, worker, hello)
+
+    def _let_in(self, connection: Connection, worker: int, hello: Hello) -> None:
         self._peers.add(worker, connection, hello.host, time.monotonic())
-        joins = self._newest is not None
-        self._say([connection], messages.Welcome(joins, self._beat_s, self._silence_s, self._spec_of(worker)))
+        joins, spec = self._newest is not None, self._spec_of(worker)
+        self._say([connection], messages.Welcome(joins, self._beat_s, self._silence_s, self._grace_s, spec))
         if self._stopping:
             self._say([connection], messages.Stop())
-        if self._newest is not None:
+        if self._newest is not None and self._untold is None:
             self._say([connection], InstallView(self._newest))
         for key, value in self._board.items():
             self._say([connection], messages.Publish(key, value))
-        self._feed(worker, Connected(hello.host))
+        self._feed(worker, messages.Connected(hello.host))
 
     def _hear(self, connection: Connection, message: Message, size: int) -> None:
-        worker = connection.worker
-        if worker is None:
+        if (worker := connection.worker) is None:
             self._answer(connection, message)
             return
         now = time.monotonic()
         self._peers.heard(worker, now, message)
+        self._rounds.heard(worker, message, now)
         match message:
-            case Report(record):
-                self._out.put(RecordSent(worker, record), size)
+            case messages.Report(record, nth):
+                self._out.put(RecordSent(worker, record, nth), size)
                 # It would change nothing while nothing has failed.
                 if (step := self._roll.further(record)) is not None and self._state.consecutive_failures:
-                    self._feed(None, Progressed(step))
-            case Exit(code):
+                    self._feed(None, messages.Progressed(step))
+            case messages.Exit(code):
+                self._say([connection], messages.Bye())
                 self._end_connection(worker, code, f"it ended with exit code {code}")
             case _ if not self._roll.expects(worker):  # released, or about to be ended
                 pass
             case Beat():
                 self._peers.beaten(worker, message, now)
+            case messages.RoundTaken():
+                self._peers.waits(worker, message.step, message.grace_s, self._beat_s, now)
             case messages.Publish():
                 self._publish(worker, message)
             case Broken():
                 # A death that explains it is to be heard first: its end of connection is on its way.
-                self._broken.append((now + BROKEN_GRACE_S, worker, message))
-            case ResizeAsked() | ReshapeAsked():
+                self._later.put(now + BROKEN_GRACE_S, partial(self._feed, worker, message))
+            case messages.ResizeAsked() | messages.ReshapeAsked():
                 self.ask(message)
-            case _ if isinstance(message, Said):
+            case messages.LayersFound(layers):
+                if self._state.meshes.widened(layers) != self._state.meshes:  # the first that says so
+                    self._feed(None, message)
+            case _ if isinstance(message, messages.Said):
                 self._feed(worker, message)
             case _:
-                self._cut_off(worker, f"it sent {message.kind!r}, which no worker sends")
+                self._lose(worker, f"it broke the protocol: it sent {message.kind!r}, which no worker sends")
 
     def _publish(self, worker: int, message: messages.Publish) -> None:
         try:
             kept = self._board.put(message.key, message.value)
         except ProtocolError as error:
-            self._cut_off(worker, str(error))
+            self._lose(worker, f"it broke the protocol: {error}")
             return
         if kept:
             self._say(self._peers.connections(but=worker), message)
@@ -321,26 +322,23 @@ class Coordinator:
     def _end_connection(self, worker: int, code: int | None, why: str) -> None:
         """``worker`` has said all that it had to say."""
         self._out.put(Parted(worker, code))
-        self._lose(worker, self._ending[worker][1] if worker in self._ending else why)
+        self._lose(worker, self._ending.get(worker, why))
         self._bury(worker)
 
     def _await_last_words(self, worker: int, why: str) -> None:
-        self._ending[worker] = (time.monotonic() + LAST_WORDS_S, why)
+        self._ending[worker] = why
+        self._later.put(time.monotonic() + LAST_WORDS_S, partial(self._bury, worker))
         if worker not in self._peers:
             self._bury(worker)
 
     def _bury(self, worker: int) -> None:
         if worker in self._ending:
-            _, why = self._ending.pop(worker)
-            self._lose(worker, why)
+            self._lose(worker, self._ending.pop(worker))
             self._out.put(Buried(worker))
 
     def _ask_to_stop(self) -> None:
         self._stopping = True
         self._say(self._peers.connections(), messages.Stop())
-
-    def _cut_off(self, worker: int, why: str) -> None:
-        self._lose(worker, f"it broke the protocol: {why}")
 
     # -- the machine --------------------------------------------------------------------------------------------------
 
@@ -349,7 +347,11 @@ class Coordinator:
             self._hub.end(connection)
         if self._roll.expects(worker):
             self._roll.strike(worker)
-            self._feed(worker, Lost(why))
+            self._feed(worker, messages.Lost(why))
+
+    def _drop(self, worker: int, why: str) -> None:
+        self._say_to(worker, messages.Bye())
+        self._lose(worker, why)
 
     def _feed(self, worker: int | None, event: Event) -> None:
         if self._over:
@@ -364,12 +366,10 @@ class Coordinator:
             self._obey(instruction)
 
     def _obey(self, instruction: Instruction) -> None:
-        everybody = self._peers.connections()
         match instruction:
             case InstallView(view):
-                self._newest = view
+                self._newest = self._untold = view
                 self._board.begin(view.number)
-                self._say(everybody, instruction)
             case Confirm(worker, view):
                 self._say_to(worker, messages.Confirmed(view))
             case Release(worker):
@@ -377,7 +377,7 @@ class Coordinator:
                 self._say_to(worker, messages.Bye())
             case Dismiss():
                 self._over = True
-                self._say(everybody, messages.Bye())
+                self._say(self._peers.connections(), messages.Bye())
             case Start(workers):
                 self._roll.add(workers)
                 self._out.put(instruction)

@@ -7,19 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastune.elastic.coordinator.standstill import Standstill
+from elastune.elastic.coordinator.stragglers import Straggler
 from elastune.elastic.protocol.instructions import End, GiveUp, Start, StopRun
 from elastune.elastic.protocol.transport import WakeupPipe
-from elastune.journal.records import Record
+from elastune.journal.records import Record, Straggling
 
 BACKLOG_LIMIT_BYTES = 1 << 26  # of reports that were not taken
 
 
 @dataclass(frozen=True)
 class RecordSent:
-    """``worker`` sent ``record``."""
+    """``worker`` sent ``record``, its ``nth``."""
 
     worker: int
     record: Record
+    nth: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,12 @@ ForController = Start | End | GiveUp | StopRun | RecordSent | Parted | Buried | 
 
 
 class ControllerQueue:
-    """Filled by the coordinator's thread, which never waits here; emptied by the controller's. ``on_room`` is called in
-    the controller's thread whenever it has taken what was ``put``."""
+    """Filled by the coordinator's thread, which never waits here; emptied by the controller's.
+
+    The coordinator calls ``wake`` once it has nothing more to put: thousands of events wake the controller once. Each
+    call of the system in one thread would wait for the other's turn to end, else. ``on_room`` is called in the
+    controller's thread when it has taken what was too much.
+    """
 
     def __init__(self, on_room: Callable[[], None] = lambda: None) -> None:
         self._told: list[ForController] = []
@@ -66,21 +72,31 @@ class ControllerQueue:
         with self._changing:
             self._told.append(told)
             self._backlog_bytes += size_bytes
-            self._bell.ring()
 
     def keep(self, record: Record) -> None:
         """Append a record of what happened."""
         with self._changing:
             self._records.append(record)
-            self._bell.ring()
+
+    def wake(self) -> None:
+        """Have the controller look, if there is anything to take."""
+        with self._changing:
+            if self._told or self._records:
+                self._bell.ring()
+
+    def nudge(self) -> None:
+        """There is something to look at that is not taken from here."""
+        self._bell.ring()
 
     def take(self) -> list[ForController]:
         """All that was ``put``, in order."""
         with self._changing:
+            was_full = self.full
             taken, self._told, self._backlog_bytes = self._told, [], 0
             if not self._records:
                 self._bell.quiet()
-        self._on_room()
+        if was_full:
+            self._on_room()
         return taken
 
     def take_records(self) -> list[Record]:
@@ -90,6 +106,14 @@ class ControllerQueue:
             if not self._told:
                 self._bell.quiet()
             return taken
+
+    def tell(self, found: Standstill | Straggler | None) -> bool:
+        """Who keeps the others waiting, or why they will never come together: True for that, the end of the run."""
+        if isinstance(found, Standstill):
+            self.put(found)
+        elif found is not None:
+            self.keep(Straggling(found.worker, found.line))
+        return isinstance(found, Standstill)
 
     def release(self) -> None:
         """Give the file descriptor back. Idempotent."""

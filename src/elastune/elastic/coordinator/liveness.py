@@ -6,10 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from elastune.elastic.coordinator.connections import Connection
+from elastune.elastic.coordinator.connection import Connection
 from elastune.elastic.coordinator.standstill import Standstill, standstill
 from elastune.elastic.coordinator.stragglers import Pace, Sight, Straggler, straggler
 from elastune.elastic.protocol.messages import Beat, Message, Report
+
+BEATS = 5  # of a worker, before it counts as silent
+BEATS_WAITED_FOR = 3  # of a worker that waits where others can do without it
+LONGEST_BEAT_S = 0.5
+STANDING = ("reducing", "forming")  # where others are waited for
+BEATS_A_SECOND = 4096  # of all workers: more of them beat more seldom, as far as ``BEATS`` allows
+
+
+def beat_every_s(heartbeat_s: float, workers: int) -> float:
+    """How often each of so many ``workers`` says that it lives, where one counts as silent after ``heartbeat_s``."""
+    return min(heartbeat_s / BEATS, max(LONGEST_BEAT_S, workers / BEATS_A_SECOND))
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,8 @@ class Peer:
     """A connected worker: its newest beat came at ``beat_at``, anything at all at ``heard_at``.
 
     ``loading``: it said last that it loads its program. ``excused_at``: when it was last found silent and at work;
-    ``vitals``: what was seen of its process halfway to that.
+    ``vitals``: what was seen of its process halfway to that. ``waits_s``: how long it may be silent while it waits for
+    others, which need not wait for it. ``stands_at``: the step that it said last that it cannot end by itself.
     """
 
     worker: int
@@ -52,6 +64,8 @@ class Peer:
     excused_at: float = -inf
     vitals: Vitals | None = None
     looked: bool = False
+    waits_s: float = inf
+    stands_at: int | None = None
 
     @property
     def counts_from(self) -> float:
@@ -118,6 +132,8 @@ class WorkerConnections:
         peer.heard_at, peer.looked = now, False
         if isinstance(message, Beat):
             peer.loading = message.doing == "loading"
+            peer.waits_s = peer.waits_s if message.doing == "reducing" else inf
+            peer.stands_at = message.step if message.doing in STANDING else None
         elif not isinstance(message, Report):
             peer.loading = False
 
@@ -127,6 +143,24 @@ class WorkerConnections:
         peer.beat, peer.beat_at = beat, now
         self._pace.heard(now, beat.step)
 
+    def waits(self, worker: int, step: int, grace_s: float, beat_s: float, now: float) -> None:
+        """``worker``, which beats every ``beat_s``, waits in ``step`` for others, which can do without it and give it
+        ``grace_s``. As long as another one is heard that waits there, too, it may not be silent for a whole heartbeat:
+        where none is, the exchange is over, and what it does since then it has not told yet.
+        """
+        peer = self._peers[worker]
+        peer.stands_at = step
+        peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
+        self.next_silence = min(self.next_silence, now + peer.waits_s / 2)
+
+    def why_silent(self, worker: int) -> str:
+        """Why ``worker``, who is silent, counts as lost."""
+        peer = self._peers[worker]
+        if peer.waits_s < self._heartbeat_s:
+            return f"it has been silent for {peer.waits_s:g} s at the end of a round that needs a quorum alone (grace)"
+        host = f"host {peer.host}: " if len({each.host for each in self._peers.values()}) > 1 else ""
+        return f"{host}it has been silent for {self._heartbeat_s:g} s (--heartbeat)"
+
     def excuse(self, now: float) -> None:
         """Nobody could be heard until ``now``, and that was nobody's fault."""
         for peer in self._peers.values():
@@ -134,32 +168,37 @@ class WorkerConnections:
 
     def silent(self, now: float, due: float) -> list[int]:
         """Who is silent. ``due``: when this question was to be asked at the latest."""
-        if (late := now - due) > self._heartbeat_s / 2:
+        late = now - due
+        for peer in self._peers.values():
             # This process itself did not run: what the workers said meanwhile may not be here yet.
-            for peer in self._peers.values():
+            if late > self._due_s(peer) / 2:
                 peer.heard_at = min(now, peer.heard_at + late)
         if now < self.next_silence:
             return []
-        silent = [worker for worker, peer in self._peers.items() if self._is_silent(peer, now)]
-        waits = [self._next_look(peer) for worker, peer in self._peers.items() if worker not in silent]
+        newest = max((peer.heard_at for peer in self._peers.values()), default=now)
+        silent = {worker for worker, peer in self._peers.items() if self._is_silent(peer, now, newest)}
+        waits = [self._next_look(peer, now) for worker, peer in self._peers.items() if worker not in silent]
         # Whoever comes, or has loaded its program, meanwhile is looked at in time.
         self.next_silence = min([*waits, now + self._heartbeat_s / 2])
-        return silent
+        return sorted(silent)
 
     def take_excused(self) -> list[Straggler]:
         """Who was found silent and at work; told once for each silence."""
         told, self._excused = self._excused, []
         return told
 
-    def _is_silent(self, peer: Peer, now: float) -> bool:
-        """Halfway its process is looked at, and at the end again: has it worked in between?"""
-        patience_s, waited_s = self._patience_s(peer), now - peer.counts_from
+    def _is_silent(self, peer: Peer, now: float, newest: float) -> bool:
+        """Halfway its process is looked at, and at the end again: has it worked in between?
+
+        ``newest``: when anybody was heard last.
+        """
+        patience_s, waited_s = self._patience_s(peer, now), now - peer.counts_from
         if not peer.looked and waited_s >= patience_s / 2:
             peer.looked, peer.vitals = True, self._vitals_of(peer.worker)
         if waited_s < patience_s:
             return False
         vitals = self._vitals_of(peer.worker)
-        pauses = self._all_pause(peer, vitals, now)
+        pauses = self._all_pause(peer, vitals, now, newest)
         if not pauses and (vitals is None or not vitals.works_since(peer.vitals)):
             return True
         if peer.excused_at < peer.heard_at:
@@ -173,30 +212,47 @@ class WorkerConnections:
         peer.excused_at, peer.looked = now, False
         return False
 
-    def _all_pause(self, peer: Peer, vitals: Vitals | None, now: float) -> bool:
+    def _all_pause(self, peer: Peer, vitals: Vitals | None, now: float, newest: float) -> bool:
         """Whether ``peer``, which is silent, may be so because nobody can be heard."""
-        newest = max(other.heard_at for other in self._peers.values())
-        if now - newest < self._heartbeat_s / 2 or now - peer.heard_at >= self._pause_s:
+        if now - newest < self._due_s(peer) / 2 or now - peer.heard_at >= self._pause_s:
             return False
         return len(self._peers) > 1 if vitals is None else vitals.lives
 
-    def _next_look(self, peer: Peer) -> float:
-        return peer.counts_from + self._patience_s(peer) / (1 if peer.looked else 2)
+    def _next_look(self, peer: Peer, now: float) -> float:
+        return peer.counts_from + self._patience_s(peer, now) / (1 if peer.looked else 2)
 
-    def _patience_s(self, peer: Peer) -> float:
-        return self._loading_s if peer.loading else self._heartbeat_s
+    def _patience_s(self, peer: Peer, now: float) -> float:
+        if peer.loading:
+            return self._loading_s
+        return self._due_s(peer) if self._is_waited_for(peer, now) else self._heartbeat_s
 
-    def straggler(self, members: Sequence[int], now: float, last_line: Callable[[int], str]) -> Straggler | None:
-        """Which of ``members``, by rank, keeps the others waiting; told once for each of its steps."""
-        found = straggler(self._sights(members, now), self._pace.patience_s, last_line)
+    def _is_waited_for(self, peer: Peer, now: float) -> bool:
+        """Whether another one is heard that waits where ``peer`` does."""
+        return peer.waits_s < self._heartbeat_s and any(
+            other.stands_at == peer.stands_at and now - other.heard_at < peer.waits_s
+            for other in self._peers.values()
+            if other is not peer
+        )
+
+    def _due_s(self, peer: Peer) -> float:
+        """How long a healthy ``peer`` that has loaded its program may be silent."""
+        return min(self._heartbeat_s, peer.waits_s)
+
+    def look(
+        self, members: Sequence[int], now: float, limit_s: float, last_line: Callable[[int], str]
+    ) -> Standstill | Straggler | None:
+        """Why ``members``, by rank, will never come together, if so: they wait for one for ``limit_s`` at most.
+
+        Else which of them keeps the others waiting; told once for each of its steps.
+        """
+        sights = self._sights(members, now)
+        if (apart := standstill(sights, limit_s)) is not None:
+            return apart
+        found = straggler(sights, self._pace.patience_s, last_line)
         if found is None or (found.worker, found.step) in self._told:
             return None
         self._told.add((found.worker, found.step))
         return found
-
-    def standstill(self, members: Sequence[int], now: float, limit_s: float) -> Standstill | None:
-        """Why ``members``, by rank, will never come together, if so; they wait for one for ``limit_s`` at most."""
-        return standstill(self._sights(members, now), limit_s)
 
     def _sights(self, members: Sequence[int], now: float) -> list[Sight]:
         return [

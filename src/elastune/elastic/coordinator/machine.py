@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import MeshChoice, dispensable, seated
-from elastune.elastic.coordinator.membership import Membership, Phase, ProtocolViolation, Worker, begin
-from elastune.elastic.coordinator.places import waits_for_more, who_stays
+from elastune.core.mesh_choice import MeshChoice, by_host, dispensable, seated
+from elastune.elastic.coordinator.membership import Membership, Numbers, Phase, ProtocolViolation, Worker, begin
+from elastune.elastic.coordinator.places import in_company, waits_for_more, waits_for_others, who_stays
 from elastune.elastic.protocol.instructions import (
     Confirm,
     Dismiss,
@@ -32,6 +32,7 @@ from elastune.elastic.protocol.messages import (
     Done,
     Event,
     InstallView,
+    LayersFound,
     Left,
     Lost,
     Noticed,
@@ -41,6 +42,7 @@ from elastune.elastic.protocol.messages import (
     ReshapeAsked,
     ResizeAsked,
     Running,
+    WaitedEnough,
 )
 from elastune.elastic.protocol.view import View
 
@@ -56,13 +58,15 @@ def step(state: Membership, worker: int | None, event: Event) -> Outcome:
         return state, ()
     if worker is None:
         facts, told, broken = _OF_RUN[type(event)](state, event)
-        return _derive(facts, told, broken, "")
+        return derive(facts, told, broken, "")
     if worker >= state.next_worker:
         raise ProtocolViolation(f"worker {worker} was never started: {event}")
     if state.find(worker) is None:
         return state, ()
     facts, told, broken = _OF_WORKER[type(event)](state, worker, event)
-    return _derive(facts, told, broken, getattr(event, "why", ""))
+    if not (told or broken) and waits_for_others(facts, event):
+        return facts, ()
+    return derive(facts, told, broken, getattr(event, "why", ""))
 
 
 def replay(
@@ -103,12 +107,11 @@ def _running(state: Membership, worker: int, event: Running) -> Facts:
         if state.current is not None and event.version == state.current.number:
             raise ProtocolViolation(f"all members had said so before: {event}")
         return state, (), False
-    if worker not in view.members or worker in state.running:
+    if worker not in view.ranks or worker in state.running:
         raise ProtocolViolation(f"worker {worker} is no member or said so before: {event}")
     if state.running and event.step != state.first_step:
         raise ProtocolViolation(f"others of this view begin with step {state.first_step}: {event}")
-    state = replace(state, running=state.running | {worker}, first_step=event.step)
-    state = replace(state, meshes=state.meshes.widened(event.layers))
+    state = replace(state, running=state.running.plus(worker), first_step=event.step)
     if event.step > state.max_first_step:
         state = replace(state, max_first_step=event.step, consecutive_failures=0)
     if worker not in view.joiners:
@@ -123,7 +126,7 @@ def _broken(state: Membership, worker: int, event: Broken) -> Facts:
     view = next((v for v in state.live if v.number == event.version), None)
     if view is None:
         return state, (), False
-    if worker not in view.members:
+    if worker not in view.ranks:
         raise ProtocolViolation(f"worker {worker} is no member of view {event.version}: {event}")
     state = replace(state, consecutive_failures=state.consecutive_failures + 1)
     told: tuple[Instruction, ...] = ()
@@ -149,14 +152,14 @@ def _left(state: Membership, worker: int, event: Left) -> Facts:
         raise ProtocolViolation(f"there was no view without worker {worker}: {event}")
     newest = state.proposed or state.current
     # It may have left before it heard of a newer view that has it.
-    broken = newest is not None and worker in newest.members
+    broken = newest is not None and worker in newest.ranks
     return state.without(worker), (), broken
 
 
 def _lost(state: Membership, worker: int, event: Lost) -> Facts:
     phase = state.get(worker).phase
     was_calm = state.proposed is None or state.proposed.scheduled
-    broken = any(worker in view.members for view in state.live)
+    broken = any(worker in view.ranks for view in state.live)
     state = state.without(worker)
     if phase != "member":
         state = replace(state, failed_starts=state.failed_starts + 1)
@@ -178,12 +181,20 @@ def _resize(state: Membership, event: ResizeAsked) -> Facts:
 
 def _reshape(state: Membership, event: ReshapeAsked) -> Facts:
     mesh = Mesh.parse(event.mesh)  # whoever hears the request has looked at it: ``refuse_mesh``
-    meshes = replace(state.meshes.widened(event.layers), wanted=mesh)
-    return replace(state, target=mesh.workers, failed_starts=0, meshes=meshes), (), False
+    return replace(state, target=mesh.workers, failed_starts=0, meshes=replace(state.meshes, wanted=mesh)), (), False
+
+
+def _layers(state: Membership, event: LayersFound) -> Facts:
+    return replace(state, meshes=state.meshes.widened(event.layers)), (), False
 
 
 def _capacity(state: Membership, event: CapacityChanged) -> Facts:
     return replace(state, free=event.free, capacity_stale=False), (), False
+
+
+def _waited(state: Membership, event: WaitedEnough) -> Facts:
+    late = [worker.number for worker in state.workers if worker.phase in ("starting", "connected")]
+    return state.put_all(late, late=True), (), False
 
 
 def _progressed(state: Membership, event: Progressed) -> Facts:
@@ -204,14 +215,17 @@ _OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
 _OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     ResizeAsked: _resize,
     ReshapeAsked: _reshape,
+    LayersFound: _layers,
     CapacityChanged: _capacity,
+    WaitedEnough: _waited,
     Progressed: _progressed,
 }
 
 # -- what follows -----------------------------------------------------------------------------------------------------
 
 
-def _derive(state: Membership, told: tuple[Instruction, ...], broken: bool, why: str) -> Outcome:
+def derive(state: Membership, told: tuple[Instruction, ...], broken: bool, why: str) -> Outcome:
+    """What follows from the facts in ``state``; ``broken``: a view that may train broke, ``why`` says by what."""
     end = _ending(state, why)
     if end is not None:
         # Who has not come yet would find nobody.
@@ -249,12 +263,12 @@ def _replace_broken(state: Membership) -> Outcome:
     ordered = newest.members if members & set(newest.members) else state.current.members if state.current else ()
     staying = tuple(number for number in ordered if number in members)
     initial = state.current is None
-    state = replace(state, proposed=None, running=frozenset())
+    state = replace(state, proposed=None, running=Numbers())
     if not staying:
         return replace(state, current=None), ()
     places = state.meshes.for_workers(len(staying)).workers
     # It may be that the newest view never came into force; then each holds what the one before it says, copies too.
-    staying = dispensable(staying, newest.grid, _ranks(newest), places)
+    staying = dispensable(staying, newest.grid, newest.ranks, places)
     state, told = _let_go(state, members - set(staying))
     state, install = _install(state, staying, initial=initial)
     return state, (*told, install)
@@ -263,9 +277,9 @@ def _replace_broken(state: Membership) -> Outcome:
 def _complete(state: Membership) -> Outcome:
     """Once all members of a view run, it is the one that counts."""
     view = state.proposed
-    if view is None or not state.running.issuperset(view.members):
+    if view is None or len(state.running) < len(view.members):
         return state, ()
-    state = replace(state, current=view, proposed=None, running=frozenset())
+    state = replace(state, current=view, proposed=None, running=Numbers())
     if view.initial:
         state = replace(state, failed_starts=0)
     return _let_go(state, {worker.number for worker in state.members} - set(view.members))
@@ -316,22 +330,20 @@ def _propose(state: Membership) -> Outcome:
     if state.current is None:
         if not ready or len(ready) < len(state.workers):
             return state, ()
-        ready = ready[: state.meshes.for_workers(len(ready)).workers]
-        for number in ready:
-            state = state.put(number, phase="member")
-        state, install = _install(state, ready, initial=True)
+        ready = by_host(ready[: state.meshes.for_workers(len(ready)).workers], _hosts(state))
+        state, install = _install(state.put_all(ready, phase="member"), ready, initial=True)
         return state, (install,)
-    staying, joiners = who_stays(state, ready)
+    staying, joiners = who_stays(state, in_company(state, ready))
     if not staying:  # somebody has to hand the state over: they leave by the view after
         staying = state.current.members
     mesh = state.meshes.for_workers(len(staying) + len(joiners))
     joiners = joiners[: max(0, mesh.workers - len(staying))]
     if joiners and waits_for_more(state, mesh):
         joiners, mesh = (), state.meshes.for_workers(len(staying))
-    staying = dispensable(staying, state.current.grid, _ranks(state.current), mesh.workers)
+    staying = dispensable(staying, state.current.grid, state.current.ranks, mesh.workers)
     if (staying, joiners) == (state.current.members, ()) and mesh == state.current.grid:
         return state, ()
-    members = seated(staying, joiners, state.current.grid, _ranks(state.current), mesh)
+    members = seated(staying, joiners, state.current.grid, state.current.ranks, mesh, _hosts(state))
     state, install = _install(state, members, scheduled=True, joiners=joiners)
     return state, (install,)
 
@@ -347,11 +359,11 @@ def _install(
     joiners: tuple[int, ...] = (),
     initial: bool = False,
 ) -> tuple[Membership, Instruction]:
-    mesh = state.meshes.for_workers(len(members))
-    hosts = tuple(state.get(number).host for number in members)
+    mesh, known, inside = state.meshes.for_workers(len(members)), state.by_number, set(members)
+    hosts = tuple(known[number].host for number in members)
     leavers: tuple[int, ...] = ()
-    if scheduled and state.current is not None and state.meshes.divides:
-        leavers = tuple(number for number in state.current.members if number not in members)
+    if scheduled and state.current is not None and state.meshes.leavers_give:
+        leavers = tuple(number for number in state.current.members if number not in inside)
     view = View(
         state.next_view,
         members,
@@ -363,14 +375,14 @@ def _install(
         leavers=leavers,
     )
     for worker in state.members:
-        if worker.number not in members:
+        if worker.number not in inside:
             state = state.put(worker.number, excluded=True)
-    state = replace(state, proposed=view, next_view=view.number + 1, running=frozenset())
+    state = replace(state, proposed=view, next_view=view.number + 1, running=Numbers())
     return state, InstallView(view)
 
 
-def _ranks(view: View) -> dict[int, int]:
-    return {number: rank for rank, number in enumerate(view.members)}
+def _hosts(state: Membership) -> dict[int, str]:
+    return {worker.number: worker.host for worker in state.workers}
 
 
 def _let_go(state: Membership, numbers: set[int]) -> Outcome:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.membership import Membership
 from elastune.elastic.coordinator.places import refuse_mesh
-from elastune.elastic.protocol.messages import Answer, ReshapeAsked, ResizeAsked
+from elastune.elastic.protocol.messages import Answer, Event, ReshapeAsked, ResizeAsked
 
 Request = ResizeAsked | ReshapeAsked
 OVER = "the run must be running (got one that is over): go on with it: elastune run ... --resume"
 
 
-def objection(state: Membership, request: Request) -> str:
+def objection(state: Membership, request: Event) -> str:
     """Why ``request`` cannot be; "" where it can. A number of workers always can: it is cut to what is allowed."""
     try:
         if isinstance(request, ReshapeAsked):
-            refuse_mesh(state, request.mesh, request.layers)
+            refuse_mesh(state, request.mesh)
     except UserError as error:
         return str(error)
     return ""

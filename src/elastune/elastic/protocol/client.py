@@ -10,8 +10,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
-from elastune.elastic.protocol.messages import Answer, Hello, Message, decode, encode
-from elastune.elastic.protocol.transport import Lines, ProtocolError, dial, first_line
+from elastune.elastic.protocol.entry import PushedOut, enter_at
+from elastune.elastic.protocol.handshake import TokenRefused
+from elastune.elastic.protocol.messages import PURPOSE, Answer, Hello, Message, decode, encode
+from elastune.elastic.protocol.transport import Lines, ProtocolError, Unreachable
 from elastune.journal.atomic import atomic_write
 
 CONTACT_NAME = ".coordinator.json"
@@ -22,18 +24,22 @@ CONTACT_LIMIT_BYTES = 4096
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Contact:
-    """How to reach a coordinator. Who has it may change the run, so only the run's owner can read it."""
+    """How to reach a coordinator. Who has it may change the run, so only the run's owner can read it.
+
+    ``grace_s``: how long its workers look for the next one there, should it die.
+    """
 
     address: str
     token: str
+    grace_s: float = 0.0
 
 
 _ADAPTER = TypeAdapter(Contact)
 
 
-def write_contact(folder: Path, address: str, token: str) -> None:
-    """Let ``ask`` find the coordinator of the run in ``folder``."""
-    contact = json.dumps({"address": address, "token": token}).encode()
+def write_contact(folder: Path, address: str, token: str, grace_s: float = 0.0) -> None:
+    """Let ``ask`` find the coordinator of the run in ``folder``, and the next controller its workers."""
+    contact = json.dumps({"address": address, "token": token, "grace_s": grace_s}).encode()
     atomic_write(folder / CONTACT_NAME, contact, mode=0o600)
 
 
@@ -59,23 +65,29 @@ def read_contact(folder: Path) -> Contact:
         raise UserError("the file must hold the address of a coordinator", path, fix) from None
 
 
+def left_behind(folder: Path) -> Contact | None:
+    """How workers of the run in ``folder`` are reached whose coordinator may have died without them; None: none are."""
+    if not (folder / CONTACT_NAME).is_file():
+        return None
+    contact = read_contact(folder)
+    return contact if contact.grace_s > 0 else None
+
+
 def ask(folder: Path, message: Message) -> Answer:
     """What the coordinator of the run in ``folder`` answers to ``message``, a request. Raises ``UserError``."""
     contact = read_contact(folder)
+    words = encode(Hello()) + encode(message)
     try:
-        connection = dial(contact.address, DIAL_LIMIT_S)
-    except OSError:
+        entered = enter_at(contact.address, Lines(), contact.token, PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
+        entered.connection.close()
+        answer = decode(entered.line)
+    except PushedOut as error:
+        raise UserError("a run must have room for a question", f"{folder}: {error}", "ask again") from None
+    except (Unreachable, ConnectionError, TokenRefused):  # another run's coordinator may have got the port
         raise _not_running(folder) from None
-    with connection:
-        try:
-            connection.settimeout(ANSWER_LIMIT_S)
-            connection.sendall(encode(Hello(contact.token)) + encode(message))
-            answer = decode(first_line(connection, Lines(), ANSWER_LIMIT_S)[0])
-        except ConnectionError:
-            raise _not_running(folder) from None
-        except (OSError, ValueError, ProtocolError) as error:
-            why = f"{folder}: {error}"
-            raise UserError("a run must answer", why, "look at its log; if it hangs, end it and use --resume") from None
+    except (OSError, ValueError, ProtocolError) as error:
+        why = f"{folder}: {error}"
+        raise UserError("a run must answer", why, "look at its log; if it hangs, end it and use --resume") from None
     if not isinstance(answer, Answer):
         raise UserError("a run must answer", f"{folder}: {answer.kind}", "use the same version of elastune as the run")
     return answer

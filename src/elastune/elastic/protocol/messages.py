@@ -20,6 +20,7 @@ from elastune.elastic.protocol.worker_spec import spec_from_json, spec_to_json
 from elastune.journal.records import Record
 
 _RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
+PURPOSE = "run"  # of a coordinator, in handshakes
 KEY_LIMIT = 256
 VALUE_LIMIT = 1 << 18
 Count = Annotated[int, Field(ge=0)]
@@ -49,14 +50,10 @@ class Ready:
 
 @dataclass(frozen=True, config=_RULES)
 class Running:
-    """The worker holds its state under view ``version``, whose first step is ``step``.
-
-    ``layers``: into how many stages a pipeline could be cut; 0 where it does not say.
-    """
+    """The worker holds its state under view ``version``, whose first step is ``step``."""
 
     version: Count
     step: Count
-    layers: Count = 0
     kind: Literal["running"] = "running"
 
 
@@ -124,15 +121,19 @@ class ResizeAsked:
 
 @dataclass(frozen=True, config=_RULES)
 class ReshapeAsked:
-    """Workers are to stand as ``mesh`` says, as ``Mesh.parse`` reads it, and to be as many as that; see ``Answer``.
-
-    ``layers``: as in ``Running``; a worker that asks may know by now.
-    """
+    """Workers are to stand as ``mesh`` says, as ``Mesh.parse`` reads it, and to be as many as that; see ``Answer``."""
 
     mesh: Annotated[str, Field(max_length=KEY_LIMIT)]
     why: str = ""
-    layers: Count = 0
     kind: Literal["reshape_asked"] = "reshape_asked"
+
+
+@dataclass(frozen=True, config=_RULES)
+class LayersFound:
+    """The program's model has so many ``layers``: no pipeline has more stages. Views may begin before that is known."""
+
+    layers: Count
+    kind: Literal["layers_found"] = "layers_found"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -144,6 +145,13 @@ class CapacityChanged:
 
 
 @dataclass(frozen=True, config=_RULES)
+class WaitedEnough:
+    """Who is ready waits no longer for others of its host. (Told by the coordinator, never sent.)"""
+
+    kind: Literal["waited_enough"] = "waited_enough"
+
+
+@dataclass(frozen=True, config=_RULES)
 class Progressed:
     """The run was written down, or told of, as having come to ``step``, further than ever. (Seen by the coordinator in
     workers' records, never sent.)"""
@@ -152,8 +160,8 @@ class Progressed:
     kind: Literal["progressed"] = "progressed"
 
 
-OfRun = ResizeAsked | ReshapeAsked | CapacityChanged | Progressed
-Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ReshapeAsked
+OfRun = ResizeAsked | ReshapeAsked | LayersFound | CapacityChanged | WaitedEnough | Progressed
+Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ReshapeAsked | LayersFound
 """Events that are sent."""
 Event = Connected | Lost | Said | OfRun
 
@@ -162,14 +170,15 @@ Event = Connected | Lost | Said | OfRun
 
 @dataclass(frozen=True, config=_RULES)
 class Hello:
-    """The first line of every connection. Nothing else is read before ``token`` was found right.
+    """The first line of every connection, once its handshake is over.
 
-    ``worker``: the number of a worker of this run; None: a client that has a request.
+    ``worker``: the number of a worker of this run; None: a client that has a request. ``returns``: the worker has
+    outlived its coordinator; if this one takes it, it says next where it stands (``Returned``).
     """
 
-    token: str
     worker: Count | None = None
     host: str = ""
+    returns: bool = False
     kind: Literal["hello"] = "hello"
 
     @property
@@ -180,15 +189,17 @@ class Hello:
 
 @dataclass(frozen=True, config=_RULES)
 class Welcome:
-    """The token was right; ``spec`` says what this worker is to do. ``joins``: training goes on already, so be warm
+    """You are let in; ``spec`` says what this worker is to do. ``joins``: training goes on already, so be warm
     before you are ``Ready``.
 
-    A worker that has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself.
+    A worker that has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself; first it looks for its
+    coordinator, or the next one at the same address, for ``grace_s``.
     """
 
     joins: bool
     beat_s: Seconds
     silence_s: Seconds = 30.0
+    grace_s: Seconds = 0.0
     spec: Spec = None  # a WorkerSpec; pydantic cannot follow the recursion in the type of its configuration
     kind: Literal["welcome"] = "welcome"
 
@@ -211,10 +222,43 @@ class Confirmed:
 
 @dataclass(frozen=True, config=_RULES)
 class Report:
-    """A record of this worker's, for its run's controller."""
+    """A record of this worker's, for its run's controller: its ``nth``, where it is to hear that it was kept."""
 
     record: Record
+    nth: Count = 0
     kind: Literal["report"] = "report"
+
+
+@dataclass(frozen=True, config=_RULES)
+class RecordsKept:
+    """This worker's records up to its ``nth`` are in the journal: nobody will ask for them again."""
+
+    nth: Count
+    kind: Literal["records_kept"] = "records_kept"
+
+
+@dataclass(frozen=True, config=_RULES)
+class Returned:
+    """Where a worker stands that has outlived its coordinator. All that it had said before is in this, or said again.
+
+    ``member``: it holds the run's state; else ``ready``: it is warm. ``heard``: the newest view that it knows.
+    ``version``, ``step``: of its newest ``Running`` (0: none); ``broken``: the version of its newest ``Broken``;
+    ``layers``: as in ``LayersFound``, 0 where it is not known. ``noticed_s``: until it will be taken away. ``stops``:
+    it was told ``Stop``. ``records``: how many it has reported so far.
+    """
+
+    member: bool = False
+    ready: bool = False
+    heard: View | None = None
+    version: Count = 0
+    step: Count = 0
+    layers: Count = 0
+    broken: Count = 0
+    done: bool = False
+    stops: bool = False
+    noticed_s: Seconds | None = None
+    records: Count = 0
+    kind: Literal["returned"] = "returned"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -229,7 +273,7 @@ class Exit:
     """This worker's entry point has ended with ``code``, and so will its process.
 
     The last words: a process that ends without them was killed, has crashed or has called ``os._exit``. The
-    coordinator answers by closing the connection, so the worker knows that all it ever said was read.
+    coordinator answers by ``Bye`` and the end of the connection, so the worker knows that all it ever said was read.
     """
 
     code: int
@@ -263,6 +307,18 @@ class Beat:
 
 
 @dataclass(frozen=True, config=_RULES)
+class RoundTaken:
+    """So many ``learners`` here have taken the round after ``step``; once ``quorum`` have, the rest has ``grace_s``."""
+
+    version: Count
+    step: Count
+    learners: Count
+    quorum: Count
+    grace_s: Seconds
+    kind: Literal["round_taken"] = "round_taken"
+
+
+@dataclass(frozen=True, config=_RULES)
 class Publish:
     """An address of this worker, for the members of a view to find. ``key`` begins with the view's number and a
     slash; ``value`` is base64."""
@@ -283,7 +339,21 @@ class Answer:
 
 
 Message = Annotated[
-    Said | Hello | Welcome | InstallView | Confirmed | Report | Stop | Exit | Bye | Beat | Publish | Answer,
+    Said
+    | Hello
+    | Welcome
+    | InstallView
+    | Confirmed
+    | Report
+    | RecordsKept
+    | Returned
+    | Stop
+    | Exit
+    | Bye
+    | Beat
+    | RoundTaken
+    | Publish
+    | Answer,
     Field(discriminator="kind"),
 ]
 _MESSAGES: TypeAdapter[Message] = TypeAdapter(Message)

@@ -1,11 +1,62 @@
-"""One agreed composition of a run."""
+"""One agreed composition of a run, and how it is JSON: what is alike in neighbouring ranks is said once.
+
+A view goes to every worker, so among thousands its length counts twice: the numbers 0 to 8,191 are one pair, and eight
+workers of one host are another. Nobody writes one by hand.
+"""
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import groupby
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer
 from pydantic.dataclasses import dataclass
 
 from elastune.core.mesh import Mesh
+
+MOST_MEMBERS = 1 << 20  # of any view; what claims more is no view
+
+
+def to_ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The first of each run of numbers that follow one another, and how many those are."""
+    runs = (list(run) for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]))
+    return [(run[0][1], len(run)) for run in runs]
+
+
+def from_ranges(told: Any) -> Any:
+    """What ``to_ranges`` was given. Raises ``ValueError`` for anything else."""
+    return (
+        told
+        if isinstance(told, tuple)
+        else tuple(n for first, count in _pairs(told, int) for n in range(first, first + count))
+    )
+
+
+def to_runs(names: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Each name, and how often it stands there before the next one."""
+    return [(name, len(list(run))) for name, run in groupby(names)]
+
+
+def from_runs(told: Any) -> Any:
+    """What ``to_runs`` was given. Raises ``ValueError`` for anything else."""
+    return told if isinstance(told, tuple) else tuple(name for name, count in _pairs(told, str) for _ in range(count))
+
+
+def _pairs(told: Any, kind: type) -> list[tuple[Any, int]]:
+    """``told``, checked: pairs of a ``kind`` and a count, not too many in all."""
+    if not isinstance(told, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in told):
+        raise ValueError("pairs of what stands there and how often")
+    if any(type(what) is not kind or type(count) is not int or count < 1 for what, count in told):
+        raise ValueError(f"pairs of {kind.__name__} and a number above 0")
+    if sum(count for _, count in told) > MOST_MEMBERS:
+        raise ValueError(f"more than {MOST_MEMBERS} members")
+    return [(what, count) for what, count in told]
+
+
+Workers = Annotated[tuple[int, ...], BeforeValidator(from_ranges), PlainSerializer(to_ranges)]
+Hosts = Annotated[tuple[str, ...], BeforeValidator(from_runs), PlainSerializer(to_runs)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -23,19 +74,20 @@ class View:
     """
 
     number: int
-    members: tuple[int, ...]
+    members: Workers
     scheduled: bool = False
-    joiners: tuple[int, ...] = ()
+    joiners: Workers = ()
     initial: bool = False
     mesh: str = ""
-    hosts: tuple[str, ...] = ()
-    leavers: tuple[int, ...] = ()
+    hosts: Hosts = ()
+    leavers: Workers = ()
 
     @property
     def grid(self) -> Mesh:
         """``mesh``, read."""
         return Mesh.parse(self.mesh) if self.mesh else Mesh(data=len(self.members))
 
-    def rank_of(self, worker: int) -> int:
-        """The rank of ``worker``. Raises ``ValueError`` where it is no member."""
-        return self.members.index(worker)
+    @cached_property
+    def ranks(self) -> Mapping[int, int]:
+        """The rank of each member, by its number."""
+        return {number: rank for rank, number in enumerate(self.members)}

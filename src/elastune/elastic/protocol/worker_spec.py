@@ -9,6 +9,9 @@ from typing import Any
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec
+from elastune.core.start_from import StartFrom
+from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_schedule import SyncSchedule
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
         return None
     plain = asdict(spec)
     plain["spec"]["means"] = spec.spec.means.to_json()
+    plain["spec"]["sync_schedule"] = str(spec.spec.sync_schedule)
     return plain
 
 
@@ -46,10 +50,14 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         return fields
     try:
         told = dict(fields["spec"])
-        program = Program(Path(told["program"]["path"]), told["program"]["train"])
+        data = told["program"]["data"]
+        program = Program(Path(told["program"]["path"]), told["program"]["train"], data and Path(data))
         known = {"program": program, "out": Path(told["out"]), "means": Means.from_json(told["means"])}
-        for name in ("parent", "from_dcp"):
+        for name in ("parent", "from_dcp", "spool"):
             known[name] = None if told[name] is None else Path(told[name])
+        known["start_from"] = None if told["start_from"] is None else StartFrom.from_json(told["start_from"])
+        known["sync"] = SyncPlan(**told["sync"])
+        known["sync_schedule"] = SyncSchedule.parse(told["sync_schedule"])
         known["elastic"] = Elastic(**told["elastic"])
         known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in told["adapt"].items()})
         known["divergence"] = Divergence(told["divergence"]["factor"], tuple(told["divergence"]["metrics"]))

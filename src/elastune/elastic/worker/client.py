@@ -14,49 +14,54 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 from pydantic import ValidationError
 
 from elastune.core.errors import UserError
+from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.protocol import messages
+from elastune.elastic.protocol.entry import enter_at
 from elastune.elastic.protocol.messages import Beat, Doing, Message
-from elastune.elastic.protocol.rendezvous import RendezvousStore
 from elastune.elastic.protocol.transport import (
     DIAL_LIMIT_S,
     LINE_LIMIT_BYTES,
     READ_BYTES,
     Lines,
     ProtocolError,
-    dial,
-    first_line,
+    Unreachable,
 )
 from elastune.elastic.protocol.view import View
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.elastic.worker import outbox
-from elastune.elastic.worker.last_resort import DISCONNECTED_CODE, ORPHANED_CODE, end_process
+from elastune.elastic.worker.last_resort import ABANDONED_CODE, DISCONNECTED_CODE, ORPHANED_CODE, end_process
+from elastune.elastic.worker.news import News
 from elastune.elastic.worker.outbox import Outbox
+from elastune.elastic.worker.whereabouts import Whereabouts
 from elastune.journal.records import Record
 
 SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
 WHY_LIMIT = 2000  # characters
 SPEC_LIMIT_BYTES = 16 * LINE_LIMIT_BYTES  # it holds a whole environment
 FULL_LOOK_S = 0.01
+AGAIN_S, AGAIN_LIMIT_S = 0.05, 0.5  # between two looks for the next coordinator, and of one look
+LAST_STEP_S = 300.0  # how long a worker that nobody has come for may take to its next checkpoint
 
 
-class RunOver(Exception):
-    """The run has ended, or this worker is cut off from it: there is nothing to wait for."""
-
-
-class CoordinatorClient:
+class CoordinatorClient(News):
     """Worker ``worker``, connected and known to the coordinator at ``address``.
 
     The constructor returns once the coordinator has let it in. Raises ``UserError`` where it does not.
     """
 
     def __init__(self, address: str, token: str, worker: int, *, host: str = "") -> None:
-        self.worker = worker
+        super().__init__(worker)
         self.on_break: Callable[[View], None] = lambda version: None
         """Called in this object's thread for every version that takes effect at once."""
+        self.on_scheduled: Callable[[View], None] = lambda version: None
+        """Called in this object's thread for every other version."""
+        self.on_bye: Callable[[], None] = lambda: None
+        """Called in this object's thread when there is nothing to wait for any more."""
         self.on_orphaned: Callable[[str], None] = self._end_process
         """Called in this object's thread when the coordinator is gone; ends this process and its data loaders."""
         self.where: Callable[[], str] = lambda: ""
@@ -64,16 +69,11 @@ class CoordinatorClient:
         self._lines = Lines(SPEC_LIMIT_BYTES)
         self._early: list[bytes] = []
         self._doing: tuple[float, Doing, int, int, int, int, str] = (time.monotonic(), "loading", 0, 0, 0, 0, "")
-        self._news = threading.Condition()
-        self._latest: View | None = None
-        self._forced = self._confirmed = 0
-        self._board = RendezvousStore()
-        self._over = ""
         self._owner = os.getpid()
-        self._stop = False
-        self._leaving = False
-        self._closed = False
-        welcome = self._enter(address, messages.Hello(token, worker, host))
+        self._leaving = self._closed = False
+        self._left = threading.Event()
+        self._address, self._token, self._hello = address, token, messages.Hello(worker, host)
+        welcome = self._enter(self._hello)
         self.joins = welcome.joins
         """Whether training goes on already: this worker has to be warm before it is ``ready``."""
         self.spec: WorkerSpec | None = welcome.spec
@@ -82,34 +82,39 @@ class CoordinatorClient:
         self._outbox = Outbox(self._socket)
         self._beat_s = welcome.beat_s
         self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, welcome.silence_s)
+        self._grace_s = welcome.grace_s
+        self._whereabouts = Whereabouts(keeps=welcome.grace_s > 0)
+        self._speaking = threading.RLock()  # a signal handler may speak while the main thread does
         _leave_to_parent(self)
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
 
-    def _enter(self, address: str, hello: messages.Hello) -> messages.Welcome:
+    def _enter(self, hello: messages.Hello, limit_s: float = DIAL_LIMIT_S) -> messages.Welcome:
+        address, words = self._address, messages.encode(hello)
         try:
-            self._socket = dial(address)
-        except OSError as error:
-            why = f"{address}: {error}"
-            raise UserError(
-                "a worker must reach its coordinator", why, "see that the run is alive, and firewalls"
-            ) from None
+            entered = enter_at(address, self._lines, self._token, messages.PURPOSE, words, DIAL_LIMIT_S, dial_s=limit_s)
+        except Unreachable as error:
+            fix = "see that the run is alive, and firewalls"
+            raise UserError("a worker must reach its coordinator", f"{address}: {error}", fix) from None
+        except (OSError, ProtocolError) as error:
+            raise self._kept_out(str(error)) from None
         try:
-            self._socket.sendall(messages.encode(hello))
-            line, self._early = first_line(self._socket, self._lines, DIAL_LIMIT_S)
-            welcome = messages.decode(line)
+            self._socket, self._early = entered.connection, entered.early
+            welcome = messages.decode(entered.line)
+            if isinstance(welcome, messages.Bye):
+                self._over, self.turned_away = "the run goes on without this worker", True
             if not isinstance(welcome, messages.Welcome):
                 raise ProtocolError(f"it answered {welcome.kind!r}")
-        except (OSError, ValueError, ProtocolError) as error:
+        except (ValueError, ProtocolError) as error:
             self._socket.close()
             # A message that is not valid is not repeated: it may hold the environment of the run.
-            why = type(error).__name__ if isinstance(error, ValidationError) else str(error)
-            fix = "give each worker the token of this run and a number of its own"
-            raise UserError(
-                "a coordinator must let its workers in", f"{address}, worker {self.worker}: {why}", fix
-            ) from None
-        self._socket.setblocking(True)
+            raise self._kept_out(type(error).__name__ if isinstance(error, ValidationError) else str(error)) from None
+        self._socket.setblocking(False)
         return welcome
+
+    def _kept_out(self, why: str) -> UserError:
+        fix = "give each worker the token of this run and a number of its own"
+        return UserError("a coordinator must let its workers in", f"{self._address}, worker {self.worker}: {why}", fix)
 
     # -- what the main thread says ------------------------------------------------------------------------------------
 
@@ -117,9 +122,13 @@ class CoordinatorClient:
         """This worker is warm and waits for a version that has it."""
         self._send(messages.Ready())
 
-    def running(self, version: int, step: int, layers: int = 0) -> None:
-        """This worker holds its state under ``version``, whose first step is ``step``; ``layers``: see ``Running``."""
-        self._send(messages.Running(version, step, layers))
+    def running(self, version: int, step: int, *, joins: bool = False) -> None:
+        """This worker holds its state under ``version``, whose first step is ``step``.
+
+        ``joins``: not for good yet, see ``await_confirmed``.
+        """
+        self._whereabouts.member = self._whereabouts.member or not joins
+        self._send(messages.Running(version, step))
 
     def broken(self, version: int, why: str) -> None:
         """A collective of ``version`` failed here."""
@@ -137,9 +146,17 @@ class CoordinatorClient:
         """Ask for ``workers`` workers."""
         self._send(messages.ResizeAsked(workers, _sendable(why)))
 
-    def reshape(self, mesh: str, why: str = "", layers: int = 0) -> None:
-        """Ask for another mesh; ``layers``: see ``Running``."""
-        self._send(messages.ReshapeAsked(mesh, _sendable(why), layers))
+    def reshape(self, mesh: str, why: str = "") -> None:
+        """Ask for another mesh."""
+        self._send(messages.ReshapeAsked(mesh, _sendable(why)))
+
+    def layers_found(self, layers: int) -> None:
+        """The model can be cut into so many stages."""
+        self._send(messages.LayersFound(layers))
+
+    def took_round(self, version: int, step: int, learners: int, sync: SyncPlan) -> None:
+        """Under ``version`` so many ``learners`` here have taken the round after ``step``; see ``RoundTaken``."""
+        self._send(messages.RoundTaken(version, step, learners, sync.quorum, sync.grace))
 
     def left(self) -> None:
         """This worker has left at the boundary of a version that does not have it."""
@@ -168,16 +185,16 @@ class CoordinatorClient:
 
         Raises ``ValueError`` where the record is longer than the coordinator accepts.
         """
-        line = messages.encode(messages.Report(record))
-        if len(line) > LINE_LIMIT_BYTES:
-            raise ValueError(f"a {record.kind} record has {len(line)} bytes, at most {LINE_LIMIT_BYTES} can be sent")
-        while self._outbox.full and self._outbox.size_bytes > outbox.LIMIT_BYTES and self._thread.is_alive():
+        while self._waits and self._thread.is_alive() and not self.abandoned:
             time.sleep(FULL_LOOK_S)
-        self._outbox.put(line)
+        with self._speaking:
+            self._outbox.put(self._whereabouts.report(record))
 
-    def stop_requested(self) -> bool:
-        """Whether the run is to write a checkpoint and end."""
-        return self._stop
+    @property
+    def _waits(self) -> bool:
+        """Whether so much lies here that nobody has read, or put in the journal, that the program is to wait."""
+        unread = self._outbox.full and self._outbox.size_bytes > outbox.LIMIT_BYTES
+        return unread or self._whereabouts.unkept_bytes > outbox.LIMIT_BYTES
 
     def refuse_fork(self) -> None:
         """Raises ``UserError`` in a forked child of this worker, which has its variables but no place in the run."""
@@ -191,12 +208,15 @@ class CoordinatorClient:
         Returns once the coordinator has read all that was ever sent, or is gone.
         """
         self._leaving = True
+        self._whereabouts.exit = messages.Exit(code)
+        self._left.set()
         self._send(messages.Exit(code))
         self._thread.join()
 
     def close(self) -> None:
         """Disconnect: the coordinator will take this worker for lost, unless it has left or the run is over."""
         self._closed = True
+        self._left.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(2)
         if threading.current_thread() is not self._thread:
@@ -204,108 +224,60 @@ class CoordinatorClient:
         self._socket.close()
         self._outbox.close()
 
-    # -- what the main thread asks ------------------------------------------------------------------------------------
-
-    @property
-    def latest(self) -> View | None:
-        """The newest version that was proclaimed."""
-        return self._latest
-
-    def pending(self, current: int) -> View | None:
-        """A scheduled view newer than ``current``."""
-        latest = self._latest
-        return latest if latest is not None and latest.scheduled and latest.number > current else None
-
-    def superseded(self, number: int) -> bool:
-        """Whether version ``number`` is over: a newer one took effect at once, or the run has ended."""
-        return self._forced > number or bool(self._over)
-
-    def await_version(self, after: int, timeout_s: float) -> View:
-        """Block until there is a version newer than ``after`` that this worker has to enter at once.
-
-        That is one which takes effect at once, or takes this worker in. Raises ``TimeoutError`` and ``RunOver``.
-        """
-        self._wait(lambda: self._to_enter(after) is not None, timeout_s)
-        version = self._to_enter(after)
-        if version is None:
-            raise TimeoutError(f"no version after {after} within {timeout_s:g} s")
-        return version
-
-    def await_confirmed(self, version: int) -> bool:
-        """Block until this joiner is a member of ``version`` for good; False if a newer version comes first.
-
-        Raises ``RunOver``.
-        """
-        self._wait(lambda: self._confirmed >= version or self._is_newer(version), None)
-        return self._confirmed >= version
-
-    def await_bye(self, after: int) -> View | None:
-        """Block until the run is over (None), or there is a version newer than ``after`` to be entered at once."""
-        try:
-            self._wait(lambda: self._to_enter(after) is not None, None)
-        except RunOver:
-            return None
-        return self._to_enter(after)
-
-    def read(self, keys: list[str], timeout_s: float | None) -> list[str] | None:
-        """What is published under ``keys``, once all is; None if not within ``timeout_s``.
-
-        Raises ``RunOver`` as soon as the version that they belong to is superseded.
-        """
-        version = min(int(key.partition("/")[0]) for key in keys)
-        found: list[str | None] = []
-
-        def there() -> bool:
-            found[:] = [self._board.get(key) for key in keys]
-            return None not in found or self.superseded(version)
-
-        self._wait(there, timeout_s)
-        if None not in found:
-            return [value for value in found if value is not None]
-        if self.superseded(version):
-            raise RunOver(f"version {version} is superseded")
-        return None
-
-    def published(self, key: str) -> bool:
-        """Whether anything is published under ``key``."""
-        with self._news:
-            return self._board.get(key) is not None
-
-    def _to_enter(self, after: int) -> View | None:
-        latest = self._latest
-        if latest is None or latest.number <= after or self.worker not in latest.members:
-            return None
-        return latest if not latest.scheduled or self.worker in latest.joiners else None
-
-    def _is_newer(self, version: int) -> bool:
-        return self._latest is not None and self._latest.number > version
-
-    def _wait(self, there: Callable[[], bool], timeout_s: float | None) -> None:
-        with self._news:
-            self._news.wait_for(lambda: there() or bool(self._over), timeout_s)
-            if self._over and not there():
-                raise RunOver(self._over)
-
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        closed_here = False
-        try:
-            why = self._serve()
-        except (OSError, ValueError, ProtocolError) as error:
-            why = str(error) or type(error).__name__
-            closed_here = isinstance(error, OSError) and error.errno in (errno.EBADF, errno.ENOTSOCK)
-        except Exception:  # noqa: BLE001 - without this thread the worker is lost, and must know it
-            traceback.print_exc()
-            why = "its thread failed"
+        why, closed_here = self._hold()
+        while not self._ended and not closed_here and self._comes_back():
+            why, closed_here = self._hold()
         with self._news:
-            ended = bool(self._over) or self._closed or self._leaving
+            ended = self._ended or self._leaving
             self._over = self._over or f"the coordinator is gone: {why}"
             self._news.notify_all()
         if not ended and closed_here:
             self._disconnected()
         elif not ended:
             self.on_orphaned(why)
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._over) or self._closed or (self._leaving and not self._grace_s)
+
+    def _hold(self) -> tuple[str, bool]:
+        """Serve the connection to its end: why it ended, and whether it was closed in this process."""
+        try:
+            return self._serve(), False
+        except (OSError, ValueError, ProtocolError) as error:
+            closed_here = isinstance(error, OSError) and error.errno in (errno.EBADF, errno.ENOTSOCK)
+            return str(error) or type(error).__name__, closed_here
+        except Exception:  # noqa: BLE001 - without this thread the worker is lost, and must know it
+            traceback.print_exc()
+            return "its thread failed", False
+
+    def _comes_back(self) -> bool:
+        """Find the next coordinator and tell it everything. Where nobody comes, have the run end at a checkpoint."""
+        until = time.monotonic() + self._grace_s
+        self._socket.close()
+        while not self._ended and (left_s := until - time.monotonic()) > 0:
+            self._lines = Lines(SPEC_LIMIT_BYTES)
+            try:
+                self._enter(replace(self._hello, returns=True), min(left_s, AGAIN_LIMIT_S))
+            except UserError:
+                time.sleep(AGAIN_S)
+                continue
+            self._lines.limit_bytes = LINE_LIMIT_BYTES
+            with self._speaking:
+                self._outbox.begin(self._socket)
+                for line in self._whereabouts.lines(self._latest, self._stop):
+                    self._outbox.put(line)
+            return True
+        if not self._ended and self._grace_s:
+            with self._news:
+                self._stop = self.abandoned = True
+                self._news.notify_all()
+            if not self._left.wait(LAST_STEP_S):
+                end_process("nobody came in the coordinator's place, and no step ended", ABANDONED_CODE)
+        return False
 
     def _serve(self) -> str:
         """Beat and hear until the connection ends, and say why it did."""
@@ -323,11 +295,11 @@ class CoordinatorClient:
             before = now
             self._outbox.flush()
             if came.get(self._socket.fileno(), 0) & ~select.POLLOUT:
-                data = self._socket.recv(READ_BYTES)
-                if not data:
-                    return "it closed the connection"
                 silent_s = 0.0
-                self._hear(self._lines.feed(data))
+                with contextlib.suppress(BlockingIOError):  # half a message, encrypted
+                    if not (data := self._socket.recv(READ_BYTES)):
+                        return "it closed the connection"
+                    self._hear(self._lines.feed(data))
             elif silent_s > self._silent_limit_s:
                 return f"it has been silent for {silent_s:.0f} s"
             if now >= next_beat:
@@ -339,37 +311,26 @@ class CoordinatorClient:
     def _hear(self, lines: list[bytes]) -> None:
         for line in lines:
             message = messages.decode(line)
-            with self._news:
-                self._note(message)
-                self._news.notify_all()
-            if isinstance(message, messages.InstallView) and not message.view.scheduled:
-                try:
-                    self.on_break(message.view)
-                except Exception:  # noqa: BLE001 - the hook's fault must not cost the connection
-                    traceback.print_exc()
-
-    def _note(self, message: Message) -> None:
-        match message:
-            case messages.InstallView(version):
-                self._latest = version
-                self._board.begin(version.number)
-                if not version.scheduled:
-                    self._forced = version.number
-            case messages.Confirmed(version):
-                self._confirmed = version
-            case messages.Publish(key, value):
-                self._board.put(key, value)
-            case messages.Stop():
-                self._stop = True
-            case messages.Bye():
-                self._over = "the run is over"
-            case Beat():
-                pass
-            case _:
-                raise ProtocolError(f"it sent {message.kind!r}")
+            if isinstance(message, messages.RecordsKept):
+                with self._speaking:
+                    self._whereabouts.kept(message.nth)
+                continue
+            if isinstance(message, messages.Confirmed):
+                self._whereabouts.member = True
+            self.note(message)
+            try:
+                match message:
+                    case messages.InstallView(view):
+                        (self.on_scheduled if view.scheduled else self.on_break)(view)
+                    case messages.Bye():
+                        self.on_bye()
+            except Exception:  # noqa: BLE001 - the hook's fault must not cost the connection
+                traceback.print_exc()
 
     def _send(self, message: Message) -> None:
-        self._outbox.put(messages.encode(message))
+        with self._speaking:
+            self._whereabouts.say(message)
+            self._outbox.put(messages.encode(message))
 
     def _end_process(self, why: str) -> None:
         end_process(f"the coordinator is gone ({why}); worker {self.worker} ends", ORPHANED_CODE)

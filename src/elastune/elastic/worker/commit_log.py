@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from functools import partial
 
 import torch
 
 from elastune.comm.group import Group
+from elastune.elastic.protocol.view import View
 from elastune.elastic.worker import state_transfer
+from elastune.elastic.worker.open_round import Dealing, OpenRound, goes_on
 from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
-from elastune.elastic.worker.state_owner import StateOwner
+from elastune.elastic.worker.state_owner import Packed, StateOwner
 
 _ROWS = b"rows"  # what is sent is a gather's result
 
@@ -41,8 +44,11 @@ class CommitLog:
         """A step is completed here."""
         self.completed, self.rows = self.completed + 1, None
 
-    def compare(self, group: Group, owner: StateOwner, *, joins: bool) -> RecoveryPlan:
-        """Tell the others how far this worker is, hear the same of them, and draw the conclusion that all draw."""
+    def compare(self, group: Group, owner: StateOwner, view: View, dealing: Dealing, *, joins: bool) -> RecoveryPlan:
+        """Tell the others how far this worker is, hear the same of them, and draw the conclusion that all draw.
+
+        ``view``: whose ``group`` it is. ``dealing``: who has which learner of an open round.
+        """
         status = MemberStatus(
             completed=self.completed,
             step=owner.step,
@@ -52,8 +58,12 @@ class CommitLog:
             rewinds=self.rewinds,
             joins=joins,
             done=self.all_done,
+            round_steps=owner.round_steps,
         )
-        return reconcile([_status(row) for row in group.gather_floats([float(x) for x in astuple(status)])])
+        told = [float(x) for x in (*astuple(status)[:-1], *astuple(owner.open_round))]
+        rows = [_status(row) for row in group.gather_row(told)]
+        dealt = partial(dealing.seats, members=view.members)
+        return reconcile(rows, view.hosts, lambda rounds: goes_on(rounds, dealt, dealing.size_of))
 
     def exchange(self, group: Group, owner: StateOwner, plan: RecoveryPlan) -> None:
         """Send and receive what ``plan`` says. Raises ``GroupBroken``."""
@@ -69,14 +79,17 @@ class CommitLog:
         elif me == plan.result_source:
             for rank in plan.lagging:
                 self._give_result(group, owner, rank)
+        received: Packed | None = None
         for joiner, source in plan.state_source.items():
-            if me == source:
+            if me == source:  # a joiner passes on what it has received, at once
                 state_transfer.send_floats(group, joiner, [float(self.completed), float(self.rewinds)])
-                state_transfer.send_packed(group, joiner, owner.pack())
+                state_transfer.send_packed(group, joiner, received or owner.pack())
             elif me == joiner:
                 completed, rewinds = state_transfer.receive_floats(group, source)
                 self.completed, self.rewinds = int(completed), int(rewinds)
-                owner.unpack(state_transfer.receive_packed(group, source))
+                received = state_transfer.receive_packed(group, source)
+        if received is not None:
+            owner.unpack(received)
 
     def _give_result(self, group: Group, owner: StateOwner, rank: int) -> None:
         if self.rows is not None:
@@ -99,5 +112,6 @@ class CommitLog:
 
 
 def _status(row: list[float]) -> MemberStatus:
-    completed, step, unrepeatable, lost, snapshot, rewinds, joins, done = (int(x) for x in row)
-    return MemberStatus(completed, step, bool(unrepeatable), bool(lost), snapshot, rewinds, bool(joins), bool(done))
+    completed, step, unrepeatable, lost, snapshot, rewinds, joins, done, steps, *of_round = (int(x) for x in row)
+    said = bool(unrepeatable), bool(lost), snapshot, rewinds, bool(joins), bool(done), steps
+    return MemberStatus(completed, step, *said, open=OpenRound(*of_round))

@@ -2,57 +2,59 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import NoReturn, cast
 
 import torch
 
-from elastune.comm.comms import Comms, GroupFactory, form_comms, replicated
+from elastune.comm.comms import Comms, GroupFactory, replicated
 from elastune.comm.group import Group, GroupBroken, drop
 from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
+from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.protocol.messages import Doing
 from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.client import CoordinatorClient, RunOver
+from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.commit_log import CommitLog
 from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
+from elastune.elastic.worker.late_levels import LateLevels
+from elastune.elastic.worker.news import RunOver
+from elastune.elastic.worker.open_round import Dealing
 from elastune.elastic.worker.reconcile import RecoveryPlan
 from elastune.elastic.worker.state_owner import StateOwner
-from elastune.elastic.worker.store import MemberStore
+from elastune.elastic.worker.view_comms import ViewComms, let_go_of
 
 # Nothing has to end by waiting: the coordinator notices who is lost, and who waited so long begins again. It bounds how
 # long gloo keeps threads and memory of an operation that it forgot when its group was given up.
 LONG_S = 3600.0
-POLL_S = 0.001
 
 
 class ElasticWorkerGroup(WorkerGroup):
     """Follows the views that a coordinator installs. Used by the main thread alone.
 
     ``synchronised`` is False while this worker builds what it will train: as a joiner, or on its way back to where it
-    was rewound to; and for the rest of a batch whose step was lost.
+    was rewound to; and for the rest of a batch whose step was lost. ``climbs``: see ``form_comms``.
     """
 
     elastic = True
 
     owner: StateOwner  # the current session's
 
-    def __init__(self, client: CoordinatorClient, factory: GroupFactory) -> None:
+    def __init__(self, client: CoordinatorClient, factory: GroupFactory, *, climbs: bool = False) -> None:
         self._client = client
-        self._factory = factory
-        self._store = MemberStore(client)
-        super().__init__(self._alone())
+        self._forming = ViewComms(client, factory, climbs=climbs)
+        super().__init__(self._forming.alone())
         self.synchronised = False
         self._now: View | None = None
         self._first: View | None = None
         self._agreed: View | None = None
         self._voted: View | None = None
         self._over: Group | None = None  # that state is being handed over in
-        client.on_break = self._break
+        self._levels: LateLevels | None = None
+        self._dealing = Dealing()
+        client.on_break, client.on_scheduled, client.on_bye = self._break, self._forming.heard, self._abandon
         client.where = lambda: ", ".join(filter(None, [self.where(), self.left]))
 
     # -- becoming a member --------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class ElasticWorkerGroup(WorkerGroup):
             except GroupBroken as error:
                 self._client.broken(view.number, str(error))
             else:
-                self._client.running(view.number, self.owner.step, self.owner.layers)
+                self._client.running(view.number, self.owner.step, joins=True)
                 if self._is_confirmed(view):
                     if plan.rewind_to is not None:
                         self._go_back(plan.rewind_to, plan.rewinds)
@@ -156,23 +158,35 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def begin_step(self) -> float:
         self._client.refuse_fork()
-        self._voted = None if self._now is None else self._client.pending(self._now.number)
+        heard = None if self._now is None else self._client.pending(self._now.number)
+        self._voted = heard if heard is not None and self._forming.is_ready_for(heard) else None
         return float(self._voted is not None)
 
     def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
         if served:  # counted when it came; what was agreed in it was of a view that is over
             return
         self._log.stepped()
+        self._dealing.round_over(self._now)
         if heard >= contributors:
             # A worker without samples of this batch had no vote and may hear of the view only now.
-            self._agreed = self._voted or self._await_pending()
+            self._agreed = self._voted or self._client.await_pending(self.view)
 
-    def _await_pending(self) -> View | None:
-        while not self.broken:
-            if (view := self._client.pending(self.view)) is not None:
-                return view
-            time.sleep(POLL_S)
-        return None
+    @property
+    def dealt_by(self) -> int:
+        return 0 if self._now is None else self._dealing.by(self._now).number
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        if self._now is None:
+            return super().seat
+        view = self._dealing.by(self._now)
+        return len(view.members), view.ranks[self.worker]
+
+    def carriers(self, dealt_by: int, learners: int) -> Mapping[int, int]:
+        return self._dealing.carriers(dealt_by, learners)
+
+    def took_round(self, step: int, learners: int, sync: SyncPlan) -> None:
+        self._client.took_round(self.view, step, learners, sync)
 
     # -- change -------------------------------------------------------------------------------------------------------
 
@@ -188,6 +202,21 @@ class ElasticWorkerGroup(WorkerGroup):
             self._enter(view)
         elif self.broken:
             self.recover(GroupBroken("the view is over"))
+        elif self._levels is not None and self.synchronised and self._levels.due(self._log.completed):
+            self._climb()
+
+    def _climb(self) -> None:
+        """Reduce by levels from now on, as all members do."""
+        assert self._levels is not None
+        levels, self._levels = self._levels, None
+        try:
+            self.group.levels = levels.result()
+        except GroupBroken as error:
+            self.recover(error)
+            return
+        if self.broken:  # it came between: nobody has abandoned these yet
+            self.comms.abandon()
+        self.owner.climb(self.comms)
 
     def _hand_over(self, view: View) -> None:
         if self.worker in view.leavers:
@@ -212,7 +241,11 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def reshape(self, mesh: Mesh, why: str = "") -> None:
         if self.synchronised:
-            self._client.reshape(str(mesh), why, self.owner.layers)
+            self._client.reshape(str(mesh), why)
+
+    def layers_found(self, layers: int) -> None:
+        if layers and self.synchronised:  # joiners say nothing new
+            self._client.layers_found(layers)
 
     def replace(self, rank: int) -> None:
         if self.rank == rank and self.synchronised:
@@ -256,7 +289,7 @@ class ElasticWorkerGroup(WorkerGroup):
                 self._client.broken(view.number, str(error))
                 view = self._await_after(view)
         served = served or self._log.served
-        self._client.running(view.number, plan.step, self.owner.layers)
+        self._client.running(view.number, plan.step)
         if plan.rewind_to is not None:
             self._go_back(plan.rewind_to, plan.rewinds)
         return served
@@ -272,28 +305,31 @@ class ElasticWorkerGroup(WorkerGroup):
             # Joiners count: one that was not confirmed may have trained, and evaluated, with this worker already.
             stayed = set(before.members) <= set(view.members)
             self._log.lost = self._log.lost or not stayed
+        self._forming.begin(view)
+        self._drop_levels()
         if not view.scheduled:
             self._let_go()
         self._now, self._agreed = view, None
+        self._dealing.entered(view)
         try:
-            comms = form_comms(
-                self._factory,
-                self._store,
-                str(view.number),
-                view.rank_of(self.worker),
-                view.grid,
-                superseded=lambda: self._client.superseded(view.number),
-            )
-        finally:
-            self._let_go()  # of a planned view: only now has everybody completed the last step with the group before
-        self.comms = comms = replace(comms, hosts=view.hosts)
+            comms = self._forming.take(view)
+        except BaseException:
+            self._let_go()
+            raise
+        self.comms, last = comms, self.comms
         if self._client.superseded(view.number):  # it came between: nobody has abandoned this group yet
             comms.abandon()
-        plan = self._log.compare(self.group, self.owner, joins=joins)
+        try:
+            plan = self._log.compare(self.group, self.owner, view, self._dealing, joins=joins)
+            self._dealing.decided(plan.dealt_by)
+        finally:
+            let_go_of(last)  # of a planned view: only now has everybody completed the last step before it
         self.say("handing over", self.owner.step)
         self._log.exchange(self.group, self.owner, plan)
         plan = self._move_state(view, comms, plan)
         self._log.lost = False
+        completed = self._log.completed if plan.rewind_to is None else 0  # as all count from now on
+        self._levels = self._forming.late_levels(view, comms.rank, completed)
         return plan
 
     def _move_state(self, view: View, comms: Comms, plan: RecoveryPlan) -> RecoveryPlan:
@@ -316,13 +352,10 @@ class ElasticWorkerGroup(WorkerGroup):
     @contextmanager
     def _handover(self, view: View) -> Iterator[Group]:
         """The members of ``view``, and behind them those that leave with it."""
-        everybody = (*view.members, *view.leavers)
-        name, rank = f"{view.number}/handover", everybody.index(self.worker)
-        superseded = partial(self._client.superseded, view.number)
-        group = self._factory.form(self._store, name, rank, len(everybody), superseded=superseded)
+        group = self._forming.handover(view)
         self._over = group
         try:
-            if superseded():
+            if self._client.superseded(view.number):
                 group.abandon()
             yield group
         finally:
@@ -346,20 +379,21 @@ class ElasticWorkerGroup(WorkerGroup):
     def _break(self, view: View) -> None:
         """In the client's thread: ``view`` takes effect at once, so what the main thread waits for must not last."""
         if self._now is None or view.number > self._now.number:
-            self.comms.abandon()
-            if (over := self._over) is not None:
-                over.abandon()
+            self._abandon()
 
-    def _alone(self) -> Group:
-        """This worker by itself."""
-        return self._factory.form(self._store, "alone", 0, 1)
+    def _abandon(self) -> None:
+        self.comms.abandon()
+        if (over := self._over) is not None:
+            over.abandon()
 
     def _let_go(self) -> None:
-        comms, self.comms = self.comms, replicated(self._alone())
-        for group in comms.formed:
-            group.abandon()
-            group.drain()
-            drop(group)
+        comms, self.comms = self.comms, replicated(self._forming.alone())
+        let_go_of(comms)
+
+    def _drop_levels(self) -> None:
+        if self._levels is not None:
+            self._levels.discard()
+            self._levels = None
 
     def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
         self._step = step

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, cast
 
@@ -22,6 +22,8 @@ from elastune.comm.group import GathersDiffer, Group, GroupBroken
 from elastune.core.errors import UserError
 from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
+from elastune.core.slots import cut
+from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.protocol.difference import ranks_differ
 from elastune.elastic.protocol.messages import Beat, Doing
 from elastune.elastic.worker.commit_log import CommitLog
@@ -114,6 +116,25 @@ class WorkerGroup:
     def size(self) -> int:
         """How many workers there are."""
         return self.group.size
+
+    @property
+    def dealt_by(self) -> int:
+        """The number of the view by which learners are dealt out in the open round, or in the next one."""
+        return self.view
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """How many workers learners are dealt out to in the open round, or in the next one, and which this one is."""
+        return self.size, self.rank
+
+    def carriers(self, dealt_by: int, learners: int) -> Mapping[int, int]:
+        """Which worker has each of so many ``learners`` in the deal of the view ``dealt_by``."""
+        parts = cut(learners, self.size)
+        return {learner: worker for worker, part in zip(self.members, parts, strict=True) for learner in part}
+
+    def took_round(self, step: int, learners: int, sync: SyncPlan) -> None:
+        """Tell that this worker's ``learners`` have taken all steps of the round that begins after ``step``, of
+        ``sync``, and wait for the others'."""
 
     @property
     def broken(self) -> bool:
@@ -209,6 +230,9 @@ class WorkerGroup:
     def reshape(self, mesh: Mesh, why: str = "") -> None:
         """Ask for workers that stand as ``mesh`` says, and are as many."""
         self.resize(mesh.workers)
+
+    def layers_found(self, layers: int) -> None:
+        """Tell into how many stages a pipeline could be cut, once the model is known."""
 
     def replace(self, rank: int) -> None:
         """Ask for another worker in place of the one of ``rank``, which goes on until that one is there."""

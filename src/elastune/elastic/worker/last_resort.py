@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h: the coordinator is gone
+ABANDONED_CODE = 75  # EX_TEMPFAIL: the coordinator is gone, nobody came in its place, and a checkpoint was written
 DISCONNECTED_CODE = 76  # EX_PROTOCOL: the program closed this worker's connection
 
 

@@ -13,7 +13,7 @@ LIMIT_BYTES = 1 << 23
 
 
 class Outbox:
-    """Lines for ``connection``, whose other side may read slowly.
+    """Lines for ``connection``, which does not block, and whose other side may read slowly.
 
     ``put`` returns at once, even in a signal handler that interrupts another ``put``. What the connection does not take
     at once goes out by ``flush``, for which ``fileno`` is readable. A connection that is gone is for its reader to see.
@@ -27,6 +27,12 @@ class Outbox:
         self._bell = WakeupPipe()
         self.full = False
         """Whether the connection took less than it was given."""
+
+    def begin(self, connection: socket.socket) -> None:
+        """From now on lines are for ``connection``; those that the one before has not taken are forgotten."""
+        with self._sending:
+            self._connection, self._rest, self.full = connection, memoryview(b""), False
+            self._lines.clear()
 
     def fileno(self) -> int:
         """Readable once there is something to ``flush``."""
@@ -62,7 +68,7 @@ class Outbox:
                 if not self._rest:
                     self._rest = memoryview(self._lines.popleft())
                 try:
-                    self._rest = self._rest[self._connection.send(self._rest, socket.MSG_DONTWAIT) :]
+                    self._rest = self._rest[self._connection.send(self._rest) :]
                 except BlockingIOError:
                     return False
                 except OSError:  # nobody reads any more

@@ -10,6 +10,7 @@ from elastune.comm.comms import Comms
 from elastune.comm.group import Group
 from elastune.core.layout import Unrecoverable
 from elastune.elastic.protocol.view import View
+from elastune.elastic.worker.open_round import OpenRound
 
 Packed = tuple[bytes, list[torch.Tensor]]
 """A state: a description (JSON), and its tensors on the CPU in the order that the description names."""
@@ -34,13 +35,18 @@ class StateOwner(Protocol):
         ...
 
     @property
-    def snapshot_step(self) -> int:
-        """The step of the snapshot in memory, -1 without one."""
+    def round_steps(self) -> int:
+        """Steps in the newest round that this worker has completed."""
         ...
 
     @property
-    def layers(self) -> int:
-        """Into how many stages a pipeline could be cut; 0: nobody knows."""
+    def open_round(self) -> OpenRound:
+        """The round that it has begun and not completed, where that can end without some of its learners."""
+        ...
+
+    @property
+    def snapshot_step(self) -> int:
+        """The step of the snapshot in memory, -1 without one."""
         ...
 
     def regroup(self, comms: Comms, over: Group | None) -> None:
@@ -48,6 +54,10 @@ class StateOwner(Protocol):
 
         Raises ``Unrecoverable`` on every worker, where nobody has a piece of the state.
         """
+        ...
+
+    def climb(self, comms: Comms) -> None:
+        """From the next step on reduce on ``comms``, the same workers, by the levels that their group has now."""
         ...
 
     def hand_over(self, group: Group, view: View) -> None:

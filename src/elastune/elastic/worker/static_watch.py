@@ -43,6 +43,9 @@ class StaticWatch:
         self._limit_s = limit_s
         self._on_stuck = on_stuck
         self._found: Standstill | None = None
+        self._told = 0  # how often this worker has told what it does
+        self._seen: dict[int, tuple[bytes, float]] = {}  # what each other one told last, and since when that is known
+        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, name="static watch", daemon=True)
         self._thread.start()
@@ -65,14 +68,24 @@ class StaticWatch:
         sights = [Sight(self._workers.rank, self._workers.rank, "", own, 0.0)]
         for rank in set(range(self._workers.size)) - {self._workers.rank}:
             if self._store.check([_key(rank)]):
-                at, _, line = self._store.get(_key(rank)).partition(b" ")
-                beat = decode(line)
+                told = self._store.get(_key(rank))
+                beat = decode(told.partition(b" ")[2])
                 assert isinstance(beat, Beat)
-                sights.append(Sight(rank, rank, "", beat, max(0.0, time.time() - float(at))))
+                sights.append(Sight(rank, rank, "", beat, self._known_s(rank, told)))
         return standstill(sights, self._limit_s)
 
+    def _known_s(self, rank: int, told: bytes) -> float:
+        """For how long it is known here that ``rank`` has ``told`` this, and nothing since. No clock is compared with
+        another's: those of hosts differ, and jump."""
+        with self._lock:
+            if self._seen.get(rank, (b"", 0.0))[0] != told:
+                self._seen[rank] = told, time.monotonic()
+            return time.monotonic() - self._seen[rank][1]
+
     def _tell(self, own: Beat) -> None:
-        self._store.set(_key(self._workers.rank), f"{time.time()} {encode(own).decode()}")
+        with self._lock:
+            self._told += 1
+            self._store.set(_key(self._workers.rank), f"{self._told} {encode(own).decode()}")
 
     def _live(self) -> None:
         try:

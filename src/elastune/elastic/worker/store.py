@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from elastune.elastic.worker.client import CoordinatorClient, RunOver
+from elastune.elastic.worker.client import CoordinatorClient
+from elastune.elastic.worker.news import RunOver
 
 DEFAULT_S = 300.0
 

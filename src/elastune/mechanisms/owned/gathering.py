@@ -7,38 +7,45 @@ same order, as often as each other: each start of a gather is a collective, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.autograd.graph import register_multi_grad_hook
 
 from elastune.comm.comms import Comms
-from elastune.comm.group import GroupBroken, Work
+from elastune.comm.group import Group, GroupBroken, Work
 from elastune.core.batch_slices import BatchSlice
-from elastune.core.ownership import Segment
+from elastune.core.ownership import BucketPlan, Segment
 from elastune.mechanisms.base import Ready
 from elastune.mechanisms.division import Division
-from elastune.mechanisms.memory import give_back_at_once
 from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
-from elastune.mechanisms.owned.store import LeafStore
+from elastune.mechanisms.owned.store import LeafStore, free, has_storage
+from elastune.mechanisms.tensor.blocked import Blocked
 
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A block's values on their way. ``sent`` is kept as long as it may be read."""
+    """A bucket's values on their way. ``sent`` is kept as long as it may be read.
 
+    ``arrivals``: what others have of it, each with the part of ``room`` where it arrives; none where that is the leaf.
+    """
+
+    leaves: Sequence[int]
+    group: Group
     work: Work
-    out: torch.Tensor
+    room: torch.Tensor
     sent: torch.Tensor
+    arrivals: Sequence[tuple[Segment, torch.Tensor]]
 
 
 class ShardedReplica(OwnedReplica):
     """Of no values but those that it holds, outside of passes (ZeRO stage 3), and of no block's gradients but one's."""
 
     def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
-        give_back_at_once()
         super().__init__(division, store, program, comms, copies)
         self.equal_passes = self.in_turn = division.waits = True
         self.gathering = Gathering(self)
@@ -93,7 +100,7 @@ class Gathering:
         self._at: int | None = None  # how far a backward pass has come back
         self._left: set[int] = set()  # whose gradients have
         self._here: set[int] = set()
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, list[_UnderWay]] = {}
         self.lost = False
         self._comms = replica.comms
         for i, block in enumerate(self.blocks):
@@ -109,13 +116,22 @@ class Gathering:
 
     def end_pass(self) -> None:
         """The pass is over, or given up: no values stay here but those that this worker holds."""
-        for under_way in self._under_way.values():
-            if not self._replica.comms.batch.broken:  # else whoever meets the others drains it
-                under_way.work.wait()
-        self._under_way = {}
+        self._end_transfers()
         for i in list(self._here):
             self._free(i)
         self._trail, self._began, self._at, self._left = [], 0, None, set()
+
+    def _end_transfers(self) -> None:
+        for i, buckets in self._under_way.items():
+            self._here.add(i)
+            for each in buckets:
+                if not each.group.broken:
+                    each.work.wait()
+                else:  # a library may still write to that memory: it keeps it
+                    for leaf in each.leaves:
+                        free(self._store.parameters[leaf])
+            self._free(i)
+        self._under_way = {}
 
     def turn(self) -> None:
         """The backward pass comes next."""
@@ -144,9 +160,10 @@ class Gathering:
             if self._at is not None:
                 raise
             self.lost = True
+            self._end_transfers()
             rescue.meet(error)
             for each in {0, i}:  # the workers that are left have met, and nothing is here any more
-                self._fill(each, None)
+                self._fill(each, ())
 
     def _go_to(self, i: int) -> None:
         if self._at is not None:  # checkpointing runs it again
@@ -174,13 +191,20 @@ class Gathering:
         """Block ``i`` has run forward."""
         differentiable = [t for t in _tensors(out) if t.requires_grad] if torch.is_grad_enabled() else []
         at = len(self._trail) - 1
-        for tensor in differentiable:
-            if i == 0:
-                tensor.register_hook(lambda _: self._need(0))
-            elif self._at is None:
-                tensor.register_hook(lambda _: self._return_to(at))
-            else:
-                tensor.register_hook(lambda _: self._keep_alone(i))
+        if i == 0:
+            come: Callable[[Any], None] = lambda _: self._need(0)  # noqa: E731
+        elif self._at is None:
+            come = lambda _: self._return_to(at)  # noqa: E731
+        else:
+            come = lambda _: self._keep_alone(i)  # noqa: E731
+        if isinstance(out, Blocked) and len(differentiable) > 1:
+            # The first of its parts may go on through this block while others are in the one that ran after it.
+            for tensor in differentiable:
+                tensor.register_hook(lambda _: self._need(i))
+            register_multi_grad_hook(differentiable, come)
+        else:
+            for tensor in differentiable:
+                tensor.register_hook(come)
         if i == 0 and self._at is None:
             self._expected = self._trail[self._began + 1 :]
             if not differentiable:
@@ -208,66 +232,76 @@ class Gathering:
     def _need(self, i: int) -> None:
         if i not in self._here:
             self._start(i)
-            under_way = self._under_way.get(i)
-            if under_way is not None:
-                under_way.work.wait()
-                del self._under_way[i]
-            self._fill(i, None if under_way is None else under_way.out)
+            under_way = self._under_way.get(i, [])
+            for each in under_way:
+                each.work.wait()
+            self._under_way.pop(i, None)
+            self._fill(i, under_way)
 
     def _start(self, i: int) -> None:
         """Block ``i`` begins to travel, unless it is here, on its way, or does not need to."""
-        group, store, replica = self._replica.comms.batch, self._store, self._replica
+        replica = self._replica
+        group = replica.comms.batch
         if i in self._here or i in self._under_way or self.lost or all(len(h) == group.size for h in replica.held_by):
             return
-        leaves = [leaf for leaf in self.blocks[i].leaves if leaf in store.computed]
-        if not leaves:
-            return
-        to = [worker for worker in range(group.size) if worker not in replica.held_by[group.rank]]
-        own = [_bytes(store.read(segment)) for segment in self._segments(i, group.rank)] if to else []
-        mine = torch.cat([torch.empty(0, dtype=torch.uint8, device=store.parameters[leaves[0]].device), *own])
-        sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
-        out_sizes = [
-            0 if group.rank in replica.held_by[adder] else sum(map(self._size, self._segments(i, adder)))
-            for adder in range(group.size)
-        ]
-        out = torch.empty(sum(out_sizes), dtype=torch.uint8, device=group.wire)
-        sent = mine.to(group.wire).repeat(len(to))
-        self._under_way[i] = _UnderWay(group.all_to_all(out, sent, out_sizes, sizes), out, sent)
-
-    def _size(self, segment: Segment) -> int:
-        """In bytes."""
-        return segment.size * self._store.parameters[segment.leaf].element_size()
-
-    def _segments(self, i: int, adder: int) -> list[Segment]:
-        """What of block ``i`` batch rank ``adder`` adds up."""
         leaves = set(self.blocks[i].leaves)
-        return [segment for plan in self._replica.plans for segment in plan.parts[adder] if segment.leaf in leaves]
+        plans = [plan for plan in replica.plans if leaves.issuperset(plan.leaves)]
+        if plans:
+            self._allocate(i)
+            self._under_way[i] = []
+        for plan in plans:
+            self._under_way[i].append(self._sent(plan, group))
 
-    def _fill(self, i: int, received: torch.Tensor | None) -> None:
-        """Block ``i`` is here: what this worker holds, and what it has ``received``."""
-        store, replica = self._store, self._replica
+    def _sent(self, plan: BucketPlan, group: Group) -> _UnderWay:
+        """Start what others need of a bucket, and what this worker does."""
+        held_by, p = self._replica.held_by, self._store.parameters[plan.leaves[0]]
+        to = [worker for worker in range(group.size) if worker not in held_by[group.rank]]
+        own = [self._store.read(segment) for segment in plan.parts[group.rank]] if to else []
+        mine = own[0] if len(own) == 1 else torch.cat([p.detach().new_empty(0), *own])
+        sent = mine.to(group.wire)
+        sent = sent.repeat(len(to)) if len(to) != 1 else sent
+        sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
+        from_ = [adder for adder in range(group.size) if group.rank not in held_by[adder]]
+        out_sizes = [n if adder in from_ else 0 for adder, n in enumerate(plan.sizes)]
+        missing = [segment for adder in from_ for segment in plan.parts[adder]]
+        room, arrivals = self._room(missing, p.dtype, group.wire)
+        return _UnderWay(plan.leaves, group, group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrivals)
+
+    def _room(
+        self, missing: Sequence[Segment], dtype: torch.dtype, wire: torch.device
+    ) -> tuple[torch.Tensor, list[tuple[Segment, torch.Tensor]]]:
+        """Where ``missing`` arrives: in its leaf's own memory if it can, else in a room, from which it is copied."""
+        if missing and all(a.leaf == b.leaf and a.stop == b.start for a, b in pairwise(missing)):
+            p = self._store.parameters[missing[0].leaf]
+            if p.is_contiguous() and p.device == wire:
+                return p.data.view(-1)[missing[0].start : missing[-1].stop], []
+        sizes = [segment.size for segment in missing]
+        room = torch.empty(sum(sizes), dtype=dtype, device=wire)
+        return room, list(zip(missing, room.split(sizes), strict=True))
+
+    def _allocate(self, i: int) -> None:
+        for p in self._parameters(i):
+            if not has_storage(p):  # else torch copies what is there
+                p.untyped_storage().resize_(p.numel() * p.element_size())
+
+    def _fill(self, i: int, under_way: Sequence[_UnderWay]) -> None:
+        """Block ``i`` is here: what this worker holds, and what has come."""
+        store = self._store
         self._here.add(i)
-        leaves = [leaf for leaf in self.blocks[i].leaves if leaf in store.computed]
-        for leaf in leaves:
-            p = store.parameters[leaf]
-            p.untyped_storage().resize_(p.numel() * p.element_size())
-            if self.lost:
+        self._allocate(i)
+        if self.lost:
+            for p in self._parameters(i):
                 p.data.zero_()
-        inside = set(leaves)
+        leaves = set(self.blocks[i].leaves) & set(store.computed)
         for shard in store.shards:
-            if shard.segment.leaf in inside:
+            if shard.segment.leaf in leaves:
                 store.write_values(shard.segment, shard.parameter.detach())
-        if received is None:
-            return
-        at, rank = 0, replica.comms.batch.rank
-        for adder in range(replica.comms.batch.size):
-            if rank not in replica.held_by[adder]:
-                for segment in self._segments(i, adder):
-                    part = received[at : at + self._size(segment)]
-                    if part.storage_offset() % 8:  # a block of several types
-                        part = part.clone()
-                    store.write_values(segment, part.view(store.parameters[segment.leaf].dtype))
-                    at += self._size(segment)
+        for segment, values in (arrival for each in under_way for arrival in each.arrivals):
+            store.write_values(segment, values)
+
+    def _parameters(self, i: int) -> list[torch.nn.Parameter]:
+        """Those of block ``i`` that this worker computes with."""
+        return [self._store.parameters[leaf] for leaf in self.blocks[i].leaves if leaf in self._store.computed]
 
     def _free(self, i: int) -> None:
         if i in self._here:
@@ -276,14 +310,12 @@ class Gathering:
                 self._store.parameters[leaf].untyped_storage().resize_(0)
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
-
-
 def _tensors(found: Any) -> Iterator[torch.Tensor]:
     """Those in what a module gives back."""
     if isinstance(found, torch.Tensor):
         yield found
+    elif isinstance(found, Blocked):
+        yield from found.parts
     elif isinstance(found, (list, tuple)):
         for each in found:
             yield from _tensors(each)

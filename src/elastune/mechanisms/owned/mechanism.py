@@ -9,10 +9,12 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.core.errors import UserError
+from elastune.core.leaves import gathered_in
 from elastune.core.mesh import AXES, Axis, Mesh
 from elastune.core.run import Means
 from elastune.mechanisms.base import Mechanism, Replica
 from elastune.mechanisms.division import Divide, Division
+from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.owned.gathering import ShardedReplica
 from elastune.mechanisms.owned.probe import refuse_unless_elementwise
 from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
@@ -54,6 +56,9 @@ class Owned(Mechanism):
         division = Division(model)
         for divide in self._divides:
             division = divide(division, means)
+        if self._frees:
+            blocks = blocks_of(division.model, division.parameters)
+            division.split = gathered_in(division.split, [block.leaves for block in blocks])
         parts = division.split, division.parameters
         store = LeafStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=means.offload)
         replica = ShardedReplica if self._frees else OwnedReplica

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -17,14 +17,13 @@ class OwnFirst:
 
     That shows nowhere else: the program, its schedulers and profilers see one step, and the bits are those of one.
     Hence it is left alone where somebody may see more: hooks of others, a closure, or an optimizer that is not torch's
-    own and may count its calls (torch's count steps with each parameter).
+    own and may count its calls (torch's count steps with each parameter), or whose ``step`` somebody has wrapped.
     """
 
     def __init__(self, store: LeafStore) -> None:
-        self._store, self._optimizer = store, store.optimizer
-        own = type(self._optimizer).__module__.startswith("torch.optim.")
-        # Without the hooks around it, which torch keeps within reach of functools.wraps.
-        self._step = getattr(type(self._optimizer).step, "__wrapped__", None) if own else None
+        optimizer = store.optimizer
+        self._store, self._optimizer = store, optimizer
+        self._step = _without_hooks(type(optimizer))
         self._later: dict[torch.nn.Parameter, torch.Tensor | None] = {}
 
     def begin(self, own: Set[Segment], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -47,6 +46,17 @@ class OwnFirst:
     def _has_other_hooks(self) -> bool:
         own = len(self._optimizer._optimizer_step_pre_hooks), len(self._optimizer._optimizer_step_post_hooks)
         return own != (1, 1) or bool(hooks._global_optimizer_pre_hooks or hooks._global_optimizer_post_hooks)
+
+
+def _without_hooks(kind: type[torch.optim.Optimizer]) -> Callable[..., Any] | None:
+    """``step`` without the hooks around it, which torch keeps within reach of functools.wraps; None where it is not
+    torch's own, or somebody has wrapped it: what is within reach then is theirs, or has the hooks once more.
+    """
+    if not kind.__module__.startswith("torch.optim."):
+        return None
+    step: Callable[..., Any] | None = getattr(kind.step, "__wrapped__", None)
+    written_in = getattr(step, "__globals__", {}).get("__name__", "")
+    return None if getattr(step, "hooked", False) or not written_in.startswith("torch.") else step
 
 
 def _give(gradients: Mapping[torch.nn.Parameter, torch.Tensor | None]) -> None:

@@ -8,18 +8,18 @@ of them are to have: copies that a fault has made different end the run instead 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from elastune.comm.group import Group, Work
+from elastune.comm.group import Group
 from elastune.core.layout import CopiesDiffer, Piece, Unrecoverable
 from elastune.core.leaves import Split
 from elastune.core.ownership import Segment
+from elastune.mechanisms.owned.digest import digest
 from elastune.mechanisms.owned.transfers import Holdings, Item, Shared, Transfer, plan_transfers, rounds, shared
 
 VALUES = "values"
@@ -121,7 +121,7 @@ def bring(
     if plan.lost:
         raise Unrecoverable([Piece(split.leaves[item.leaf].name, ((start, stop),)) for item, start, stop in plan.lost])
     own = _Reader(shards if version == newest else ())
-    found = _room(split, want[group.rank], own, kinds, device)
+    found, local = _room(split, want[group.rank], own, kinds, device)
     own.add(found)
     placed = Placed(newest, found, {segment.leaf: merged.get(segment.leaf) for segment in want[group.rank].holds})
     sent = [0] * group.size
@@ -129,7 +129,8 @@ def bring(
     for hop in plan.hops:
         for transfer in hop:
             sent[transfer.source] += (transfer.stop - transfer.start) * sizes[transfer.item]
-        _carry_out(group, hop, sizes, own, goal)
+        _carry_out(group, hop, sizes, own, goal, local)
+        local = []
     placed.bytes, placed.most = sum(sent), max(sent, default=0)
     placed.shared = shared(wanted)
     placed.digests = [_digest(own, each) if group.rank in each.ranks else 0 for each in placed.shared]
@@ -201,13 +202,12 @@ def _dtype(name: str) -> torch.dtype:
 
 def _digest(own: _Reader, what: Shared) -> int:
     """Of its bits, one tensor after the other: the same however they lie here."""
-    parts = sorted(own.parts(what.item, what.start, what.stop), key=lambda part: part[0])
+    parts = own.parts(what.item, what.start, what.stop)
     found = 0
     for name in _names(parts[0][2], what.item):
-        for first, last, shard in parts:
-            bits = _slice(shard, name, first, last).cpu().contiguous().view(torch.uint8)
-            found = zlib.crc32(bits.numpy(), found)  # type: ignore[arg-type]  # numpy's stubs do not know it for a buffer
-    return found
+        found *= 3
+        found += sum(digest(_slice(shard, name, first, last), first) for first, last, shard in parts)
+    return found % (1 << 63)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -244,6 +244,22 @@ class _Reader:
                 break
         return found
 
+    def tensors(self, transfer: Transfer) -> list[list[torch.Tensor]]:
+        """By name, in one order on every worker: the parts of one tensor, one behind the other."""
+        parts = sorted(self.parts(transfer.item, transfer.start, transfer.stop), key=lambda part: part[0])
+        names = _names(parts[0][2], transfer.item)
+        return [[_slice(shard, name, first, last) for first, last, shard in parts] for name in names]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all tensors lie in the CPU's memory."""
+        shards = (shard for of in self._by_item.values() for shard in of)
+        return all(tensor.is_cpu for shard in shards for tensor in shard.tensors.values())
+
+
+_Copy = tuple[torch.Tensor, torch.Tensor]
+"""Target and source."""
+
 
 def _names(shard: Shard, item: Item) -> list[str]:
     """The tensors of ``item``, in one order on every worker."""
@@ -256,9 +272,12 @@ def _slice(shard: Shard, name: str, start: int, stop: int) -> torch.Tensor:
 
 def _room(
     split: Split, want: Wanted, own: _Reader, kinds: Mapping[int, list[list[str]]], device: torch.device
-) -> list[Shard]:
-    """Every shard that is to be held, filled with what is here; and room for the values that are not."""
-    found = []
+) -> tuple[list[Shard], list[_Copy]]:
+    """Every shard that is to be held, and room for the values that are not here; and the copies by which shards are
+    filled with what is here.
+    """
+    found: list[Shard] = []
+    local: list[_Copy] = []
     for segment in want.holds:
         item = Item(segment.leaf, False)
         parts = own.parts(item, segment.start, segment.stop)
@@ -272,7 +291,7 @@ def _room(
         shard = Shard(segment, room, held=True)
         for first, last, source in parts:
             for name in _names(shard, item):
-                _slice(shard, name, first, last).copy_(_slice(source, name, first, last))
+                local.append((_slice(shard, name, first, last), _slice(source, name, first, last)))
         found.append(shard)
     for segment in want.values:
         here = sorted((a, b) for a, b, _ in own.parts(Item(segment.leaf, True), segment.start, segment.stop))
@@ -280,82 +299,64 @@ def _room(
             if start < stop:
                 values = torch.empty(stop - start, dtype=_dtype(split.leaves[segment.leaf].dtype), device=device)
                 found.append(Shard(Segment(segment.leaf, start, stop), {VALUES: values}, held=False))
-    return found
+    return found, local
 
 
 # -- on the wire ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _UnderWay:
-    """A round that has begun. ``sent`` is kept as long as it may be read."""
+def _carry_out(
+    group: Group,
+    hop: Sequence[Transfer],
+    sizes: Mapping[Item, int],
+    own: _Reader,
+    goal: _Reader,
+    local: Sequence[_Copy],
+) -> None:
+    """One hop, and the copies that are ``local`` while it travels.
 
-    moving: Sequence[Transfer]
-    work: Work
-    arrived: torch.Tensor
-    in_sizes: Sequence[int]
-    sent: torch.Tensor
+    Over gloo tensors of the CPU go from where they lie to where they are to lie, without a copy between, so all at
+    once; else there are copies, and rounds that bound them: while one travels, the next is put together.
+    """
+    turns = rounds(hop, sizes)
+    if group.backend == "gloo" and goal.on_cpu:
+        turns = [[transfer for moving in turns for transfer in moving]]
+    finish: Callable[[], None] | None = None
+    for moving in turns:
+        begun = _begun(group, moving, own, goal)
+        if finish is not None:
+            finish()
+        finish = begun
+    for target, source in local:
+        target.copy_(source)
+    if finish is not None:
+        finish()
 
 
-def _carry_out(group: Group, hop: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader, goal: _Reader) -> None:
-    """One hop, in rounds; while one travels, the next is put together."""
-    under_way: _UnderWay | None = None
-    for moving in rounds(hop, sizes):
-        begun = _started(group, moving, sizes, own)
-        if under_way is not None:
-            _taken(group, under_way, sizes, goal)
-        under_way = begun
-    if under_way is not None:
-        _taken(group, under_way, sizes, goal)
-
-
-def _started(group: Group, moving: Sequence[Transfer], sizes: Mapping[Item, int], own: _Reader) -> _UnderWay:
-    """A round that begins: everything between two workers as one message."""
-    out_sizes, in_sizes = [0] * group.size, [0] * group.size
+def _begun(group: Group, moving: Sequence[Transfer], own: _Reader, goal: _Reader) -> Callable[[], None]:
+    """Begin ``moving``: of each transfer one message a tensor, in one order everywhere. What is returned ends it."""
+    sends: list[tuple[torch.Tensor, int]] = []
+    receives: list[tuple[torch.Tensor, int]] = []
+    late: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
     for transfer in moving:
-        size = (transfer.stop - transfer.start) * sizes[transfer.item]
         if transfer.source == group.rank:
-            out_sizes[transfer.target] += size
+            for parts in own.tensors(transfer):
+                whole = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+                sends.append((whole.view(torch.uint8).to(group.wire), transfer.target))
         if transfer.target == group.rank:
-            in_sizes[transfer.source] += size
-    outgoing = torch.empty(sum(out_sizes), dtype=torch.uint8)
-    places = [sum(out_sizes[:rank]) for rank in range(group.size)]
-    for transfer in moving:
-        if transfer.source == group.rank:
-            at = places[transfer.target]
-            places[transfer.target] = _copy(own, transfer, outgoing, at, sizes, outward=True)
-    data = outgoing.to(group.wire)
-    arrived = torch.empty(sum(in_sizes), dtype=torch.uint8, device=group.wire)
-    return _UnderWay(moving, group.all_to_all(arrived, data, in_sizes, out_sizes), arrived, in_sizes, data)
+            for parts in goal.tensors(transfer):
+                room = parts[0]
+                if len(parts) > 1 or room.device != group.wire:
+                    size = transfer.stop - transfer.start
+                    room = torch.empty(size, dtype=room.dtype, device=group.wire)
+                    late.append((room, parts))
+                receives.append((room.view(torch.uint8), transfer.source))
+    work = group.exchange(sends, receives)
 
+    def finish() -> None:
+        work.wait()
+        for room, parts in late:
+            for part, values in zip(parts, room.split([len(part) for part in parts]), strict=True):
+                part.copy_(values)
 
-def _taken(group: Group, under_way: _UnderWay, sizes: Mapping[Item, int], goal: _Reader) -> None:
-    """A round that has arrived goes to its place."""
-    under_way.work.wait()
-    incoming, in_sizes = under_way.arrived.cpu(), under_way.in_sizes
-    places = [sum(in_sizes[:rank]) for rank in range(group.size)]
-    for transfer in under_way.moving:
-        if transfer.target == group.rank:
-            at = places[transfer.source]
-            places[transfer.source] = _copy(goal, transfer, incoming, at, sizes, outward=False)
-
-
-def _copy(
-    reader: _Reader, transfer: Transfer, buffer: torch.Tensor, at: int, sizes: Mapping[Item, int], *, outward: bool
-) -> int:
-    """Between ``buffer`` from ``at`` on and the tensors: one tensor's elements after the other's. Where it ends."""
-    parts = reader.parts(transfer.item, transfer.start, transfer.stop)
-    names = _names(parts[0][2], transfer.item)
-    for name in names:
-        for first, last, shard in parts:
-            tensor = _slice(shard, name, first, last)
-            begin = at + (first - transfer.start) * tensor.element_size()
-            raw = buffer[begin : begin + (last - first) * tensor.element_size()]
-            if outward:
-                raw.copy_(tensor.contiguous().view(torch.uint8))
-            elif tensor.is_cpu:
-                tensor.view(torch.uint8).copy_(raw)
-            else:
-                tensor.copy_(raw.clone().view(tensor.dtype))
-        at += (transfer.stop - transfer.start) * parts[0][2].tensors[name].element_size()
-    return at
+    return finish

@@ -281,11 +281,11 @@ class OwnedReplica(Replica):
         group, store = self.comms.batch, self.store
         to = [worker for worker in range(group.size) if worker not in self.held_by[group.rank]]
         own = [store.read(segment) for segment in plan.parts[group.rank]] if to else []
-        mine = torch.cat(own) if own else self._nothing(plan)
+        mine = (torch.cat(own) if len(own) > 1 else own[0]) if own else self._nothing(plan)
         sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
         out_sizes = [0 if group.rank in self.held_by[adder] else n for adder, n in enumerate(plan.sizes)]
         out = torch.empty(sum(out_sizes), dtype=mine.dtype, device=group.wire)
-        copies = mine.to(group.wire).repeat(len(to))
+        copies = mine.to(group.wire) if len(to) == 1 else mine.to(group.wire).repeat(len(to))
         return group.all_to_all(out, copies, out_sizes, sizes), out, copies
 
     def _nothing(self, plan: BucketPlan) -> torch.Tensor:

@@ -58,17 +58,20 @@ def divide(division: Division, means: Means) -> PipelineDivision:
     layers = layers_of(division.module, plan.cuts)
     layers = layers.without_cuts(division.in_parts([str(n.target) for n in layers.nodes if n.op == "call_module"]))
     check_stages(layers, means.mesh or Mesh())
-    costs: Sequence[float]
-    if plan.costs is not None:
-        costs = plan.costs
-    elif plan.example is not None:
-        costs = counted_costs(layers, plan.example)
-    else:
-        costs = estimated_costs(layers)
+    costs, weighed = _costs(layers, plan)
     if len(costs) != layers.count:
         rule = "a plan's costs are those of its layers"
         raise UserError(rule, f"{len(costs)} costs of {layers.count} layers", "give one for the start and one a cut")
-    return PipelineDivision(division, layers, means.schedule, costs)
+    return PipelineDivision(division, layers, means.schedule, costs, weighed)
+
+
+def _costs(layers: Layers, plan: Pipeline) -> tuple[Sequence[float], str]:
+    """What each layer costs, and what that is."""
+    if plan.costs is not None:
+        return plan.costs, "the program's costs"
+    if plan.example is not None:
+        return counted_costs(layers, plan.example), "counted operations"
+    return estimated_costs(layers), "numbers of parameters"
 
 
 def check_stages(layers: Layers, mesh: Mesh) -> None:

@@ -19,6 +19,7 @@ from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.run import Schedule
+from elastune.journal.records import StagesCut
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.pipeline.layers import Layers
 from elastune.mechanisms.pipeline.loans import Loans
@@ -42,7 +43,7 @@ class PipelineDivision(Division):
     streams = False
 
     def __init__(
-        self, inner: Division, layers: Layers, schedule: Schedule, costs: Sequence[float], chunks: int = CHUNKS
+        self, inner: Division, layers: Layers, schedule: Schedule, costs: Sequence[float], weighed: str
     ) -> None:
         self.inner = inner
         self.parameters, self.module, self.model = inner.parameters, inner.module, inner.model
@@ -53,9 +54,9 @@ class PipelineDivision(Division):
                 first_user.setdefault(id(p), layer)
         leaves = zip(inner.split.leaves, self.parameters, strict=True)
         placed = tuple(replace(leaf, layer=first_user.get(id(p), 0)) for leaf, p in leaves)
-        chunks = chunks if schedule == "interleaved" else 1
+        chunks = CHUNKS if schedule == "interleaved" else 1
         self.split = replace(inner.split, leaves=placed, costs=tuple(costs), chunks=chunks)
-        self._layers = layers
+        self._layers, self._weighed = layers, weighed
         self._schedule = schedule
         self._device = self.parameters[0].device
         self._buffers = list(self.module.buffers())
@@ -106,6 +107,11 @@ class PipelineDivision(Division):
             self._chunks[c] = Chunk(self._layers, runs[c], trained, self.inner.whole, splits=splits)
         self._first_own = min(self._chunks)
         self.module.forward = self._forward
+
+    def stages(self, workers: int) -> StagesCut | None:
+        runs, costs, names = self.split.stages(workers), self.split.costs, ("the input", *self._layers.names)
+        shares = [sum(costs[layer] for layer in run) / sum(costs) for run in runs]
+        return StagesCut([names[run.start] for run in runs], shares, self._weighed) if workers > 1 else None
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 

@@ -201,7 +201,7 @@ def layers_of(module: nn.Module, cuts: Sequence[str] = ()) -> Layers:
         first = {str(nodes[i].target): i for i in reversed(places)}
         unknown = [cut for cut in cuts if cut not in first]
         if unknown:
-            known = ", ".join(list(first)[:8])
+            known = ", ".join(list(first)[:-9:-1])
             raise UserError("a pipeline is cut before modules that the model calls", unknown[0], f"such as {known}")
         starts = sorted({0, *(first[cut] for cut in cuts)})
     else:

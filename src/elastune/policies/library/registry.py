@@ -20,7 +20,9 @@ from elastune.policies.library.gns import GrowWithNoise
 from elastune.policies.library.goodput import Goodput
 from elastune.policies.library.provisioning import Provisioning
 from elastune.policies.library.schedules import ScheduledBatch, ScheduledWorkers
+from elastune.policies.library.spot import Spot
 from elastune.policies.library.straggler import StragglerResponse
+from elastune.policies.library.sync import SyncByLink, SyncBySize
 from elastune.policies.library.warmup import WarmUp
 from elastune.policies.runtime.standing import Named
 
@@ -38,6 +40,9 @@ POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
         "straggler": StragglerResponse,
         "divergence": DivergenceGuard,
         "cost": CostCap,
+        "spot": Spot,
+        "sync_by_size": SyncBySize,
+        "sync_by_link": SyncByLink,
     }
 )
 

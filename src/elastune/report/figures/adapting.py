@@ -1,4 +1,4 @@
-"""The figure of a run that adapts: loss, noise scale and batch, learning rate and workers on one axis of time."""
+"""The figure of a run that adapts: loss, noise scale, batch, learning rate, workers and how they agree, on one axis."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from elastune.core.text import count, number, plain
 from elastune.journal.records import Decided, Measured
 from elastune.report.figures import palette
 from elastune.report.figures.figures import Axis, Figure, Mark, Marker, Panel, Series
+from elastune.report.figures.sync_bands import bands, distances, sent
 from elastune.report.gather import RunStory
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.decision_text import LOSS, NOISE_SCALE, change_text, decided_line, measured_text
+from elastune.report.tables.sync_story import SyncStory
 
 MOST_LABELS = 12  # decisions, beyond which their words would cover each other
 MOST_MARKS = 80
@@ -20,22 +22,31 @@ MOST_LETTERS = 18
 MOST_COUNTS = 8  # that an axis can name each of
 
 
-def over_time(run: RunStory, adaptation: Adaptation) -> Figure | None:
-    """All that was measured over the seconds of training, decisions as vertical lines; None where nothing was."""
-    measured = adaptation.measured
-    if not measured:
+def over_time(run: RunStory, adaptation: Adaptation, story: SyncStory | None = None) -> Figure | None:
+    """All that was measured over the seconds of training, decisions as vertical lines, strategies and topologies as
+    bands; None where nothing was measured and nothing asked for."""
+    measured, story = adaptation.measured, story or SyncStory()
+    if not measured and not story.any:
         return None
     panels = [
         _panel("loss", _losses(run, measured)),
         _panel("samples", (*_noise_scale(measured), _batch(measured)), log=True),
         _panel("learning rate", (_steps("learning rate", measured, lambda m: m.lr, 3),)),
         _panel("workers", (_steps("workers", measured, lambda m: float(m.workers), 1),), ticks=_counts(measured)),
+        _panel("learners' distance", distances(measured)),
+        _panel("bytes a step", sent(measured), log=True),
+        bands(story),
     ]
-    drawn = [panel for panel in panels if panel.series]
-    last = drawn[-1]
-    drawn[-1] = Panel("", Axis("training time (s)"), last.y, last.series)
+    drawn = [panel for panel in panels if panel.bars or any(series.x for series in panel.series)]
+    drawn[-1] = replace(drawn[-1], x=Axis("training time (s)"))
     decided = adaptation.decided
     words = []
+    if panels[4].series:
+        words.append(
+            "Learners' distance: root mean square from their mean where a round ends, over the norm of the mean."
+        )
+    if panels[5].series:
+        words.append("Bytes: of all workers' collectives.")
     if any(series.band for panel in drawn for series in panel.series):
         words.append("Shaded: one standard error.")
     if decided:

@@ -189,8 +189,9 @@ class Figure:
         return 1 if self.stacked else min(COLUMNS, len(self.panels))
 
     def x_range(self) -> tuple[float, float]:
-        """What the shared x axis of a stack covers: every point and mark."""
+        """What the shared x axis of a stack covers: every point, bar and mark."""
         values = [x for panel in self.panels for series in panel.series for x in series.x]
+        values += [x for panel in self.panels for bars in panel.bars for x in (*bars.begin, *bars.end)]
         return _padded([*values, *(mark.x for mark in self.marks)], self.panels[0].x.log, 0.07)
 
     @property

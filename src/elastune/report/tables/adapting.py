@@ -28,8 +28,8 @@ class Adaptation:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to tell."""
-        return bool(self.policies or self.monitors or self.measured or self.decided or self.failed or self.unmeasured)
+        """Whether it was to adapt or to measure, or something was decided; learners are measured in any run."""
+        return bool(self.policies or self.monitors or self.decided or self.failed or self.unmeasured)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -77,7 +77,7 @@ def gather_adaptation(entries: Iterable[Entry]) -> Adaptation:
 
 
 def adaptation_json(adaptation: Adaptation) -> dict[str, Any]:
-    """The object ``adapt`` of a run's result; {} where nothing was measured and nothing asked for."""
+    """The object ``adapt`` of a run's result; {} where nothing was asked for and nothing decided."""
     if not adaptation.any:
         return {}
     last = adaptation.measured[-1] if adaptation.measured else None
@@ -106,7 +106,7 @@ def adaptation_line(adaptation: Adaptation) -> str:
     parts += [f"{outcomes['refused']} refused"] if outcomes["refused"] else []
     parts += [f"{count(len(adaptation.failed), 'call')} of a policy failed"] if adaptation.failed else []
     parts += [f"{plain(each.monitor, 60).replace('_', ' ')} not measured" for each in adaptation.unmeasured]
-    if adaptation.measured:
+    if adaptation.measured and adaptation.any:
         last = adaptation.measured[-1]
         parts += [signal_text(name, told) for name in (NOISE_SCALE,) if (told := adaptation.signal(name))]
         parts += [f"batch {last.batch_size}", f"lr {number(last.lr, 3)}"]

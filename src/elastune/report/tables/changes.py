@@ -9,7 +9,8 @@ from statistics import median
 
 from elastune.core.text import count, duration, plain, whole
 from elastune.journal.entry import Entry
-from elastune.journal.records import FaultInjected, Record, Regrouped, StateLost, Straggling, WorkerGone
+from elastune.journal.records import FaultInjected, LearnerLeftOut, Record, Regrouped, StateLost, Straggling, WorkerGone
+from elastune.report.tables.sample_ledger import left_out
 from elastune.report.tables.tables import Table
 
 
@@ -22,6 +23,17 @@ class Changes:
     faults: tuple[tuple[str, int], ...] = ()
     stragglers: tuple[str, ...] = ()
     lost: tuple[StateLost, ...] = ()
+    left_out: tuple[LearnerLeftOut, ...] = ()
+
+    @property
+    def short_rounds(self) -> int:
+        """Rounds that ended without some learner."""
+        return len({each.first_step for each in self.left_out})
+
+    @property
+    def samples_left_out(self) -> int:
+        """Samples of learners that a round has ended without."""
+        return sum(each.samples for each in self.left_out)
 
     @property
     def median_pause_s(self) -> float | None:
@@ -41,6 +53,7 @@ class Changes:
 
 def gather_changes(entries: Iterable[Entry]) -> Changes:
     """What the journal of a run tells of its workers."""
+    entries = list(entries)
     records: list[Record] = [entry.record for entry in entries]
     faults = Counter(record.fault for record in records if isinstance(record, FaultInjected))
     return Changes(
@@ -49,20 +62,30 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
         faults=tuple(faults.items()),
         stragglers=tuple(record.line for record in records if isinstance(record, Straggling)),
         lost=tuple(record for record in records if isinstance(record, StateLost)),
+        left_out=left_out(entries),
     )
 
 
 def changes_line(changes: Changes) -> str:
     """``4 changes of workers, pauses 12 ms median, 71 ms at most, 1 step done again``; empty without any.
 
-    Where state was lost, that too: ``; state lost after step 8 (body.weight, ...): on from the newest checkpoint``.
+    Where rounds ended without some learner, that too: ``; 1 round without a learner that was lost or late (32 samples
+    left out)``; and where state was lost: ``; state lost after step 8 (body.weight, ...), ...``.
     """
     if not changes.regroupings:
         return lost_line(changes)
     pauses = f"pauses {duration(changes.median_pause_s)} median, {duration(changes.longest_pause_s)} at most"
     changed = count(len(changes.regroupings), "change")
     told = f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
-    return "; ".join(filter(None, [told, lost_line(changes)]))
+    return "; ".join(filter(None, [told, short_line(changes), lost_line(changes)]))
+
+
+def short_line(changes: Changes) -> str:
+    """How many rounds ended without some learner; empty where none did."""
+    if not changes.left_out:
+        return ""
+    samples = count(changes.samples_left_out, "sample")
+    return f"{count(changes.short_rounds, 'round')} without a learner that was lost or late ({samples} left out)"
 
 
 def lost_line(changes: Changes) -> str:
@@ -98,6 +121,23 @@ def gone_table(changes: Changes) -> Table:
     """One line a worker that went while the run went on."""
     rows = tuple((str(gone.worker), gone.how, plain(gone.why, 200)) for gone in changes.gone)
     return Table(f"Workers that went ({len(rows)})", ("worker", "how", "why"), rows, frozenset({0}))
+
+
+def left_out_table(changes: Changes) -> Table:
+    """One line a learner that a round has ended without."""
+    why = {gone.worker: plain(gone.why, 200) for gone in changes.gone}
+    rows = tuple(
+        (
+            f"{whole(left.first_step)} to {whole(left.last_step)}",
+            str(left.learner),
+            "unknown" if left.worker < 0 else str(left.worker),
+            whole(left.samples),
+            why.get(left.worker, ""),
+        )
+        for left in changes.left_out
+    )
+    header = ("steps", "learner", "its worker", "samples left out", "why")
+    return Table(f"Learners that a round ended without ({len(rows)})", header, rows, frozenset({0, 1, 2, 3}))
 
 
 def worker_steps(workers: int, changes: Changes, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

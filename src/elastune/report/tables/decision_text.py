@@ -1,4 +1,4 @@
-"""What monitors measured and policies decided, in words for one line."""
+"""In words for one line: what was measured, decided, cut and agreed on, and what a run began with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastune.core.text import count, duration, number, plain
-from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed
+from elastune.journal.records import (
+    Decided,
+    LearnerLeftOut,
+    Measured,
+    NotMeasured,
+    PolicyFailed,
+    StagesCut,
+    StartedFrom,
+    SyncChanged,
+    TopologyLaid,
+)
 from elastune.search.space.objective import clock
 
-NOISE_SCALE, LOSS = "noise_scale", "loss"
+NOISE_SCALE, LOSS, LEARNERS_DISTANCE, SENT_BYTES = "noise_scale", "loss", "learners_distance", "sent_bytes"
 Told = tuple[float, float | None]  # a signal's value and its standard error, where one is known
 
 MAIN_SIGNALS = (NOISE_SCALE, LOSS, "throughput", "step_s")
 """What most policies look at, the foremost first."""
 MOST_SIGNALS = 2  # in one line
+MOST_FRESH = 6  # names in one line
 
 OUTCOMES = {"applied": "applied", "disagreed": "not applied, workers disagreed", "refused": "refused"}
 
@@ -79,7 +90,8 @@ def cause_text(cause: Measured) -> str:
 
 def measured_text(measured: Measured) -> str:
     """``loss 0.312, noise scale 412 ± 30, batch 64, lr 0.05, 2 workers``."""
-    parts = [signal_text(name, measured.signals[name]) for name in (LOSS, NOISE_SCALE) if name in measured.signals]
+    foremost = (LOSS, NOISE_SCALE, LEARNERS_DISTANCE)
+    parts = [signal_text(name, measured.signals[name]) for name in foremost if name in measured.signals]
     parts += [f"batch {measured.batch_size}", f"lr {number(measured.lr, 3)}", count(measured.workers, "worker")]
     return ", ".join(parts)
 
@@ -104,3 +116,32 @@ def _new_lr(asked: Mapping[str, Any], old: float) -> float | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def stages_line(cut: StagesCut) -> str:
+    """Where a pipeline is cut, and how much of the cost each stage has."""
+    stages = ", ".join(f"{plain(name, 60)} {share:.0%}" for name, share in zip(cut.names, cut.shares, strict=True))
+    return f"{count(len(cut.names), 'stage')}, by {cut.weighed}, each from its first layer on: {stages}"
+
+
+def begun_line(told: StartedFrom) -> str:
+    """What a run took of another model's weights, and what begins fresh."""
+    shown = "; ".join(f"{name} ({why})" for name, why in list(told.fresh.items())[:MOST_FRESH])
+    more = f" and {len(told.fresh) - MOST_FRESH} more" if len(told.fresh) > MOST_FRESH else ""
+    fresh = f"; fresh: {shown}{more}" if told.fresh else ""
+    unused = f"; {told.unused} of its tensors unused" if told.unused else ""
+    return plain(f"begins with {count(told.taken, 'tensor')} of {told.source}{fresh}{unused}", 600)
+
+
+def since_line(each: SyncChanged | TopologyLaid) -> str:
+    """``step 1000: local:learners=8,every=16 from here on (schedule)``."""
+    if isinstance(each, TopologyLaid):
+        return f"step {each.step}: sums by {plain(each.topology, 80)} from here on ({plain(each.cause, 300)})"
+    return f"step {each.step}: {plain(each.sync, 120)} from here on ({plain(each.why, 100)})"
+
+
+def left_out_line(left: LearnerLeftOut) -> str:
+    """``steps 4 to 6 ended without learner 2 (worker 2): 24 samples left out``."""
+    whose = "" if left.worker < 0 else f" (worker {left.worker})"
+    steps = f"steps {left.first_step} to {left.last_step}"
+    return f"{steps} ended without learner {left.learner}{whose}: {count(left.samples, 'sample')} left out"

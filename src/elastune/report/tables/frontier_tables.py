@@ -13,6 +13,7 @@ OWN_COLUMNS = ("lr", "batch_size")
 def frontier_table(found: FrontierFound) -> Table:
     """What each row of the frontier reaches, in its order; the pick stands out."""
     free = found.price_per_worker_hour == 1.0
+    begun = " at first" if found.prices_change else ""
     divided = any(row.division for row in found.rows)
     header = (
         "rule",
@@ -22,7 +23,7 @@ def frontier_table(found: FrontierFound) -> Table:
         "reaches target" if found.target is not None else "holds",
         "training time",
         "time to target (95 % interval)",
-        "worker time" if free else f"cost (${number(found.price_per_worker_hour)} a worker-hour)",
+        "worker time" if free else f"cost (${number(found.price_per_worker_hour)} a worker-hour{begun})",
     )
     rows = tuple(_cells(row, found, i == found.pick, divided) for i, row in enumerate(found.rows))
     numeric = frozenset({1, 6, 8} if divided else {1, 5, 7})

@@ -2,7 +2,8 @@
 
 A claim says that steps used places of the epoch's order of samples. The members of a version claim the same steps, each
 for itself and in pieces of its own. Where a claim begins or ends there is a *mark*: a step boundary and a place. Marks
-of all workers must agree; between two of them the steps and the places are the same, whoever says so.
+of all workers must agree; between two of them the steps and the places are the same, whoever says so. Places of a
+learner that a round has ended without are within the claims of that round, and told beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import RunFinished, RunStarted, StepsCompleted
+from elastune.journal.records import LearnerLeftOut, RunFinished, RunStarted, StepsCompleted
 
 Places = tuple[int, int]
 """From the first to the last place, the last one exclusive."""
@@ -24,6 +25,7 @@ class EpochSeen:
     """One epoch (counted from 0) that should use ``length`` samples. ``ended``: training has gone past it.
 
     ``missed``: places that no step used, of those up to where training has come; ``repeated``: places that several did.
+    ``left_out``: samples of learners that a round has ended without, as it was told.
     """
 
     epoch: int
@@ -32,6 +34,7 @@ class EpochSeen:
     missed: tuple[Places, ...] = ()
     repeated: tuple[Places, ...] = ()
     ended: bool = True
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Ledger:
 
     @property
     def exact(self) -> bool:
-        """Whether every sample was used exactly once, up to where training has come."""
+        """Whether every sample was used exactly once, or told to be left out, up to where training has come."""
         return not self.disputes and not any(seen.missed or seen.repeated for seen in self.epochs)
 
 
@@ -55,7 +58,7 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     steps after it: that training is lost, and was done again.
     """
     records = [entry.record for entry in entries]
-    claims = _valid(records)
+    claims, left = _valid(records)
     ends = [record for record in records if isinstance(record, RunFinished)]
     complete = bool(ends) and ends[-1].stopped == "complete"
     by_epoch: dict[int, list[StepsCompleted]] = defaultdict(list)
@@ -70,7 +73,10 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
         taken += pieces
         length = max(own, key=lambda claim: (claim.last_step, claim.version)).length
         length = length or max(claim.stop for claim in own)  # of a stream nobody knows it: all that was used counts
-        seen.append(_count(epoch, length, list(pieces.values()), complete or epoch < last))
+        counted = _count(epoch, length, list(pieces.values()), complete or epoch < last)
+        without, contradictions = _without(counted, [each for each in left if each.epoch == epoch])
+        seen.append(without)
+        disputes += [f"epoch {epoch + 1}: {words}" for words in contradictions]
     steps = sum(after - before for before, after in taken)
     for (_, before), (after, _) in pairwise([(0, 0), *sorted(taken)]):
         if before != after:
@@ -78,38 +84,69 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     return Ledger(tuple(seen), steps, tuple(disputes))
 
 
+def left_out(entries: Iterable[Entry]) -> tuple[LearnerLeftOut, ...]:
+    """What rounds have ended without, in order, less what was done again."""
+    _, told = _valid(entry.record for entry in entries)
+    return tuple(sorted(told, key=lambda each: (each.first_step, each.learner)))
+
+
 def lines(found: Ledger, *, all_epochs: bool = True) -> tuple[str, ...]:
     """``epoch 1: 50,000/50,000 seen once``, a line an epoch (or an epoch that is not as it should be), and a total."""
-    told = [_line(seen) for seen in found.epochs if all_epochs or seen.missed or seen.repeated]
+    told = [_line(seen) for seen in found.epochs if all_epochs or seen.missed or seen.repeated or seen.left_out]
     samples = sum(seen.once for seen in found.epochs)
     verdict = "each seen once" if found.exact else "NOT each seen once"
+    if left := sum(seen.left_out for seen in found.epochs):
+        verdict += f", {left:,} left out with learners that were lost or late"
     return (*told, *found.disputes, f"ledger: {samples:,} samples in {found.steps:,} steps, {verdict}")
 
 
 def _line(seen: EpochSeen) -> str:
-    so_far = "" if seen.ended or seen.once == seen.length else " so far"
+    so_far = "" if seen.ended or seen.once + seen.left_out == seen.length else " so far"
     text = f"epoch {seen.epoch + 1}: {seen.once:,}/{seen.length:,} seen once{so_far}"
     for what, places in (("missed", seen.missed), ("seen several times", seen.repeated)):
         if places:
             count = sum(stop - start for start, stop in places)
             named = ", ".join(f"{start}..{stop - 1}" for start, stop in places[:5])
             text += f", {count:,} {what} (places {named}{', ...' if len(places) > 5 else ''})"
-    return text
+    return f"{text}, {seen.left_out:,} left out" if seen.left_out else text
 
 
-def _valid(records: Iterable[object]) -> list[StepsCompleted]:
-    """The claims that stand, in order."""
+def _valid(records: Iterable[object]) -> tuple[list[StepsCompleted], list[LearnerLeftOut]]:
+    """The claims that stand, in order, and what was left out in their steps."""
     done: list[StepsCompleted] = []
     attempt: list[StepsCompleted] = []
+    left: dict[tuple[int, int], LearnerLeftOut] = {}
+    of_attempt: list[LearnerLeftOut] = []
     for record in records:
         if isinstance(record, RunStarted):
-            done = _taken_back([*done, *_settled(attempt)], record.resumed_step or 0)
-            attempt = []
+            step, standing = record.resumed_step or 0, _settled(attempt)
+            done = _taken_back([*done, *standing], step)
+            left = {**_standing(of_attempt, standing), **left}
+            left = {key: each for key, each in left.items() if each.last_step <= step}
+            attempt, of_attempt = [], []
         elif isinstance(record, StepsCompleted):
             attempt.append(record)
-    attempt = _settled(attempt)
+        elif isinstance(record, LearnerLeftOut):
+            of_attempt.append(record)
+    standing = _settled(attempt)
     # A resumed run may have nothing new to say; what it has says where its checkpoint was in the order of samples.
-    return [*done, *attempt]
+    # (Nor does a checkpoint say whose learners were left out: what was told before it is kept.)
+    return [*done, *standing], list({**_standing(of_attempt, standing), **left}.values())
+
+
+def _standing(
+    told: Iterable[LearnerLeftOut], claims: Sequence[StepsCompleted]
+) -> dict[tuple[int, int], LearnerLeftOut]:
+    """Of what was ``told`` to be left out what no later version has taken back, by first step and learner."""
+    spans = [(claim.version, claim.first_step, claim.last_step) for claim in claims]
+    return {
+        (each.first_step, each.learner): each
+        for each in told
+        if any(
+            version == each.version and first <= each.first_step and each.last_step <= last
+            for version, first, last in spans
+        )
+    }
 
 
 def _settled(attempt: Sequence[StepsCompleted]) -> list[StepsCompleted]:
@@ -165,6 +202,24 @@ def _pieces(claims: Sequence[StepsCompleted]) -> tuple[dict[tuple[int, int], Pla
         for steps, piece in zip(pairwise(within), pairwise(places), strict=True):
             pieces.setdefault(steps, piece)
     return pieces, list(disputes)
+
+
+def _without(seen: EpochSeen, told: Sequence[LearnerLeftOut]) -> tuple[EpochSeen, list[str]]:
+    """``seen``, less what was ``told`` to be left out; and where that cannot be, in words."""
+    pieces = sorted((start, stop, each.learner) for each in told for start, stop in each.places)
+    disputes = [
+        f"place {start} was left out twice, with the learners {one} and {other}"
+        for (_, before, one), (start, _, other) in pairwise(pieces)
+        if start < before
+    ]
+    gaps = [*seen.missed, *seen.repeated]
+    disputes += [
+        f"learner {learner} was left out with places {start} to {stop - 1}, which were not used once"
+        for start, stop, learner in pieces
+        if stop > seen.length or any(start < last and first < stop for first, last in gaps)
+    ]
+    left = sum(stop - start for start, stop, _ in pieces)
+    return replace(seen, once=seen.once - left, left_out=left), disputes
 
 
 def _count(epoch: int, length: int, pieces: Sequence[Places], ended: bool) -> EpochSeen:

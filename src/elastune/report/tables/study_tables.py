@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastune.core.text import duration, number, plain, settings_text, value_text
-from elastune.report.gather import StudyStory, TrialStory, mechanism_text
+from elastune.report.gather import StudyStory, TrialStory, mechanism_text, told_settings
 from elastune.report.tables.tables import Table
 from elastune.search.analysis.importance import Importance
-from elastune.search.space.objective import valued
+from elastune.search.space.objective import oriented, valued
+from elastune.study.results.assets import INFERENCE, TRAINING, AssetPoint, Assets
 from elastune.study.results.study import Study
 from elastune.study.results.trials import Trial
 
@@ -73,12 +74,44 @@ def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
             *(valued(name, trial.values.get(name), study.price_per_worker_hour) for name in names),
             value_text(trial.means.get("workers", "–")),
             mechanism_text(trial.means),
-            settings_text(trial.config),
+            settings_text(told_settings(trial.config, trial.means)),
             reason,
         )
         for trial, reason in chosen
     )
     return Table("A subset that stands for the front", header, rows, frozenset(range(2 + len(names))))
+
+
+def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
+    """What can be used of a study; the points of the front stand out, and so does the one that was ``picked``."""
+    score, best = found.objectives[0], found.front()
+    header = (
+        "what",
+        "trials",
+        f"{plain(score.name, 30)} ({score.direction})",
+        "training",
+        "parameters",
+        "front",
+        "test",
+    )
+    rows = tuple(
+        (
+            f"{plain(point.form)} {plain(point.method, 20)}".strip(),
+            ", ".join(map(str, point.trials)),
+            number(point.values[score.name]),
+            duration(point.values[TRAINING]),
+            f"{point.values[INFERENCE]:,.0f}",
+            "pick" if point is picked else "front" if any(point is other for other in best) else "",
+            "–" if point.test is None else number(point.test),
+        )
+        for point in sorted(found.points, key=lambda point: tuple(oriented(point.values, found.objectives)))
+    )
+    note = (
+        f"By the predictions {plain(found.data, 40)}, by which soups and ensembles were chosen, too. Training: "
+        "worker-time of these trials, the rest of the search left out. Parameters: that one inference goes through. "
+        "Nothing is picked by the test."
+    )
+    return Table("Single trials, soups, ensembles", header, rows, frozenset({2, 3, 4, 6}), note)
 
 
 def importance_table(found: Importance) -> Table:

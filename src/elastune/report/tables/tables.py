@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from elastune.core.text import duration, flat, number, plain, rate, settings_text, whole
+from elastune.core.text import bandwidth, duration, flat, number, plain, rate, settings_text, whole
 from elastune.journal.records import TimesFitted
 from elastune.report.gather import RunStory, mechanism_text
 from elastune.search.space.objective import valued
@@ -23,6 +23,7 @@ ENDINGS = {
     "complete": "complete",
     "max_steps": "at its step limit",
     "policy": "by a policy",
+    "program": "by the program",
     "notice": "because its machine was taken away",
 }
 
@@ -49,11 +50,20 @@ class Table:
 
 def times_table(times: TimesFitted) -> Table:
     """The fitted step-time model and how well it predicts steps that it was not fitted to."""
+    within = " within a host" if times.across else ""
     rows = [
         ("fixed part of a step", duration(times.base_s)),
         ("gradient of one sample", duration(times.per_sample_s)),
-        ("latency of one message", duration(times.latency_s)),
-        ("link", _bandwidth(times.seconds_per_byte)),
+        (f"latency of one message{within}", duration(times.latency_s)),
+        (f"link{within}", bandwidth(times.seconds_per_byte)),
+    ]
+    if times.across:
+        rows += [
+            ("latency of one message across hosts", duration(times.across.latency_s)),
+            ("link across hosts", bandwidth(times.across.seconds_per_byte)),
+            ("workers that fit a host", str(times.workers_per_host)),
+        ]
+    rows += [
         ("gradients", f"{number(times.grad_bytes / 1e6)} MB"),
         ("worker counts measured", ", ".join(map(str, times.measured_workers))),
     ]
@@ -76,7 +86,10 @@ def run_table(run: RunStory) -> Table:
     if end:
         rows += [(f"final {plain(name, 40)}", valued(name, value)) for name, value in end.metrics.items()]
         rows += [
-            ("ended", ENDINGS.get(end.stopped, "on request")),
+            (
+                "ended",
+                ENDINGS.get(end.stopped, "on request") + (f": {plain(end.stop_why, 300)}" if end.stop_why else ""),
+            ),
             ("training time", duration(end.seconds)),
             ("steps", whole(end.steps)),
             ("samples", whole(end.samples)),
@@ -170,7 +183,3 @@ def _width(table: Table, column: int) -> int:
     words = max(map(len, table.header[column].split()), default=0)
     cells = max((len(row[column]) for row in table.rows), default=0)
     return GAP + max(min(words, LONG), cells if column in table.numeric else min(cells, LONG))
-
-
-def _bandwidth(seconds_per_byte: float) -> str:
-    return f"{number(1 / seconds_per_byte / 1e6)} MB/s" if seconds_per_byte > 0 else "free"

@@ -162,7 +162,8 @@ def _by_weights(
     vector = np.array([float(weights.get(o.name, 0.0)) for o in objectives])
     if not np.isfinite(vector).all() or (vector < 0).any() or vector.sum() == 0:
         raise UserError("weights must be >= 0, and one of them > 0", dict(weights), "for example accuracy=2, seconds=1")
-    best = front[np.argmin(_scaled(points, front) @ vector)]
+    sums = _scaled(points, front) @ vector
+    best = front[min(range(len(front)), key=lambda at: (sums[at], *points[front[at]]))]  # of equals the best in order
     shown = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     return Pick(int(best), f"{told}the smallest weighted sum ({shown}; scaled by the front's best and worst)")
 

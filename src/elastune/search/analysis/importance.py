@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import create_trial
 
 from elastune.search.samplers.optuna_study import new_study, quiet
@@ -102,5 +101,7 @@ def _importance(tried: Sequence[Tried], objective: Objective) -> Importance:
 
 def _weights(study: Any, y: Any) -> dict[str, float]:
     """By parameter, how far its values among the best quarter by ``y``, where less is better, differ from all."""
+    from optuna.importance import PedAnovaImportanceEvaluator  # here: it brings scikit-learn along, a second of a start
+
     evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
     return evaluator.evaluate(study, target=lambda trial: float(y[trial.number]))

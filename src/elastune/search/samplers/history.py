@@ -17,6 +17,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState, create_trial
 
 from elastune.search.samplers.optuna_study import new_study, quiet
+from elastune.search.samplers.scales import RAW, Scale, scale_of
 from elastune.search.space.objective import Objective
 from elastune.search.space.space import Sample
 
@@ -61,15 +62,24 @@ class History:
     first trial on that breaks one: each constraint costs a Gaussian process of its own.
 
     ``penalise``, for samplers that ignore constraints: infeasible trials are told the worst values, not their own.
-    ``reenact``, for samplers that keep notes in the study: let them act again when it is rebuilt.
+    ``reenact``, for samplers that keep notes in the study: let them act again when it is rebuilt. ``scaled``, for
+    samplers that model values: each objective is told on the scale that suits what is known of it.
     """
 
     def __init__(
-        self, objectives: Sequence[Objective], measured: Sequence[str], *, penalise: bool, reenact: bool
+        self,
+        objectives: Sequence[Objective],
+        measured: Sequence[str],
+        *,
+        penalise: bool,
+        reenact: bool,
+        scaled: bool = False,
     ) -> None:
         self._objectives = objectives
         self._penalise = penalise
         self._reenact = reenact
+        self._scaled = scaled
+        self._scales: tuple[Scale, ...] = (RAW,) * len(objectives)
         self._samples: list[tuple[Sample, SamplerFactory]] = []
         self._outcomes: dict[int, Outcome] = {}
         self._estimates: dict[int, Outcome] = {}
@@ -89,11 +99,17 @@ class History:
         return len(self._samples)
 
     @property
+    def trained(self) -> int:
+        """Trials that were told with valid values, estimates left out."""
+        return sum(outcome.values is not None for outcome in self._outcomes.values())
+
+    @property
     def study(self) -> optuna.Study:
         """The study as it should be by now."""
         if self._revised and self._worst != (worst := self._worst_known()):
             self._worst = worst
             self._revised |= self._told_worst
+        self._rescale()
         if self._stale:
             self._rebuild()
         for index in sorted(self._revised):
@@ -102,6 +118,16 @@ class History:
             self._study.get_trials(deepcopy=False)[index].values = told[0]  # in memory, a study lends its own trials
         self._revised.clear()
         return self._study
+
+    def _rescale(self) -> None:
+        """Choose scales by all that is known now; where one changes, all that was told is told anew."""
+        known = [outcome.values for outcome in self._all_known() if outcome.values is not None]
+        if not self._scaled or not known:
+            return
+        scales = tuple(map(scale_of, zip(*known, strict=True)))
+        if scales != self._scales:
+            self._scales = scales
+            self._revised |= {index for index, trial in enumerate(self._trials) if trial is None and self._known(index)}
 
     def frozen(self) -> list[optuna.trial.FrozenTrial]:
         """The trials as Optuna sees them; not to be changed."""
@@ -152,6 +178,7 @@ class History:
 
     def _learn(self, index: int, before: Outcome | None) -> None:
         """Close a trial of which nothing was known ``before``, or revise what was."""
+        self._rescale()  # first: a scale that was chosen without these values may not take them
         if before is None:
             self._events.append(_Event("close", index))
             if self._worsen(index):
@@ -222,7 +249,12 @@ class History:
         values = None if self._penalise and not outcome.feasible else outcome.values
         (self._told_worst.add if values is None else self._told_worst.discard)(index)
         constraints = {} if self._penalise else {key: _violation(key, outcome) for key in self._keys}
-        return list(values or self._worst or [0.0] * len(self._objectives)), constraints
+        if shown := values or self._worst:
+            return [scale(value) for scale, value in zip(self._scales, shown, strict=True)], constraints
+        return [0.0] * len(self._objectives), constraints
+
+    def _all_known(self) -> list[Outcome]:
+        return [*self._outcomes.values(), *self._estimates.values()]
 
     def _known(self, index: int) -> Outcome | None:
         return self._outcomes.get(index, self._estimates.get(index))
@@ -236,7 +268,7 @@ class History:
 
     def _worst_known(self) -> tuple[float, ...] | None:
         worst = None
-        for outcome in (*self._outcomes.values(), *self._estimates.values()):
+        for outcome in self._all_known():
             if outcome.values is not None:
                 worst = _worse(self._objectives, worst, outcome.values)
         return worst

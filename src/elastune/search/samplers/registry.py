@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
@@ -25,12 +26,15 @@ from elastune.search.samplers.genetic import Genetics, GeneticSampler, parse_gen
 from elastune.search.space.objective import Objective
 
 SAMPLERS = ("auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "cmaes", "genetic")
+MODELS = ("auto", "gp", "tpe")  # these model the values of objectives, so their scale counts
 GENERATIONAL = ("nsga2", "nsga3", "cmaes")  # which generation a trial belongs to is decided as it is asked for
 
 ENTRY_POINTS = "elastune.samplers"
 """The group of entry points by which installed packages offer samplers: a function from a seed to an Optuna sampler."""
 
-GP_TRIALS = 200  # a proposal takes 0.5 s at 300 trials and 5.6 s at 1,000; TPE 0.1 s
+GP_TRIALS = 200  # fully trained ones, from which on TPE does as well
+GP_S = 0.2  # CPU seconds of a proposal, roughly, while there is little to fit; 0.2 to 0.6 were measured at 100 trials
+GP_SLOWER_FROM = 130  # trials told, estimates included: then it takes as long again, and grows by their square
 GP_OBJECTIVES = 3  # the hypervolume improvement gets slow beyond
 POPULATION = 20  # covers more than Optuna's 50 within the some hundred trials that trainings allow
 _SEEDS = 2**32
@@ -63,18 +67,33 @@ def generation_size(name: str) -> int:
     return genetics.demes * genetics.population
 
 
-def resolve(name: str, objectives: Sequence[Objective], trials: Sequence[FrozenTrial]) -> str:
-    """``name``, or what ``auto`` stands for after ``trials``: ``gp`` as long as it can work well, else ``tpe``.
+def resolve(
+    name: str,
+    objectives: Sequence[Objective],
+    trials: Sequence[FrozenTrial],
+    *,
+    trained: int = 0,
+    every_s: float = math.inf,
+) -> str:
+    """``name``, or what ``auto`` stands for after ``trials``: ``gp`` as long as it works well and pays, else ``tpe``.
 
     Optuna's GP models only the parameters that every trial has and draws the others at random, so a conditional space
-    is TPE's.
+    is TPE's. ``trained``: how many of ``trials`` came to their ends; ``every_s``: a proposal is wanted so often.
     """
     if name != "auto":
         return name
-    finished = sum(trial.state == TrialState.COMPLETE for trial in trials)
-    if finished >= GP_TRIALS or len(objectives) > GP_OBJECTIVES or conditional(trials):
+    if trained >= GP_TRIALS or len(objectives) > GP_OBJECTIVES or conditional(trials):
         return "tpe"
-    return "gp"
+    told = sum(trial.state == TrialState.COMPLETE for trial in trials)
+    return "gp" if gp_s(told) <= every_s else "tpe"
+
+
+def gp_s(told: int) -> float:
+    """CPU seconds that a proposal of the Gaussian process takes, roughly, after so many trials were told.
+
+    A formula and no measurement: what is proposed must follow from the journal alone.
+    """
+    return GP_S * (1 + (told / GP_SLOWER_FROM) ** 2)
 
 
 def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> BaseSampler:

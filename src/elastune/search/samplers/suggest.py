@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import median
+from typing import Any
 
 import numpy as np
 import optuna
@@ -15,12 +16,12 @@ from optuna.samplers import BaseSampler
 
 from elastune.core.errors import UserError
 from elastune.core.seeds import derive
-from elastune.journal.entry import Entry
+from elastune.core.sync_choice import in_full
 from elastune.journal.records import TrialFinished, TrialStarted, WarmStarted
 from elastune.search.analysis.warm_start import fit
 from elastune.search.samplers.genetic import parse_genetics, unfinished
 from elastune.search.samplers.history import History, Outcome
-from elastune.search.samplers.registry import GENERATIONAL, check_sampler, generational, make_sampler, resolve
+from elastune.search.samplers.registry import GENERATIONAL, MODELS, check_sampler, generational, make_sampler, resolve
 from elastune.search.space import space as spaces
 from elastune.search.space.constraint import Constraint, violations
 from elastune.search.space.objective import Objective
@@ -31,13 +32,16 @@ PROPOSALS = 2  # of a sampler for one trial, before one that breaks a constraint
 REPAIRS = 2000
 _PROBES = 50
 
+Estimates = Mapping[int, tuple[Sequence[float], float]]
+"""What open trials are expected to reach, and by how much they break constraints."""
+
 
 @dataclass(frozen=True)
 class Suggestion:
     """A configuration to try as trial ``number``: ``values`` is what the space returned.
 
-    ``params`` and ``distributions`` (Optuna's JSON) belong into the trial's ``TrialStarted``, for ``replay``.
-    ``sampler`` proposed it.
+    ``params`` and ``distributions`` (Optuna's JSON) belong into the trial's ``TrialStarted``, for ``Recall``, and so
+    does ``dismissed``: the parameters of what was proposed first and breaks a constraint. ``sampler`` proposed it.
     """
 
     number: int
@@ -45,6 +49,7 @@ class Suggestion:
     distributions: dict[str, str]
     values: dict[str, Any]
     sampler: str
+    dismissed: tuple[dict[str, Any], ...] = ()
 
 
 class Suggester:
@@ -75,10 +80,11 @@ class Suggester:
         self._sampler = sampler
         self._seed = seed
         self._known = dict(known or {})
-        self._next = 0
+        self.next_number = 0  # of the trial that is asked for next
         self._open: dict[int, tuple[int, Sample]] = {}
         self._estimated: dict[int, tuple[tuple[float, ...], float]] = {}
         self._seen: set[str] = set()
+        self._took: list[float] = []  # seconds of complete trials
         self._proposed: deque[dict[str, Any]] = deque()  # by earlier studies, to be tried first
         names = {*self._known, *(n for s in spaces.probe(space, _PROBES, derive(seed, "names")) for n in s.values)}
         self._static = tuple(c for c in constraints if c.decidable(names))
@@ -89,6 +95,7 @@ class Suggester:
             [constraint.text for constraint in self._measured],
             penalise=sampler == "cmaes",
             reenact=sampler in GENERATIONAL,
+            scaled=sampler in MODELS,
         )
 
     def ask(self) -> Suggestion | None:
@@ -101,15 +108,17 @@ class Suggester:
             proposed = fit(self.space, self._proposed.popleft())
             if isinstance(proposed, Sample) and _key(proposed) not in self._seen and self._allowed(proposed):
                 return self.adopt(proposed.params)
-        number = self._next
-        found = self._from_grid() if self._sampler == "grid" else self._from_sampler(number)
+        number = self.next_number
+        dismissed: list[dict[str, Any]] = []
+        found = self._from_grid() if self._sampler == "grid" else self._from_sampler(number, dismissed)
         if found is None:
             return None
-        self._next = number + 1
+        self.next_number = number + 1
         index, sample, sampler = found
         self._open[number] = index, sample
         self._seen.add(_key(sample))
-        return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, sampler)
+        distributions = spaces.to_json(sample.distributions)
+        return Suggestion(number, sample.params, distributions, sample.values, sampler, tuple(dismissed))
 
     def ready(self) -> bool:
         """Whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation to end."""
@@ -122,7 +131,7 @@ class Suggester:
 
         Raises ``UserError`` as ``ask`` does, and for a value outside of its range.
         """
-        number, self._next = self._next, self._next + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         sample = spaces.fill_in(self.space, params, np.random.default_rng(derive(self._seed, "adopt", number)))
         index = self._history.add(sample, functools.partial(self._make, "random", derive(self._seed, "adopt", number)))
         self._open[number] = index, sample
@@ -146,8 +155,13 @@ class Suggester:
 
     def reserve(self) -> int:
         """A trial number that ``ask`` will not give out: for a trial that the search does not decide."""
-        self._next += 1
-        return self._next - 1
+        self.next_number += 1
+        return self.next_number - 1
+
+    def expect(self, estimates: Estimates) -> None:
+        """``estimate`` of each of these trials."""
+        for number, (values, violation) in estimates.items():
+            self.estimate(number, values, violation)
 
     def estimate(self, number: int, values: Sequence[float], violation: float = 0.0) -> None:
         """What open trial ``number`` is expected to reach, one value per objective: samplers take it for its result.
@@ -172,65 +186,80 @@ class Suggester:
             raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
         index, sample = self._open.pop(number)
         self._estimated.pop(number, None)
+        if finished.state == "complete" and finished.seconds > 0:
+            self._took.append(finished.seconds)
         self._history.tell(index, self._outcome(sample, finished))
 
-    def replay(self, entries: Iterable[Entry], *, unfinished: Literal["open", "drop"] = "drop") -> None:
-        """Take up a study from its journal, before the first ``ask``.
+    def is_open(self, number: int) -> bool:
+        """Whether trial ``number`` was asked for and has not been told."""
+        return number in self._open
 
-        ``unfinished``: whether trials that never finished stay open, to be told later, or are left out. Their numbers,
-        and those of trials that were not suggested, are not given out again.
-        """
-        if self._next:
-            raise ValueError("replay comes before the first ask")
-        entries = list(entries)
-        ended = {entry.record.trial for entry in entries if isinstance(entry.record, TrialFinished)}
-        for entry in entries:
-            record = entry.record
-            if isinstance(record, TrialStarted):
-                self._next = max(self._next, record.trial + 1)
-                if record.phase == "search" and (record.trial in ended or unfinished == "open"):
-                    sample = Sample(record.params, spaces.from_json(record.distributions), _values(record))
-                    self._reopen(record.trial, sample)
-            elif isinstance(record, WarmStarted):
-                self.learn(record)
-            elif isinstance(record, TrialFinished) and record.trial in self._open:
-                index, sample = self._open.pop(record.trial)
-                self._history.tell(index, self._outcome(sample, record))
-        for number in [n for n in self._open if n in ended or unfinished == "drop"]:  # started again after its end
-            self._history.drop(self._open.pop(number)[0])
+    @property
+    def open_trials(self) -> list[int]:
+        """The numbers of the trials that were asked for and have not been told."""
+        return list(self._open)
 
-    def _reopen(self, number: int, sample: Sample) -> None:
+    def drop(self, number: int) -> None:
+        """Forget open trial ``number``: no sampler learns from it."""
+        self._estimated.pop(number, None)
+        self._history.drop(self._open.pop(number)[0])
+
+    def reopen(self, record: TrialStarted) -> None:
+        """Open the trial of ``record`` as ``ask`` did, without asking a sampler."""
+        number = record.trial
         if number in self._open:  # the same trial started twice: the later start counts
-            self._history.drop(self._open.pop(number)[0])
-        name = self._sampler if self._sampler in GENERATIONAL else "random"  # others keep no notes
-        sampler = functools.partial(self._make, name, derive(self._seed, "sampler", number))
-        self._open[number] = self._history.add(sample, sampler), sample
+            self.drop(number)
+        given = record.parent is not None or record.params in self._proposed
+        name = self._sampler if self._sampler in GENERATIONAL and not given else "random"  # others keep no notes
+        learn = self._learns_of_dismissed()
+        for attempt, params in enumerate(record.dismissed):
+            sample = fit(self.space, params)
+            if isinstance(sample, Sample):
+                maker = functools.partial(self._make, name, self._seed_of(number, attempt))
+                self._dismiss(self._history.add(sample, maker), sample, learn)
+        sample = Sample(record.params, spaces.from_json(record.distributions), _values(record))
+        seed = self._seed_of(number, min(len(record.dismissed), PROPOSALS - 1 if learn else 0))
+        self._open[number] = self._history.add(sample, functools.partial(self._make, name, seed)), sample
         self._seen.add(_key(sample))
 
     def _resolved(self) -> str:
-        return resolve(self._sampler, self.objectives, self._history.frozen())
+        trials, trained = self._history.frozen(), self._history.trained
+        return resolve(self._sampler, self.objectives, trials, trained=trained, every_s=self._every_s())
+
+    def _every_s(self) -> float:
+        """How often a worker wants a proposal: complete trials took so long, and so many run at once."""
+        return median(self._took) / (len(self._open) + 1) if self._took else math.inf
 
     def _make(self, name: str, seed: int) -> BaseSampler:
         return make_sampler(name, seed, self._history.frozen())
 
-    def _from_sampler(self, number: int) -> tuple[int, Sample, str]:
-        name = self._resolved()
-        # rejections must not drown what was measured
-        learn = self._told_rejected < 10 + len(self._history) // 2
+    def _from_sampler(self, number: int, dismissed: list[dict[str, Any]]) -> tuple[int, Sample, str]:
+        name, learn = self._resolved(), self._learns_of_dismissed()
         for attempt in range(PROPOSALS if learn else 1):
-            seed = derive(self._seed, "sampler", number, *([attempt] if attempt else []))
+            seed = self._seed_of(number, attempt)
             index, sample = self._history.ask(functools.partial(self._make, name, seed), self._fill)
             forbidden = self._forbidden(sample)
             if forbidden is None or forbidden <= 0:
                 return index, sample, name
-            self.rejected += 1
-            if learn:
-                self._told_rejected += 1
-                self._history.tell(index, Outcome(None, {}, None, forbidden))
-            else:
-                self._history.drop(index)
+            dismissed.append(sample.params)
+            self._dismiss(index, sample, learn)
         repaired = self._repair(sample, derive(self._seed, "mend", number))
         return self._history.add(repaired, functools.partial(self._make, name, seed)), repaired, name
+
+    def _seed_of(self, number: int, attempt: int) -> int:
+        return derive(self._seed, "sampler", number, *([attempt] if attempt else []))
+
+    def _learns_of_dismissed(self) -> bool:
+        """Whether samplers are told what is dismissed: rejections must not drown what was measured."""
+        return self._told_rejected < 10 + len(self._history) // 2
+
+    def _dismiss(self, index: int, sample: Sample, learn: bool) -> None:
+        self.rejected += 1
+        if learn:
+            self._told_rejected += 1
+            self._history.tell(index, Outcome(None, {}, None, self._forbidden(sample)))
+        else:
+            self._history.drop(index)
 
     def _fill(self, trial: optuna.Trial) -> Sample:
         values = spaces.call(self.space, trial)
@@ -304,4 +333,4 @@ def _key(sample: Sample) -> str:
 
 
 def _values(record: TrialStarted) -> dict[str, Any]:
-    return {**record.means, **record.config}
+    return in_full({**record.means, **record.config}, record.config)

@@ -6,10 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
@@ -17,7 +14,11 @@ from elastune.core.text import cost, duration, number
 
 Direction = Literal["max", "min"]
 Clock = Literal["total", "duration"]
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float64]"
 
 _ALL = (-math.inf, math.inf)
 _FRACTIONS = ("accuracy", "error_rate", "precision", "recall", "f1", "f1_score", "auc", "iou", "dice")
@@ -97,6 +98,8 @@ def bounds(name: str) -> tuple[float, float]:
 
 def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:
     """Values as an array where smaller is better: shape (k,) for one mapping, (n, k) for a sequence of n."""
+    import numpy as np  # here: a controller that takes workers over does without
+
     if isinstance(values, Mapping):
         return np.array([_sign(o) * float(values[o.name]) for o in objectives])
     return np.array([oriented(each, objectives) for each in values]).reshape(len(values), len(objectives))

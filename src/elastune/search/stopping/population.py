@@ -21,13 +21,23 @@ import numpy as np
 from elastune.core.errors import UserError
 from elastune.core.options import Range
 from elastune.core.seeds import derive
+from elastune.core.sync_choice import SETTING_NAMES, SYNC_NAMES, chooses
 from elastune.search.space.objective import Objective
 from elastune.search.space.space import Sample, Space, probe
 from elastune.search.stopping.explore import explore
 from elastune.search.stopping.rungs import RungEntry, ranked
 from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
 
-ALWAYS_FIXED = ("mode", "workers", "optimizer")  # with others of them a run cannot begin with this checkpoint
+ALWAYS_FIXED = (
+    "mode",
+    "compress",
+    "workers",
+    "optimizer",
+    *SYNC_NAMES,
+)  # with others of them a run cannot begin with this checkpoint
+ENOUGH = (
+    0.75  # of a population, to judge by: of two of four the worse would be replaced, half of all instead of a quarter
+)
 _ATTEMPTS = 20  # to change settings so that they are allowed
 _PROBES = 100  # configurations that are looked at for their parameters
 
@@ -53,7 +63,7 @@ class Selection:
 class _Member:
     """A trial that holds a seat of a population. ``shown``: by passes, what it and its ancestors had reached then.
 
-    ``saved``: it has paused, so there surely is a checkpoint.
+    ``saved``: it has paused, so there surely is a checkpoint. ``judged``: after how many passes it was, last.
     """
 
     trial: int
@@ -62,6 +72,7 @@ class _Member:
     epoch: int = 0
     epochs: int = 0
     saved: bool = False
+    judged: int = 0
     shown: dict[int, tuple[tuple[float, ...], float]] = field(default_factory=dict)
 
     @property
@@ -102,7 +113,9 @@ class PopulationBasedTraining(Schedule):
         self._seed = seed
         self._allowed = allowed
         self._populations: list[Population] = []
-        known = {name for sample in probe(space, _PROBES, seed) for name in sample.params}
+        samples = probe(space, _PROBES, seed)
+        self._of_strategies = SETTING_NAMES if any(chooses(sample.values) for sample in samples) else ()
+        known = {name for sample in samples for name in sample.params}
         for name in self._selection.fixed:
             if name not in known:
                 raise UserError("what is fixed must be a parameter of the space", name, f"one of {sorted(known)}")
@@ -115,6 +128,7 @@ class PopulationBasedTraining(Schedule):
             for other in population:
                 if other.trial == parent:
                     member.epoch, member.epochs, member.shown = other.epoch, other.epochs, dict(other.shown)
+                    member.judged = other.epoch  # what it inherits is its parent's merit
                     replaced = (m.trial for m in _waiting(population) if self._successor(m, population))
                     self._seat(member, population, next(replaced, None))
                     return
@@ -140,8 +154,11 @@ class PopulationBasedTraining(Schedule):
             member.state, member.epoch, member.saved = "paused", max(member.epoch, epoch), True
 
     def resumed(self, trial: int) -> None:
-        if member := self._find(trial):
-            member.state = "running"
+        for population in self._populations:
+            for member in population:
+                if member.trial == trial:
+                    member.judged, _ = self._ranking(population, member.epoch, member.judged)
+                    member.state = "running"
 
     def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
         if member := self._find(trial):
@@ -174,7 +191,7 @@ class PopulationBasedTraining(Schedule):
         """Who is to take the member's place: None where the member goes on, or nobody can be its successor's parent."""
         failed = member.state == "failed"
         after = min((m.epoch for m in population if m.shown and m.trains), default=0) if failed else member.epoch
-        order = self._ranking(population, after)
+        after, order = self._ranking(population, after, 0 if failed else member.judged)
         count = min(math.ceil(self._selection.quantile * len(order)), len(order) // 2)
         if not count or (not failed and member.trial not in order[-count:]):
             return None
@@ -188,15 +205,23 @@ class PopulationBasedTraining(Schedule):
         reason += f" at epoch {after}"
         return ForkTrial(parent.trial, self._changed(parent.params, rng), reason, self._pause_after(parent.epoch))
 
-    def _ranking(self, population: Population, epoch: int) -> list[int]:
-        """Trials by what they had reached after ``epoch`` passes, best first; none while too few have come so far."""
-        entrants = [entrant for m in population if (entrant := m.at(epoch)) is not None]
-        enough = len(entrants) >= max(2, math.ceil(self._selection.population / 2))
-        return ranked(entrants, len(entrants)) if enough else []
+    def _ranking(self, population: Population, epoch: int, judged: int) -> tuple[int, list[int]]:
+        """Trials by what they had reached after at most ``epoch`` passes, best first, and after how many that was.
+
+        After the most for which enough of them have come so far: who is the first to arrive is judged by what all had
+        reached before, or it would never be judged at all. But nobody is ``judged`` twice after as many passes, or more
+        would be replaced than the quantile says; then there are no trials.
+        """
+        enough = max(2, math.ceil(ENOUGH * self._selection.population))
+        for after in range(epoch, judged, -1):
+            entrants = [entrant for m in population if (entrant := m.at(after)) is not None]
+            if len(entrants) >= enough:
+                return after, ranked(entrants, len(entrants))
+        return judged, []
 
     def _changed(self, params: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         s = self._selection
-        fixed = {*s.fixed, *ALWAYS_FIXED}
+        fixed = {*s.fixed, *ALWAYS_FIXED, *self._of_strategies}
         for _ in range(_ATTEMPTS):
             sample = explore(self._space, params, resample=s.resample, factor=s.factor, fixed=fixed, rng=rng)
             if self._allowed(sample):

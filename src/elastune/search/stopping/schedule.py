@@ -61,7 +61,8 @@ class NewTrial:
 class FixedTrial:
     """Start a trial whose settings are given: no sampler proposes it, and no search learns from it.
 
-    ``phase``: what it is for. ``max_steps``: it ends after so many; None: it is trained to its end.
+    ``phase``: what it is for. ``max_steps``: it ends after so many; None: it is trained to its end. ``spread``: on as
+    many hosts as there are.
     """
 
     config: Config
@@ -69,6 +70,7 @@ class FixedTrial:
     means: Means
     phase: Phase
     max_steps: int | None = None
+    spread: bool = False
 
 
 Next = Resume | ForkTrial | NewTrial | FixedTrial | None

@@ -156,7 +156,9 @@ def _admitted(seats: Sequence[_Seat], workers: int, rules: Rules) -> list[_Seat]
     def rank(seat: _Seat) -> tuple[int, float, int]:
         claim = seat.claim
         if claim.current:
-            return (0 if claim.since_s < rules.min_residence_s else 2), -claim.worth, claim.trial
+            # Changed at this very moment is just resized, too: asking again must not undo what was decided.
+            just = claim.since_s == 0 or claim.since_s < rules.min_residence_s
+            return (0 if just else 2), -claim.worth, claim.trial
         starving = claim.since_s > rules.max_wait_s
         return (1, -claim.since_s, claim.trial) if starving else (3, -claim.worth, claim.trial)
 

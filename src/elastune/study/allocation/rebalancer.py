@@ -94,7 +94,7 @@ class Sharing:
     @property
     def due_s(self) -> float:
         """Seconds until workers may be dealt out again; infinite where nothing has happened."""
-        if not self.changed:
+        if not self.changed and self._pool.capacity // self._replica == self._broker.workers:
             return math.inf
         left_s = self._settled_s + PER_TRIAL_S * self._pool.running - self._clock.now()
         return left_s if self._pool.running > FEW and left_s > 1e-6 else 0.0
@@ -114,6 +114,7 @@ class Sharing:
         Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
         """
         self._look()
+        self._broker.workers = self._pool.capacity // self._replica
         self._broker.ranked(trial_priority(promises, rungs))
         waiting = [] if self._waiting is None else [self._waiting]
         now_s, moved, begins, free = self._clock.now(), [], 0, self._pool.free // self._replica

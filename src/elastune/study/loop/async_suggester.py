@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from itertools import count
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import TrialFinished, WarmStarted
-from elastune.search.samplers.suggest import Suggester, Suggestion
+from elastune.journal.records import ProposalAsked, TrialFinished, WarmStarted
+from elastune.search.samplers.recall import Recall
+from elastune.search.samplers.suggest import Estimates, Suggester, Suggestion
 
 WAIT_S = 0.01  # most proposals are there by then; the loop looks again this often while one is not
 
@@ -17,10 +18,14 @@ WAIT_S = 0.01  # most proposals are there by then; the loop looks again this oft
 class Proposals:
     """Asks ``suggester``, one proposal at a time, in a thread of its own, or (``inline``) at once.
 
-    What it is told meanwhile it hears after the proposal: nobody else may use the suggester.
+    What it is told meanwhile it hears after the proposal: nobody else may use the suggester. ``note`` hears of every
+    moment at which a proposal is asked for, before it is.
     """
 
-    def __init__(self, suggester: Suggester, *, inline: bool) -> None:
+    def __init__(
+        self, suggester: Suggester, *, inline: bool, note: Callable[[ProposalAsked], None] = lambda record: None
+    ) -> None:
+        self.note = note
         self._suggester = suggester
         self._thread = None if inline else ThreadPoolExecutor(1, "proposals")
         self._asked: Future[Suggestion | None] | None = None
@@ -36,7 +41,7 @@ class Proposals:
         """As ``Suggester.ready``."""
         return self.asking or bool(self._found) or self._suggester.ready()
 
-    def ask(self, estimates: Mapping[int, tuple[Sequence[float], float]]) -> Suggestion | None:
+    def ask(self, estimates: Estimates) -> Suggestion | None:
         """The next configuration; None while it is on its way (``asking``), else once a grid is exhausted.
 
         ``estimates``: what open trials are expected to reach, and by how much they break constraints. Raises as
@@ -45,8 +50,8 @@ class Proposals:
         if self._found:
             return self._found.pop(0)
         if self._asked is None:
-            for number, (values, violation) in estimates.items():
-                self._suggester.estimate(number, values, violation)
+            self.note(ProposalAsked(self._suggester.next_number))
+            self._suggester.expect(estimates)
             if self._thread is None:
                 return self._suggester.ask()
             self._asked = self._thread.submit(self._suggester.ask)
@@ -62,9 +67,14 @@ class Proposals:
         self._wait()
         return self._suggester.reserve()
 
-    def replay(self, entries: Sequence[Entry]) -> None:
-        """As ``Suggester.replay``, before the first proposal; trials that never finished stay open."""
-        self._suggester.replay(entries, unfinished="open")
+    def recall(self, entries: Sequence[Entry]) -> Recall:
+        """To tell the search its journal again, before the first proposal; ``recalled`` says when that is done."""
+        return Recall(self._suggester, [entry.record for entry in entries], "open")
+
+    def recalled(self, recall: Recall) -> None:
+        """Trials that never finished stay open, and what was asked for and never began is proposed next."""
+        recall.finish()
+        self._found.extend(one for one in recall.pending if self._suggester.is_open(one.number))
 
     def learn(self, earlier: WarmStarted) -> None:
         """As ``Suggester.learn``, before the first proposal."""

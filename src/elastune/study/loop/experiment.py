@@ -65,6 +65,10 @@ class Experiment(Protocol):
         """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
         ...
 
+    def left(self, life: TrialLife) -> RunSpec | None:
+        """The run of a trial whose workers may have outlived its controller; None where none can have."""
+        ...
+
     def intermediate(self, life: TrialLife) -> IntermediateResult | None:
         """What early stopping may see of a trial's newest report; None: nothing."""
         ...

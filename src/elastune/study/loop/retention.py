@@ -1,82 +1,178 @@
-"""What stays of a trial that is over: a policy decides, the journal tells, ensembles and transfer find it there."""
+"""What stays of trials that are over: a rule says whose weights and predictions, the one that is wanted most first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from elastune.cluster.run_files import RunFiles
-from elastune.journal.records import ArtifactKept, ArtifactRemoved
-from elastune.journal.trials import TrialLife, TrialTable
+from elastune.core.errors import UserError
 from elastune.search.analysis.front import nondominated
-from elastune.train.checkpoints.checkpoint import of_step
 
-Kept = Literal["state", "nothing"]
+Standing = Mapping[int, tuple[float, ...]]
+"""The values of the complete trials so far, by number; smaller is better."""
+Apart = Callable[[int, int], float | None]
+"""By how much the predictions of two trials differ; None: nobody knows."""
+KEEP_NOTHING = "none"
+_RULE = "what is kept is none, all, front, best, best:K, diverse, diverse:K or last:K, joined by +"
+DIVERSE = 8
+_FIX = 'such as --keep "front+last:3"'
 
 
 class Retention(Protocol):
-    """Asked when a trial ends well, and again when another one that ended may have overtaken it."""
+    """Asked whenever a trial has ended well: it may have overtaken others."""
 
-    def keep(self, trial: TrialLife, standing: Mapping[int, tuple[float, ...]]) -> Kept:
-        """What to keep. ``standing``: the values of the complete trials so far; smaller is better."""
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        """Whose folders stay, of those that ``ended`` (the newest last); where not all fit, the first ones do."""
         ...
 
 
+@dataclass(frozen=True)
 class KeepNothing:
     """Results are in the journal: what was trained goes."""
 
-    def keep(self, trial: TrialLife, standing: Mapping[int, tuple[float, ...]]) -> Kept:
-        return "nothing"
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        return []
 
 
-class KeepState:
-    """Every trial's newest checkpoint stays: later trials begin with it."""
+@dataclass(frozen=True)
+class KeepAll:
+    """Everything: later trials begin with it, or nobody knows yet what will be wanted. The best come first."""
 
-    def keep(self, trial: TrialLife, standing: Mapping[int, tuple[float, ...]]) -> Kept:
-        return "state"
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        return list(dict.fromkeys([*by_rank(standing), *reversed(ended)]))
 
 
+@dataclass(frozen=True)
 class KeepFront:
-    """The newest checkpoints of the trials that no other dominates stay."""
+    """The trials that no other dominates."""
 
-    def keep(self, trial: TrialLife, standing: Mapping[int, tuple[float, ...]]) -> Kept:
-        if trial.number not in standing:
-            return "nothing"
-        on_front = nondominated(np.array(list(standing.values()), dtype=float))
-        return "state" if dict(zip(standing, on_front, strict=True))[trial.number] else "nothing"
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        return by_rank(standing, layers=1)
 
 
-class Keeper:
-    """Does what ``policy`` decides with the trials' folders in ``out``."""
+@dataclass(frozen=True)
+class KeepBest:
+    """The best ``count`` by each objective."""
 
-    def __init__(self, policy: Retention, files: RunFiles, out: Path) -> None:
-        self._policy = policy
-        self._files = files
-        self._out = out
+    count: int = 1
 
-    def ended(
-        self, number: int, folder: Path, table: TrialTable, standing: Mapping[int, tuple[float, ...]]
-    ) -> list[ArtifactKept | ArtifactRemoved]:
-        """Trial ``number``, which ran in ``folder``, ended well. Returns what to record."""
-        told: list[ArtifactKept | ArtifactRemoved] = []
-        if self._policy.keep(table.trials[number], standing) == "nothing":
-            self._files.remove(folder)
-        elif (kept := self._artifact(table.trials[number], folder)) is not None:
-            told.append(kept)
-        for other, artifact in table.artifacts.items():
-            if other != number and self._policy.keep(table.trials[other], standing) == "nothing":
-                self._files.remove((self._out / artifact.path).parents[1])
-                told.append(ArtifactRemoved(other))
-        return told
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        found: dict[int, None] = {}
 
-    def _artifact(self, life: TrialLife, folder: Path) -> ArtifactKept | None:
-        """The newest checkpoint of a trial; None where it has none."""
-        found = self._files.checkpoints(folder)
-        run = life.finished.run if life.finished is not None else None
-        if not found or run is None:
-            return None
-        path = of_step(folder / "checkpoints", found[-1]).relative_to(self._out)
-        return ArtifactKept(life.number, found[-1], path.as_posix(), run.sha256)
+        def by(axis: int) -> list[int]:
+            return sorted(standing, key=lambda number: standing[number][axis])
+
+        ranked = [by(axis) for axis in range(len(next(iter(standing.values()), ())))]
+        for place in range(self.count):
+            found |= dict.fromkeys(order[place] for order in ranked if place < len(order))
+        return list(found)
+
+
+@dataclass(frozen=True)
+class KeepLast:
+    """The ``count`` that ended last, whatever they reached."""
+
+    count: int = 1
+
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        return list(reversed(ended))[: self.count]
+
+
+@dataclass(frozen=True)
+class KeepDiverse:
+    """The best one, and others that differ most in what they predict, ``count`` together: members of an ensemble.
+
+    One after another, whichever is furthest from the nearest of those before. Only the better half of the trials
+    counts, or the best ``count`` where those are more: what has learnt nothing differs most.
+    """
+
+    count: int = DIVERSE
+
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        ranked = by_rank(standing)
+        rest = ranked[: max(self.count, len(ranked) // 2)]
+        found, rest = rest[:1], rest[1:]
+        while len(found) < self.count:
+            far = {number: _nearest([apart(number, other) for other in found]) for number in rest}
+            best = max(rest, key=lambda number: far[number], default=None)
+            if best is None or far[best] < 0:
+                break
+            found.append(best)
+            rest.remove(best)
+        return found
+
+
+@dataclass(frozen=True)
+class KeepAny:
+    """Whatever one of ``rules`` keeps; those of the first come first."""
+
+    rules: tuple[Retention, ...]
+
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+        return list(dict.fromkeys(number for rule in self.rules for number in rule.chosen(ended, standing, apart)))
+
+
+def parse_retention(text: str) -> Retention:
+    """The rule that ``text`` says, as ``--keep`` has it. Raises ``UserError``."""
+    parts = [part.strip() for part in text.split("+")]
+    if parts == [KEEP_NOTHING]:
+        return KeepNothing()
+    rules = tuple(_one(part, text) for part in parts)
+    return rules[0] if len(rules) == 1 else KeepAny(rules)
+
+
+def retention_of(keep: str, most_bytes: int | None, *, population: bool) -> Retention:
+    """What stays of trials that are over, as ``keep`` says, in ``most_bytes`` of the disk.
+
+    Raises ``UserError`` for what is no rule, and for what a ``population`` cannot do without, whose members begin with
+    one another's checkpoints.
+    """
+    asked = parse_retention(keep)
+    if most_bytes is not None and (asked == KeepNothing() or most_bytes < 1):
+        fix = "leave it out, or say what to keep, such as --keep best:8 --keep-size 2GB"
+        raise UserError("a bound is for what --keep keeps, and above 0", most_bytes, fix)
+    if not population:
+        return asked
+    if asked not in (KeepNothing(), KeepAll()) or most_bytes is not None:
+        rule = "members of a population begin with one another's checkpoints, so all stay"
+        raise UserError(rule, f"--keep {keep}", "use --keep all, without --keep-size")
+    return KeepAll()
+
+
+def _one(part: str, text: str) -> Retention:
+    name, colon, told = part.partition(":")
+    if name in ("all", "front") and not colon:
+        return KeepAll() if name == "all" else KeepFront()
+    count = int(told) if told.isascii() and told.isdecimal() and len(told) < 7 else 0
+    if name == "best" and (count or not colon):
+        return KeepBest(count or 1)
+    if name == "diverse" and (count > 1 or not colon):
+        return KeepDiverse(count or DIVERSE)
+    if name == "last" and count:
+        return KeepLast(count)
+    raise UserError(_RULE, repr(text)[:80], _FIX)
+
+
+def _nearest(distances: Sequence[float | None]) -> float:
+    """The smallest; -1 where one is not known."""
+    return min(-1.0 if found is None else found for found in distances)
+
+
+def by_rank(standing: Standing, layers: int | None = None) -> list[int]:
+    """The trials front by front: those that no other dominates, then those that no other of the rest does, ...
+
+    ``layers``: so many fronts. Within one, the better by the first objective comes first.
+    """
+    rest, found = dict(standing), []
+    while rest and layers != 0:
+        best = nondominated(np.array(list(rest.values()), dtype=float))
+        front = [number for number, on_front in zip(rest, best, strict=True) if on_front]
+        if not front:  # such as values that are not numbers
+            break
+        found += sorted(front, key=lambda number: standing[number])
+        rest = {number: values for number, values in rest.items() if number not in set(front)}
+        layers = None if layers is None else layers - 1
+    return found

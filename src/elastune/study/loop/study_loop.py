@@ -7,13 +7,17 @@ Searches, frontiers, warm starts and simulations run on it. What is swapped are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from elastune.cluster.base import NoRoomError
 from elastune.core.clock import Clock
 from elastune.job.machine import machine_context
 from elastune.job.pool import JobEvent, Pool
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
+    Adopted,
     LinkMeasured,
     Record,
     Regrouped,
@@ -21,10 +25,12 @@ from elastune.journal.records import (
     RunFinished,
     StudyFinished,
     StudyStarted,
+    TrialAdopted,
     TrialFinished,
     TrialPaused,
     TrialRegrouped,
     TrialReported,
+    TrialStarted,
     WarmStarted,
 )
 from elastune.journal.trials import TrialLife, TrialTable
@@ -35,12 +41,19 @@ from elastune.study.loop.async_suggester import WAIT_S, Proposals
 from elastune.study.loop.budget import Bounds, Budget
 from elastune.study.loop.decisions import Decisions
 from elastune.study.loop.experiment import Experiment, PreparedTrial
+from elastune.study.loop.keeper import Keeper
+from elastune.study.loop.left_trials import cut_off, left_jobs
 from elastune.study.loop.next_trial import NextTrial
-from elastune.study.loop.retention import Keeper
 from elastune.study.loop.stop_rules import StopRules
-from elastune.study.loop.troubles import Hope, interrupted, refuse_full_disk
+from elastune.study.loop.troubles import Hope, refuse_full_disk
 from elastune.study.results.trials import check_params
 
+PAUSES = {
+    "notice": "its host is being taken away",
+    "lost": "it had lost its workers, and there was no room",
+    "requested": "there is no room for it now",
+}
+HEARD = (TrialReported, TrialRegrouped, TrialPaused, TrialFinished)
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
 
@@ -80,26 +93,42 @@ class StudyLoop:
         self._rules = rules or StopRules()
         self._budget = Budget(self.table, pool, clock, self._rules)
         self._ready: PreparedTrial | None = None
+        proposals.note = self.tell
         self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget)
         self._hope = Hope()
+        self._was_listening = False
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 
     def replay(self, entries: Sequence[Entry], settings: dict[str, Any]) -> None:
-        """Take over what an earlier controller has done. What ran when it ended goes on from its last checkpoint."""
-        learned = []
+        """Take over what an earlier controller has done.
+
+        What ran when it ended goes on with its own workers where they have outlived it, else from its last checkpoint.
+        """
+        check_params(entry.record for entry in entries if isinstance(entry.record, TrialStarted))
+        recall = self._proposals.recall(entries)
         for entry in entries:
             self._hear(entry)
             record = entry.record
             if isinstance(record, TrialFinished) and record.trial in self.table.trials:
-                entry = Entry(entry.at, self._experiment.for_search(self.table.trials[record.trial]))
-            learned.append(entry)
-        check_params(life.started for life in self.table.trials.values())
-        self._proposals.replay(learned)
+                record = self._experiment.for_search(self.table.trials[record.trial])
+            suggestion = recall.hear(record, self._decisions.estimates)
+            if suggestion is not None and isinstance(known := self._experiment.new(suggestion, None), TrialFinished):
+                self._proposals.tell(suggestion.number, known)  # the same was trained already
+        self._proposals.recalled(recall)
         self._budget.resume()
         self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries)))
-        for paused in interrupted(self.table, entries):
+        for number in self._keeper.undecided(self.table):
+            self._keep_or_remove(number, self._keeper.folder(number))
+        to_pause = self._decisions.verdicts
+        left = left_jobs(self.table, entries, self._experiment, self._clock.wall(), to_pause)
+        adopted = self._pool.adopt(left)
+        for paused in cut_off(self.table, entries, adopted):
             self.tell(paused)
+        self._was_listening = bool(entries) and isinstance(entries[-1].record, HEARD)
+        for number in adopted:
+            if number in to_pause:  # the controller had no time left to pause it
+                self._pool.pause(number)
 
     def learn(self, earlier: WarmStarted) -> None:
         """Take over what an earlier study found, before anything new is tried."""
@@ -117,11 +146,15 @@ class StudyLoop:
         Raises ``UserError`` where no trial has reported what is to be optimised.
         """
         self._enter(bounds, schedule)
+        if self._was_listening and self._pool.running:  # nothing was begun before all that had come was heard
+            self._listen(self._pool.pump(0.0))
+        self._was_listening = False
         while not (reason := "interrupted" if interrupts() else self._budget.over()):
             self._fill()
-            if self._pool.running == 0 and self._ready is not None:  # nobody knows yet what it takes: let it begin
-                self._begin(self._ready, self._ready.spec.means.workers)
-            if self._pool.running == 0 and not self._next.awaits:
+            ready = self._ready
+            if self._pool.running == 0 and ready is not None and self._pool.takes(ready.spec.means.workers):
+                self._begin(ready, ready.spec.means.workers)  # nobody knows yet what it takes
+            if self._pool.running == 0 and self._ready is None and not self._next.awaits:
                 reason = self._budget.spent() or "the space is exhausted"
                 break
             self._listen(self._pool.pump(self._patience_s()))
@@ -130,6 +163,12 @@ class StudyLoop:
         if reason != "interrupted":
             self._hope.over(self.table)
         return reason
+
+    def await_running(self, interrupts: Callable[[], int]) -> None:
+        """Hear what runs to its end, and start nothing."""
+        while self._pool.running and not interrupts():
+            self._listen(self._pool.pump(float("inf")))
+            self._flush()
 
     def finish(self, reason: str) -> None:
         """The study has ended."""
@@ -153,6 +192,8 @@ class StudyLoop:
         if self._make_sharing is not None and self._decisions.schedule.proposes:
             left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
             self._sharing = self._make_sharing(self._pool, self._clock, left_s, left_worker_s)
+            for number, job in self._pool.jobs.items():
+                self._sharing.begun(number, job.wished)
 
     def _patience_s(self) -> float:
         """How long nothing need be done if nothing is heard."""
@@ -176,8 +217,8 @@ class StudyLoop:
         if self._sharing is not None:
             self._share(self._sharing)
             return
-        while self._pool.free > 0:
-            self._ready = self._ready or self._choose()
+        while self._pool.free > 0 or (self._pool.varies and self._pool.running == 0):
+            self._ready = self._ready or self._choose()  # though it may have to wait for a host
             if self._ready is None or self._ready.spec.means.workers > self._pool.free:
                 return  # what is wide comes first once workers are free: no trial is passed over for being wide
             self._begin(self._ready, self._ready.spec.means.workers)
@@ -194,7 +235,13 @@ class StudyLoop:
         """Start a trial, or let it go on."""
         self._ready, ready = None, ready.on(workers)
         self.tell(ready.record)
-        self._pool.start(ready.number, ready.spec)
+        try:
+            self._pool.start(ready.number, ready.spec)
+        except NoRoomError as error:  # a host has gone since it was counted
+            if not self._pool.varies:
+                raise
+            self.tell(TrialPaused(ready.number, self.table.trials[ready.number].epoch, 0.0, 0.0, str(error), True))
+            return
         if self._sharing is not None:
             self._sharing.begun(ready.number, workers)
 
@@ -233,11 +280,13 @@ class StudyLoop:
                 continue
             if isinstance(event.record, Reported):
                 workers = self._average(self.table.trials[event.job], event)
-                self.tell(TrialReported(event.job, event.record, workers))
+                self.tell(TrialReported(event.job, event.record, workers, event.cost))
                 if event.job in self._decisions.verdicts and event.job in self._pool.jobs:
                     self._pool.pause(event.job)
             elif isinstance(event.record, Regrouped):
                 self.tell(TrialRegrouped(event.job, event.record))
+            elif isinstance(event.record, Adopted):
+                self.tell(TrialAdopted(event.job, event.record))
             elif isinstance(event.record, LinkMeasured):
                 self.tell(event.record)
             if self._sharing is not None:
@@ -257,24 +306,32 @@ class StudyLoop:
             self._paused(life, event, why)
             return
         refuse_full_disk(event)
-        self.tell(self._experiment.result(life, event))
+        self.tell(replace(self._experiment.result(life, event), cost=event.cost))
         self._decisions.verdicts.pop(number, None)
         if isinstance(event.outcome, RunFinished):
-            for record in self._keeper.ended(number, event.spec.out, self.table, self._decisions.standing()):
-                self.tell(record)
+            self._keep_or_remove(number, event.spec.out)
         if life.started.phase == "search":
             self._proposals.tell(number, self._experiment.for_search(self.table.trials[number]))
         self._hope.ended(event, self.table)
+
+    def _keep_or_remove(self, number: int, folder: Path) -> None:
+        """Trial ``number`` ended well in ``folder``."""
+        kept = self._keeper.ended(number, folder, self.table, self._decisions.standing())
+        for record in kept.told:
+            self.tell(record)
+        self._keeper.remove(kept.gone)
 
     def _paused(self, life: TrialLife, event: JobEvent, why: str) -> None:
         """A trial has ended with a checkpoint to go on from."""
         verdicts = self._decisions.verdicts
         wanted = event.paused_by == "until_epoch" or life.number in verdicts
-        reason = verdicts.pop(life.number, "") or why or f"was to run until epoch {life.until_epoch}"
+        reason = verdicts.pop(life.number, "") or why or PAUSES.get(event.paused_by or "", "")
+        reason = reason or f"was to run until epoch {life.until_epoch}"
         if wanted:  # what a program adds up over an epoch must not begin in its middle
             self._pool.files.back_to_epoch(event.spec.out)
         epoch = max(life.epoch, event.outcome.epoch if isinstance(event.outcome, RunFinished) else 0)
-        self.tell(TrialPaused(life.number, epoch, event.seconds, event.worker_seconds, reason, not wanted))
+        used = event.seconds, event.worker_seconds
+        self.tell(TrialPaused(life.number, epoch, *used, reason, not wanted, event.cost))
 
     def _hear(self, entry: Entry) -> None:
         """Take in what happened, now or before."""

@@ -1,13 +1,10 @@
-"""What may go wrong in a study besides a single trial: a program without hope, a full disk, a controller that ended."""
+"""What may go wrong in a study besides a single trial: a program without hope, a full disk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from elastune.core.errors import UserError
 from elastune.job.pool import JobEvent
-from elastune.journal.entry import Entry
-from elastune.journal.records import RunFailed, TrialPaused
+from elastune.journal.records import RunFailed
 from elastune.journal.trials import TrialLife, TrialTable
 from elastune.study.trial_results import UNREPORTED
 from elastune.train.checkpoints.checkpoint import UNWRITABLE
@@ -61,15 +58,3 @@ def refuse_full_disk(event: JobEvent) -> None:
     if isinstance(outcome, RunFailed) and UNWRITABLE in outcome.detail:
         got = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # by its worker's own error
         raise UserError(UNWRITABLE, f"trial {event.job}: {got or outcome.detail}", "free space, then --resume")
-
-
-def interrupted(table: TrialTable, entries: Sequence[Entry]) -> list[TrialPaused]:
-    """The ends, that nobody recorded, of the trials that ran when the last controller of ``entries`` ended."""
-    found = []
-    for number in table.of("running"):
-        life = table.trials[number]
-        seconds = max(entries[-1].at - life.begun_at, 0.0)
-        whole = (life.average or life.first_workers) * (life.seconds + seconds)
-        worker_seconds = max(whole - life.worker_seconds, 0.0)
-        found.append(TrialPaused(number, life.epoch, seconds, worker_seconds, "its controller ended", cut_off=True))
-    return found

@@ -23,13 +23,23 @@ FLAGS = {
     "virtual_tensor": "--virtual-tensor",
     "schedule": "--schedule",
     "zero_stage": "--zero-stage",
+    "compress": "--compress",
+    "sync": "--sync",
+    "sync_schedule": "--sync-schedule",
 }
 """Means that a command names, and their options."""
 
 REPEATED = {"policy": "--policy", "monitor": "--monitor"}
 """What adapts a run: one text, several, or "none"."""
 
-DEFAULTS = {"precision": "fp32", "micro_batch": None, "threads": 1, "mechanism": "replicated"}
+DEFAULTS = {
+    "precision": "fp32",
+    "micro_batch": None,
+    "threads": 1,
+    "mechanism": "replicated",
+    "sync": "allreduce",
+    "sync_schedule": "",
+}
 """Not worth a word in a command."""
 
 
@@ -41,14 +51,16 @@ def run_command(
     epochs: int | None = None,
     defaults: Mapping[str, Any] | None = None,
     divergence: float | None = FACTOR,
+    data: object = None,
 ) -> str:
     """``elastune run ...`` for these settings, quoted for a POSIX shell. ``program``: a path, or ``{"path": ...}``.
 
     ``defaults``: the program's own settings, where known. What is None there too is not set, and not worth a word.
-    ``divergence``: the factor of ``core.divergence``, None for off.
+    ``divergence``: the factor of ``core.divergence``, None for off. ``data``: the folder of data sets, if one was told.
     """
     unset = {name for name, value in (defaults or {}).items() if value is None}
     words = ["elastune", "run", program_path(program)]
+    words += ["--data", str(data)] if data else []
     for name, option in FLAGS.items():
         implied = name == "workers" and "mesh" in means
         if name in means and means[name] != DEFAULTS.get(name, ...) and not implied:

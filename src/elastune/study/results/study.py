@@ -13,11 +13,12 @@ from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import StudyFinished, StudyStarted
+from elastune.journal.records import ArtifactKept, StudyFinished, StudyStarted
 from elastune.journal.trials import AllocationSpan, fold
 from elastune.search.analysis.front import default_reference, hypervolume, nondominated, pick, representative
 from elastune.search.analysis.importance import Importance, Tried, importance
 from elastune.search.space.objective import Objective, oriented, parse_objectives
+from elastune.study.results.assets import Assets, assets_of
 from elastune.study.results.command import program_path, run_command
 from elastune.study.results.trials import Trial, check_params, outcomes
 
@@ -41,6 +42,8 @@ class Study:
 
     ``seconds``: how long controllers worked on it; ``ending``: why they stopped ("": they have not). ``spans``: when
     which trial had how many of the study's ``workers``. ``defaults``: the program's own settings, where recorded.
+    ``data``: the folder of data sets that the program was told. ``kept``: whose weights and predictions have stayed.
+    ``assets``: single trials, soups and ensembles as one front, once one of the latter was written.
     """
 
     out: Path
@@ -56,6 +59,9 @@ class Study:
     defaults: dict[str, Any] = field(default_factory=dict)
     price_per_worker_hour: float = 1.0
     divergence: float | None = FACTOR
+    data: str | None = None
+    kept: tuple[ArtifactKept, ...] = ()
+    assets: Assets | None = None
 
     @classmethod
     def load(cls, out: str | Path) -> Study:
@@ -87,6 +93,9 @@ class Study:
             defaults=dict(asked.get("defaults", {})),
             price_per_worker_hour=price,
             divergence=asked.get("divergence", FACTOR),
+            data=asked.get("data"),
+            kept=tuple(table.artifacts[number] for number in sorted(table.artifacts)),
+            assets=assets_of(entries, table),
         )
 
     @property
@@ -130,6 +139,7 @@ class Study:
             self.epochs,
             defaults=self.defaults or None,
             divergence=self.divergence,
+            data=self.data,
         )
         return Picked(trial, found.reason, command, self._caveat(trial))
 
@@ -173,6 +183,18 @@ class Study:
         ]
         return importance(tried, self.objectives)
 
+    def ensemble(self, **options: Any) -> Any:
+        """``elastune.ensemble`` of this study, with the same options: an ``Ensemble``."""
+        return _reuse("ensemble").ensemble(self, **options)
+
+    def predict(self, data: Sequence[str], **options: Any) -> Any:
+        """``elastune.predict`` of this study, with the same options: a list of ``Prediction``."""
+        return _reuse("predict").predict(self, data, **options)
+
+    def soup(self, **options: Any) -> Any:
+        """What ``elastune soup`` does with this study, see ``reuse.soup_study``: a ``StudySoup``."""
+        return _reuse("soup_study").soup_of_study(self, **options)
+
     def frame(self) -> Any:
         """One row a trial as a pandas ``DataFrame``: the columns of ``elastune export``, times as time stamps."""
         try:
@@ -188,3 +210,8 @@ class Study:
             if name in frame:
                 frame[name] = pandas.to_datetime(frame[name], unit="s", utc=True)
         return frame
+
+
+def _reuse(module: str) -> Any:
+    """A later room, by its name: a study offers what stands upon it, and is not built of it."""
+    return import_module(f"elastune.reuse.{module}")

@@ -99,7 +99,8 @@ def _resting(life: TrialLife, names: Sequence[str], price_per_worker_hour: float
     known: dict[str, float] = {}
     if life.reports:
         report, _ = life.reports[-1]
-        cost = Cost((life.average or float(life.first_workers)) * report.seconds, price_per_worker_hour).total
+        trained = Cost((life.average or float(life.first_workers)) * report.seconds, price_per_worker_hour)
+        cost = trained.total if life.cost is None else life.cost
         known = {**report.metrics, "seconds": report.seconds, "cost": cost}
     return Trial(
         state="paused",

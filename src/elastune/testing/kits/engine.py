@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.comm.comms import form_comms
+from elastune.comm.comms import Comms, form_comms
 from elastune.comm.gloo import GlooFactory
 from elastune.core.batch_slices import shares
 from elastune.core.errors import UserError
@@ -26,7 +26,7 @@ from elastune.core.run import Means
 from elastune.mechanisms.base import Mechanism
 from elastune.mechanisms.engine import EngineReplica
 from elastune.sync.registry import prepare
-from elastune.testing.worker_processes import LIMIT_S, Worker, processes
+from elastune.testing.worker_processes import LIMIT_S, Processes, Worker, processes
 
 SLOTS, BATCH, MICRO_BATCH, STEPS, EVENT_STEP, CLIP = 5, 25, 7, 6, 3, 0.5
 CONTROL = 3
@@ -70,7 +70,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 class Trained:
     """A model in training under a mechanism."""
 
-    def __init__(self, case: EngineCase, worker: Worker, comms: Any, seed: int = 0) -> None:
+    def __init__(self, case: EngineCase, worker: Worker, comms: Comms, seed: int = 0) -> None:
         self._case = case
         self._worker = worker
         model = network(case.dtype, seed)
@@ -127,10 +127,16 @@ class Trained:
         self.schedule.load_state_dict(states[2])
 
 
-def work(worker: Worker, case: EngineCase) -> None:
-    """What each process does: train, evaluate and save halfway; go on with what was just begun and has loaded it."""
-    mesh = case.means.first_mesh
-    comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "first", worker.rank, mesh)
+def work(worker: Worker, cases: Sequence[EngineCase]) -> None:
+    """What each process does, for cases on one mesh: importing an engine takes longer than all of them."""
+    comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "first", worker.rank, cases[0].means.first_mesh)
+    for case in cases:
+        train(worker, case, comms)
+        worker.hear()
+
+
+def train(worker: Worker, case: EngineCase, comms: Comms) -> None:
+    """Train, evaluate and save halfway; go on with what was just begun and has loaded it."""
     first = Trained(case, worker, comms)
     for step in range(EVENT_STEP):
         first.step(step)
@@ -147,7 +153,6 @@ def work(worker: Worker, case: EngineCase) -> None:
         again.step(step)
     worker.say("again", again.states()[0])
     worker.say("own clip", own_clip(case, again))
-    worker.hear()
 
 
 def own_clip(case: EngineCase, trained: Trained) -> float | str:
@@ -241,11 +246,15 @@ class EngineKit:
             assert found == wanted
 
     def test_trains_evaluates_and_is_saved_as_plain_torch(self, subtests: Any) -> None:
-        """Everything in one spawn for each case: engines take seconds to begin."""
+        """Cases on one mesh in one spawn: engines take seconds to begin."""
         wanted = in_plain_torch(self.dtype)
-        for means in self.cases:
-            with subtests.test(str(means)):
-                self._compare(means, wanted)
+        for mesh in dict.fromkeys(means.first_mesh for means in self.cases):
+            alike = [means for means in self.cases if means.first_mesh == mesh]
+            cases = [EngineCase(self.mechanism, means, self.dtype) for means in alike]
+            with processes(mesh.workers, work, cases) as them:
+                for means in alike:
+                    with subtests.test(str(means)):
+                        self._compare(them, means, wanted)
 
     def _divided(self, means: Means, told: list[dict[str, int]]) -> None:
         """What all workers have of the optimizer's state: all of it each, or all of it together, padded."""
@@ -256,28 +265,28 @@ class EngineKit:
         assert copies * both_moments <= found <= copies * both_moments + means.workers * 1024, told
         assert all(memory["parameters"] and memory["gradients"] for memory in told), told
 
-    def _compare(self, means: Means, wanted: Plain) -> None:
+    def _compare(self, them: Processes, means: Means, wanted: Plain) -> None:
         ranks = range(means.workers)
-        with processes(means.workers, work, EngineCase(self.mechanism, means, self.dtype)) as them:
-            for rank in ranks:
-                self.near(them.hear(rank)[1], wanted.evaluated)
-            told = [them.hear(rank)[1:] for rank in ranks]
-            for _, norms, losses, numbers, _ in told:
-                self.near((norms, losses), (wanted.norms, wanted.losses))
-                assert numbers == sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
-            self.near(told[0][0], wanted.model)
-            self._divided(means, [row[-1] for row in told])
-            states = [them.hear(rank)[1] for rank in ranks]
-            self.near(states[0], wanted.states)
-            for rank in ranks:
-                them.tell(rank, wanted.states)  # another mechanism's
-            loaded = [them.hear(rank)[1] for rank in ranks]
-            self.near(loaded[0], wanted.states)
-            again = [them.hear(rank)[1] for rank in ranks]
-            self.near(again[0], wanted.model)
-            for rank in ranks:
-                (clipped,) = them.hear(rank)[1:]
-                if isinstance(clipped, str):
-                    assert "session.clip_grad_norm_" in clipped
-                else:
-                    self.near(clipped, wanted.last_norm)
+        for rank in ranks:
+            self.near(them.hear(rank)[1], wanted.evaluated)
+        told = [them.hear(rank)[1:] for rank in ranks]
+        for _, norms, losses, numbers, _ in told:
+            self.near((norms, losses), (wanted.norms, wanted.losses))
+            assert numbers == sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
+        self.near(told[0][0], wanted.model)
+        self._divided(means, [row[-1] for row in told])
+        states = [them.hear(rank)[1] for rank in ranks]
+        self.near(states[0], wanted.states)
+        for rank in ranks:
+            them.tell(rank, wanted.states)  # another mechanism's
+        loaded = [them.hear(rank)[1] for rank in ranks]
+        self.near(loaded[0], wanted.states)
+        again = [them.hear(rank)[1] for rank in ranks]
+        self.near(again[0], wanted.model)
+        for rank in ranks:
+            (clipped,) = them.hear(rank)[1:]
+            if isinstance(clipped, str):
+                assert "session.clip_grad_norm_" in clipped
+            else:
+                self.near(clipped, wanted.last_norm)
+            them.tell(rank, "go on")

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,8 +80,9 @@ class LauncherKit(ABC):
         spec = RunSpec(Program(Path("none.py")), logs, config=told)
         place, environment = Place(0, 2), dict(os.environ)
         task = WorkerSpec(f"{WORKERS}:{entry}", spec, place, environment, str(Path.cwd()), sys.path)
-        coordinator = Coordinator(range(3), low=1, high=3, heartbeat_s=20.0, spec_of=lambda worker: task)
         launcher = self.make(capacity)
+        own: dict[str, Any] = {"token": launcher.new_token(), "tls": launcher.tls}
+        coordinator = Coordinator(range(3), low=1, high=3, heartbeat_s=20.0, spec_of=lambda worker: task, **own)
         try:
             yield Scene(launcher, coordinator, logs)
         finally:

@@ -20,7 +20,7 @@ from elastune.comm.comms import Comms, form_comms, replicated
 from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group
 from elastune.core.batch_slices import shares
-from elastune.core.layout import Move, Piece, Unrecoverable, moves, redundancy
+from elastune.core.layout import Piece, Unrecoverable
 from elastune.core.leaves import Leaf
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
@@ -31,6 +31,7 @@ from elastune.mechanisms.owned.store import has_storage
 from elastune.mechanisms.replicated import Replicated
 from elastune.sync.base import Sync
 from elastune.sync.registry import sync_of
+from elastune.testing.layouts import Move, moves, redundancy
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
 SLOTS, BATCH, STEPS, EVENT_STEP, CLIP = 8, 16, 5, 2, 0.5

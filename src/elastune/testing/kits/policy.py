@@ -111,6 +111,7 @@ def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
         workers=decision.workers or snapshot.workers,
         batch_size=decision.batch_size or snapshot.batch_size,
         micro_batch=decision.micro_batch or snapshot.micro_batch,
+        sync=decision.sync or snapshot.sync,
     )
 
 

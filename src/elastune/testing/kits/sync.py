@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from elastune.comm.comms import Comms, replicated
 from elastune.comm.group import Group, GroupBroken, Work
-from elastune.core.batch_slices import shares
+from elastune.core.batch_slices import round_shares, shares
 from elastune.core.run import Means
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.replicated import Replicated
@@ -37,33 +37,42 @@ class Run:
         comms = replicated(group)
         self._make = make
         self.sync = make(Replicated().attach(model, optimizer_of(model), comms, Means()), comms)
-        self.steps = self.sync.steps_in_round
 
-    def step(self, step: int, on_break: Callable[[], None]) -> None:
-        """One step; ``on_break`` completes its exchange where that fails here."""
+    def round(self, at: int, on_break: Callable[[], None]) -> None:
+        """Round ``at``; ``on_break`` completes its exchange where that fails here."""
         sync = self.sync
-        sync.control = [1.0, float(step), float(sync.group.rank)]
+        sync.control = [1.0, float(at), float(sync.group.rank)]
         try:
-            self.passes(step, SLOTS)
+            self.passes(at)
         except GroupBroken:
             on_break()
-        sync.replica.optimizer.step()
-        sync.replica.optimizer.zero_grad()
+        self._update()
         try:
             sync.after_step()
         except GroupBroken:
             on_break()
 
-    def passes(self, step: int, most: int) -> None:
-        """The forward and backward passes of a step, or the first of them."""
-        x, y = data(step)
-        sync = self.sync
+    def passes(self, at: int, most: int | None = None) -> None:
+        """The forward and backward passes of round ``at``, or the first of them, and learners' own steps in it."""
+        sync, plan = self.sync, self.sync.plan
+        x, y = map(torch.cat, zip(*(data(at * plan.every + i) for i in range(plan.every)), strict=True))
         mode: Literal["exact", "fast"] = "exact" if sync.exact else "fast"
-        plan = shares(BATCH, SLOTS, sync.group.size, sync.group.rank, mode, 2)
-        for i, share in enumerate(plan[:most]):
+        if plan.in_rounds:
+            carried = plan.carried(sync.group.size, sync.group.rank)
+            slices = round_shares([BATCH] * plan.every, SLOTS, plan.learners, carried, mode, 2)
+        else:
+            slices = shares(BATCH, SLOTS, sync.group.size, sync.group.rank, mode, 2)
+        sync.parts = slices
+        for i, share in enumerate(slices[:most]):
             sync.begin(share, starts_step=i == 0)
             part = slice(share.samples.start, share.samples.stop)
             sync.backward(F.cross_entropy(sync.replica.model(x[part]), y[part]), share)
+            if share.ends_update and not share.ends_step:
+                self._update()
+
+    def _update(self) -> None:
+        self.sync.replica.optimizer.step()
+        self.sync.replica.optimizer.zero_grad()
 
     def reload(self) -> None:
         """Go on with another object, which gets what the strategy keeps."""
@@ -104,12 +113,11 @@ def work(worker: Worker, make: Make, event: Event) -> None:
             if event == "reload" and at == EVENT_ROUND:
                 run.reload()
             if event == "abandon" and at == EVENT_ROUND:
-                run.passes(at * run.steps, 1)
+                run.passes(at, 1)
                 run.sync.abandon()
                 assert all(p.grad is None for p in run.sync.replica.params), "no gradient is left"
             broken: list[Group] = []
-            for step in range(at * run.steps, (at + 1) * run.steps):
-                run.step(step, lambda: broken.append(adopt(worker, run)))  # noqa: B023 - called at once
+            run.round(at, lambda: broken.append(adopt(worker, run)))  # noqa: B023 - called at once
             if breaks:
                 assert len(broken) == (worker.rank == 1), "the break came where it was to come"
                 run.sync.regroup(replicated(broken[0] if broken else give(worker, run)))
@@ -168,8 +176,8 @@ class SyncKit:
         alone = Run(self.make, Group())
         if not alone.sync.exact:
             return
-        for step in range(ROUNDS * alone.steps):
-            alone.step(step, lambda: None)
+        for at in range(ROUNDS):
+            alone.round(at, lambda: None)
         for workers in (2, 3):
             same(trained(self.make, workers)[0][0], alone.result()[0])
 

@@ -20,7 +20,7 @@ from elastune.core.signals import Decision, Snapshot
 from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import NotMeasured, Record
-from elastune.mechanisms.registry import meshes_of
+from elastune.mechanisms.abilities import meshes_of
 from elastune.monitors.base import WorkerTimes
 from elastune.policies.base import Hook, Policy
 from elastune.policies.library.registry import build_all, monitors_for
@@ -30,8 +30,11 @@ from elastune.sync.statistics import StepStatistics
 from elastune.train.adapt.agreement import PROGRAM
 from elastune.train.adapt.apply import DecisionApplier
 from elastune.train.adapt.decisions import Decisions, measured
+from elastune.train.adapt.exchanged import Exchanged
 from elastune.train.adapt.monitoring import Monitoring
+from elastune.train.adapt.routing import Routing
 from elastune.train.control import ControlVector
+from elastune.train.data.sample_log import newest_left_out
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
@@ -85,7 +88,9 @@ class Adapter:
         self._adapts = bool(policies)
         self._at = _Position()
         self._host = PolicyHost(policies, self.monitoring.gives)
-        self._applier = DecisionApplier(workers, progress, self.monitoring, meshes_of(spec.means))
+        self.exchanged = Exchanged()
+        self.routing = Routing(spec, workers, progress, send)
+        self._applier = DecisionApplier(workers, progress, self.monitoring, self.routing, meshes_of(spec.means))
         self._decisions = Decisions(self._host, names, self._applier, workers, progress, send)
         self._regrouped = False
         self._others = False  # hooks that wait have begun among other workers
@@ -105,6 +110,7 @@ class Adapter:
         self._propose_wished(trained, batch_size)
         if self._at.resync_due:
             self._resync()
+        self.routing.measure(trained)
         self.exchange()
         at, position = self._at, self._progress.position
         if not self._adapts:
@@ -130,7 +136,7 @@ class Adapter:
         workers = self._workers
         # There whether they are asked for or not: in fast mode the order of additions depends on the length.
         times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if workers.elastic else workers.size))
-        if self.monitoring.times and workers.synchronised:
+        if (self.monitoring.times or self.routing.watches) and workers.synchronised:
             place = WORKER_TIMES * workers.rank
             times[place : place + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
         return replace(
@@ -153,17 +159,21 @@ class Adapter:
         at.seconds = found.seconds or at.seconds  # rank 0 may have had no samples
         at.loss = statistics.parts.get("loss", math.nan)
         at.exchange_due = found.waiting > 0
+        self.routing.hear(found.times)
         if found.unsure > 0:
             at.resync_due, self._unsure = True, False
         self._decisions.count_votes(found.votes, plan.contributors)
+        contributed = plan.contributors == plan.workers or any(part.weight for part in plan.slices)
+        apart, old = statistics.distance, statistics.staleness
+        self.exchanged.reduced(found.sent, plan.steps, apart, old, contributed=contributed)
         if self.monitoring:
-            number = self._progress.position.step + 1
-            self.monitoring.read(number, plan.size, plan.workers, statistics, found.times)
+            number = self._progress.position.step + plan.steps
+            self.monitoring.read(number, plan.used[0], plan.workers, statistics, found.times)
             self._tell_unmeasured(number, plan, statistics)
 
     def _tell_unmeasured(self, number: int, plan: StepPlan, statistics: StepStatistics) -> None:
         """Say once what cannot be measured here, by a batch of full size."""
-        short = plan.size < 2 or 0 < plan.offset == plan.length - plan.size
+        short = plan.size < 2 or plan.steps > 1 or 0 < plan.offset == plan.length - plan.size
         if self._told_unmeasured or short or self._workers.rank != 0:
             return
         names, why = self.monitoring.unmeasured(number, statistics, self._spec.means.mode)
@@ -199,11 +209,17 @@ class Adapter:
         batch_size = self._progress.batch_size or batch_size
         if self._adapts:
             self._call("after_step", trained, batch_size)
-        now = self._progress.times.seconds
-        if self.monitoring and self._workers.rank == 0 and now - self._measured_s >= MEASURED_EVERY_S:
-            self._measured_s = now
-            self._send(measured(self.snapshot(trained, batch_size)))
+        if self._progress.times.seconds - self._measured_s >= MEASURED_EVERY_S:
+            self._tell_measured(trained, batch_size)
         return ends
+
+    def _tell_measured(self, trained: TrainingState, batch_size: int) -> None:
+        """Of a run with monitors; of any while it has learners, who are apart and may stay so."""
+        self._measured_s = self._progress.times.seconds
+        exchanged = self.exchanged.signals()  # on every worker: who becomes rank 0 goes on from here
+        if self._workers.rank == 0 and (self.monitoring or trained.sync.plan.in_rounds):
+            told = measured(self.snapshot(trained, batch_size))
+            self._send(replace(told, signals={**exchanged, **told.signals}))
 
     def _apply(self, trained: TrainingState, batch_size: int) -> bool:
         done = self._decisions.apply(trained, lambda: self.snapshot(trained, self._progress.batch_size or batch_size))
@@ -237,8 +253,7 @@ class Adapter:
             while any(waiting for (waiting,) in self._workers.gather([float(self._host.waiting)], what)):
                 self._at.exchange_due = True
                 self.exchange()
-        if self.monitoring and self._workers.rank == 0:
-            self._send(measured(self.snapshot(trained, batch_size)))
+        self._tell_measured(trained, batch_size)
 
     def _agree_now(self, trained: TrainingState, batch_size: int) -> bool:
         """What was decided between epochs is to count from the next one's first step on."""
@@ -291,6 +306,8 @@ class Adapter:
             signals=self.monitoring.signals,
             lr_at_start=at.lr,
             batch_at_start=at.batch_size,
+            sync=str(trained.sync.plan),
+            left_out=newest_left_out(self._progress.spans, position.step),
         )
 
     # -- when workers come and go -------------------------------------------------------------------------------------

@@ -12,9 +12,13 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.signals import Decision
+from elastune.core.sync_plan import SyncPlan
+from elastune.core.topology import Topology
 from elastune.elastic.worker.group import WorkerGroup
+from elastune.train.adapt.agreement import PROGRAM
 from elastune.train.adapt.lr import Ramp, scale_rates, set_rates
 from elastune.train.adapt.monitoring import Monitoring
+from elastune.train.adapt.routing import Routing
 from elastune.train.checkpoints.tree import Tensors, from_tree, to_tree
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
@@ -28,9 +32,15 @@ class DecisionApplier:
     """
 
     def __init__(
-        self, workers: WorkerGroup, progress: Progress, monitoring: Monitoring, meshes: MeshChoice | None = None
+        self,
+        workers: WorkerGroup,
+        progress: Progress,
+        monitoring: Monitoring,
+        routing: Routing,
+        meshes: MeshChoice | None = None,
     ) -> None:
         self._workers = workers
+        self._routing = routing
         self._meshes = meshes or MeshChoice()
         self._monitoring = monitoring
         self._progress = progress
@@ -44,6 +54,12 @@ class DecisionApplier:
             raise UserError("a run goes back to what it remembers", "nothing yet", "let the policy remember first")
         if decision.micro_batch is not None and isinstance(trained.optimizer, torch.optim.LBFGS):
             raise UserError("LBFGS needs the whole batch in one pass", decision.micro_batch, "leave micro_batch alone")
+        topology = None if decision.topology is None else Topology.parse(decision.topology)
+        if topology is not None:
+            self._routing.check(topology)
+        if decision.sync is not None:
+            why = "session.set_sync" if policy == PROGRAM else f"policy {policy}"
+            trained.in_use.want(SyncPlan.parse(decision.sync), why)
         if decision.workers is not None:
             workers.resize(decision.workers, f"policy {policy}")
         if decision.mesh is not None:
@@ -68,6 +84,8 @@ class DecisionApplier:
                 self._scale(ramp, trained)
         if decision.remember:
             self._remember(trained)
+        if topology is not None:
+            self._routing.change(topology, trained, policy)
 
     def ramp(self, trained: TrainingState) -> None:
         """After a step: the next part of each ramp."""

@@ -54,6 +54,9 @@ class Monitoring:
 
     def prepare(self, sync: Sync, step: int) -> None:
         """Before a step: what is to be measured of it."""
+        if sync.meets_after_step:  # learners' gradients are never summed up: of them nothing is measured
+            sync.measure(False)
+            return
         self._refuse_parts(sync.replica)
         weights = _preconditioner(sync.replica) if self.takes("preconditioned", step) else None
         sync.measure(self.compares(step), weights, (step - 1) // self._stride)

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from elastune.core.errors import UserError
 from elastune.core.run import Position
 from elastune.mechanisms.scattered import whole
-from elastune.train.checkpoints.files import Shelf, Written, file_name, merged, sync, write
+from elastune.train.checkpoints.files import NoRoom, Shelf, Written, file_name, is_full, merged, sync, write
 from elastune.train.checkpoints.parts import States, from_trees, to_trees
 from elastune.train.checkpoints.seal import digest_of, is_sealed, seal, unseal
 from elastune.train.checkpoints.tree import Pieces, from_tree, joined, to_tree
@@ -81,6 +81,11 @@ class Contribution:
         return cls(Written(**tree["file"]), tree["trees"])
 
 
+def make_folder(folder: Path) -> None:
+    """Make ``folder``, and those that it is in."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def draft(folder: Path, name: str) -> Path:
     """Where the files of the checkpoint that is being written to ``folder`` are, until it is complete.
 
@@ -89,16 +94,36 @@ def draft(folder: Path, name: str) -> Path:
     return folder / f"{DRAFT}{name}"
 
 
-def contribute(at: Path, states: States, number: int = 0, count: int = 1) -> Contribution:
-    """Be writer ``number`` of ``count`` of the draft ``at``. Raises ``UserError`` where it cannot be written."""
+def drop_older_drafts(at: Path) -> None:
+    """Leave no draft of another step in the folder of the draft ``at``: processes were killed there; it has one run.
+
+    Into one of the same step a worker may still be writing, which began before a loss that others know of.
+    """
+    same = at.name.partition("-")[2].partition("-")[0]
+    for stale in at.parent.glob(f"{DRAFT}*"):
+        if stale.name.partition("-")[2].partition("-")[0] != same:
+            shutil.rmtree(stale, ignore_errors=True)
+
+
+def drop_drafts(folder: Path) -> None:
+    """Leave no draft in ``folder``: a checkpoint is complete, to which all have given their parts."""
+    for stale in folder.glob(f"{DRAFT}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def contribute(
+    at: Path, states: States, number: int = 0, count: int = 1, make: Callable[[Path], None] = make_folder
+) -> Contribution:
+    """Be writer ``number`` of ``count`` of the draft ``at``, which ``make`` makes where it is not there.
+
+    Raises:
+        NoRoom: Where the disk is full; the draft stays until all its writers know, see ``give_up``.
+        UserError: Where it cannot be written for another reason.
+    """
     tensors: Pieces = {}
     trees = to_trees(states, tensors)
-    with _writing(at):
-        if number == 0:  # what processes that were killed have left; a folder has one run
-            for stale in at.parent.glob(f"{DRAFT}*"):
-                if stale != at:
-                    shutil.rmtree(stale, ignore_errors=True)
-        at.mkdir(parents=True, exist_ok=True)
+    with writing(at):
+        make(at)
         return Contribution(write(at, file_name(number, count), tensors), trees)
 
 
@@ -115,10 +140,24 @@ def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Seque
         The folder of the checkpoint.
 
     Raises:
-        UserError: Where it cannot be written.
+        NoRoom: Where the disk is full.
+        UserError: Where it cannot be written for another reason.
         ValueError: Where the shares are not a whole state.
     """
-    folder, final = at.parent, of_step(at.parent, position.step)
+    content = sealed_state(position, meaning, shares)
+    with writing(at):
+        for share in shares:
+            if not (at / share.file.name).is_file() or (at / share.file.name).stat().st_size != share.file.size:
+                rule = "all workers write their part of a checkpoint into one folder"
+                fix = "use an --out on a file system that all share, or --cluster ...,folder=local"
+                raise UserError(rule, f"no {share.file.name} in {at}", fix)
+        (at / STATE).write_bytes(content)
+        sync(at / STATE)
+        return complete_draft(at, at.parent, position.step)
+
+
+def sealed_state(position: Position, meaning: dict[str, Any], shares: Sequence[Contribution]) -> bytes:
+    """What ``state.json`` holds for a checkpoint of ``shares``. Raises ``ValueError`` where they are no whole state."""
     tree = {
         "format": FORMAT,
         "position": asdict(position),
@@ -127,42 +166,57 @@ def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Seque
         "tensors": merged([share.file.index for share in shares]),
         "files": {share.file.name: share.file.sha256 for share in shares},
     }
-    older = at.with_name(f"{at.name}-older")
-    with _writing(at):
-        for share in shares:
-            if not (at / share.file.name).is_file() or (at / share.file.name).stat().st_size != share.file.size:
-                rule = "all workers write their part of a checkpoint into one folder"
-                raise UserError(rule, f"no {share.file.name} in {at}", "use an --out on a file system that all share")
-        (at / STATE).write_bytes(seal(tree))
-        for path in (at / STATE, at):
-            sync(path)
-        if final.exists():  # moved, not removed: it is missing for the blink between two renames only
-            final.rename(older)
-        at.rename(final)
-        sync(folder)
-        shutil.rmtree(older, ignore_errors=True)
+    return seal(tree)
+
+
+def complete_draft(at: Path, folder: Path, step: int) -> Path:
+    """Make the draft ``at``, of which all files are on the disk, the checkpoint of ``folder`` after ``step`` steps.
+
+    All but the newest two are dropped. Raises ``OSError``.
+    """
+    final, older = of_step(folder, step), at.with_name(f"{at.name}-older")
+    sync(at)
+    if final.exists():  # moved, not removed: it is missing for the blink between two renames only
+        final.rename(older)
+    at.rename(final)
+    sync(folder)
+    shutil.rmtree(older, ignore_errors=True)
     _drop(complete(folder)[:-KEPT])
     return final
 
 
 @contextmanager
-def _writing(at: Path) -> Iterator[None]:
-    """Tell what the disk says as a ``UserError``; the draft is gone then."""
+def writing(at: Path) -> Iterator[None]:
+    """Tell what the disk says as a ``UserError``. The draft is gone then, but where the disk is full: others may still
+    be writing; see ``give_up``.
+    """
     try:
         yield
     except UserError:
-        shutil.rmtree(at, ignore_errors=True)
+        give_up(at)
         raise
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(at, ignore_errors=True)
+        if is_full(error):
+            raise NoRoom(UNWRITABLE, error, f"free space at {at.parent}") from None
+        give_up(at)
         raise UserError(UNWRITABLE, error, f"free space at {at.parent} or use another --out") from None
+
+
+def give_up(at: Path) -> None:
+    """Leave nothing of the draft ``at``, which nobody writes any more."""
+    shutil.rmtree(at, ignore_errors=True)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write ``folder/step-N``, all by this process; see ``publish``."""
     at = draft(folder, str(os.getpid()))
     shutil.rmtree(at, ignore_errors=True)
-    return publish(at, checkpoint.position, checkpoint.meaning, [contribute(at, checkpoint.states)])
+    drop_drafts(folder)
+    try:
+        return publish(at, checkpoint.position, checkpoint.meaning, [contribute(at, checkpoint.states)])
+    except NoRoom:
+        give_up(at)
+        raise
 
 
 def complete(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from elastune.core.errors import UserError
 from elastune.core.layout import intersection
 from elastune.core.stretches import Stretch, fills, whole_stretch
 from elastune.mechanisms.scattered import Scattered, copy_common
 from elastune.train.checkpoints.seal import digest_of
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Index = dict[str, Any]
 """By a tensor's name: its dtype, its shape, its pieces as [file, key in the file, box, start, stop]; a JSON value."""
+
+
+class NoRoom(UserError):
+    """There is no room on the disk for a checkpoint."""
+
+
+def is_full(error: OSError | SafetensorError) -> bool:
+    """Whether ``error`` says that a disk is full, or a quota used up."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)  # what safetensors has from the system
 
 
 def file_name(number: int, count: int) -> str:
@@ -182,12 +196,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def identity(folder: Path) -> tuple[int, int] | None:
-    """Which folder that is, whatever its name; None where there is none."""
-    try:
-        found = folder.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino

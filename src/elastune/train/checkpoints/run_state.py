@@ -1,11 +1,10 @@
-"""All that becomes of a run's state: checkpoints, snapshots in memory, the transfer to another worker."""
+"""All that becomes of a run's state: snapshots in memory, the transfer to another worker, its folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,27 +12,29 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.group import Group, GroupBroken
-from elastune.core.errors import UserError
 from elastune.core.layout import Unrecoverable
 from elastune.core.run import Config, RunSpec
+from elastune.core.seeds import derive
 from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.group import WorkerGroup
+from elastune.elastic.worker.open_round import OpenRound
 from elastune.elastic.worker.state_owner import Packed
-from elastune.journal.records import Checkpointed, Record, Restarted, StateLost
+from elastune.journal.records import Record, Restarted, StagesCut, StateLost
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.buffers import flatten, unflatten
 from elastune.mechanisms.owned.moving import Kept, hand_over, kept, restore
 from elastune.mechanisms.owned.placement import VALUES, Placed, Shard, meet
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.parked import let_go
+from elastune.sync.base import Sync
 from elastune.train.adapt.adapter import Adapter
-from elastune.train.checkpoints import checkpoint as checkpoints
-from elastune.train.checkpoints.files import identity
-from elastune.train.checkpoints.inherit import inherit, take_over
 from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
+from elastune.train.checkpoints.run_folder import RunFolder
 from elastune.train.checkpoints.snapshots import packed_shards, unpacked_shards
 from elastune.train.checkpoints.tree import Tensors
+from elastune.train.collectives import NamedCollectives
 from elastune.train.progress import Progress
+from elastune.train.rng import seed_everything
 from elastune.train.training_state import TrainingState, described
 from elastune.train.transaction import Phase, StepTransaction
 
@@ -58,16 +59,18 @@ class RunState:
         parts: Sequence[Part] = (),
     ) -> None:
         self._spec = spec
-        self._config = config
         self.workers = workers
         self._progress = progress
         self._transaction = transaction
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
-        self._folder = identity(spec.out)
+        self._stages: StagesCut | None = None
+        self._evaluations = 0  # since the newest step
         self.trained: TrainingState | None = None
+        self.collectives: NamedCollectives | None = None
         self._before_model: tuple[Part, ...] = (progress, _Adaptation(adapter), *parts)
+        self._folder = RunFolder(spec, config, workers, progress, adapter, send, self._before_model)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -89,6 +92,14 @@ class RunState:
         return self._transaction.reducing
 
     @property
+    def round_steps(self) -> int:
+        return self._transaction.round_steps
+
+    @property
+    def open_round(self) -> OpenRound:
+        return self._transaction.open_round
+
+    @property
     def snapshot_step(self) -> int:
         if self._snapshot is None:
             return -1
@@ -96,6 +107,7 @@ class RunState:
 
     @property
     def layers(self) -> int:
+        """Into how many stages a pipeline could be cut; 0: nobody knows."""
         replica = self._owned
         return 0 if replica is None else len(replica.split.costs)
 
@@ -109,13 +121,30 @@ class RunState:
         self._adapter.regrouped()
         if self.trained is None:
             return
-        if self._transaction.phase is Phase.OPEN:
+        if self._transaction.phase in (Phase.OPEN, Phase.APART) and not self._transaction.goes_on:
             self._transaction.abandon()
+        self._adapter.routing.lay(comms)
         self.trained.sync.regroup(comms, over)
+        self._tell_stages()
+        if self.collectives is not None:
+            self.collectives.regroup(lost=self._transaction.phase is Phase.LOST)
+
+    def climb(self, comms: Comms) -> None:
+        if self.trained is not None:
+            self.trained.sync.regroup(comms)
+
+    def _tell_stages(self) -> None:
+        """Where the model is cut, if it is, and was not so before."""
+        found = None if self._owned is None else self._owned.division.stages(self.workers.comms.mesh.pipeline)
+        if found is not None and found != self._stages and self.workers.rank == 0:
+            self._send(found)
+        self._stages = found
 
     def hand_over(self, group: Group, view: View) -> None:
         if self._owned is not None:
             hand_over(self._owned, group, view.grid, view.hosts)
+        elif self.trained is not None:
+            self.trained.sync.hand_over(group, len(view.members))
 
     def watch(self, replica: Replica) -> None:
         """Be told where a group breaks in what ``replica`` does by itself."""
@@ -144,7 +173,7 @@ class RunState:
 
     def last_result(self) -> list[torch.Tensor]:
         assert self.trained is not None
-        return self.trained.sync.last_result()
+        return self.trained.in_use.serving(self.step).last_result()
 
     def result_room(self) -> list[torch.Tensor]:
         assert self.trained is not None
@@ -244,51 +273,44 @@ class RunState:
             self.trained.replica.gather()
 
     def save(self) -> None:
-        """Write a checkpoint, whoever is lost meanwhile. Every member must call this, between steps."""
-        if self.trained is None or not self.workers.synchronised:
-            return
-        self.average_buffers()
-        written = False
-        while True:
-            found = self._contribute(self.trained)
-            if found is None:
-                continue
-            if self.workers.rank == 0 and not written:
-                path = checkpoints.publish(found[0], self._progress.position, self._meaning(), found[1])
-                self._send(Checkpointed(self._progress.position.step, str(path)))
-                written = True
-            if not self.workers.elastic or self.workers.size == 1:
-                return
-            if any(told for (told,) in self.workers.gather([float(written)], "a checkpoint")):
-                return
+        """Write a checkpoint. Every member must call this, between steps."""
+        if self.trained is not None and self.workers.synchronised:
+            self.average_buffers()
+            self._folder.save(self.trained)
 
-    def _contribute(self, trained: TrainingState) -> tuple[Path, list[checkpoints.Contribution]] | None:
-        """Write this worker's part of a checkpoint: where, and what all have written there.
+    def reduced(self, sync: Sync) -> None:
+        """The workers' sums of a step are here."""
+        if self._progress.memory.due:
+            self._progress.memory.reduced(sync.replica.memory())
+        if sync.wants_statistics:
+            self._progress.loss = sync.statistics.parts["loss"]
+        self.seed_between("step")
 
-        None, on every worker, where one was lost meanwhile: others have to write its part.
+    def seed_between(self, what: str) -> None:
+        """From here to the next pass of a slot the program draws from streams that are alike on all workers.
+
+        They follow from the place in training: a worker that resumes, or begins again there, draws the same. ``what``
+        is over: a step, a training pass, an evaluation (of which several may follow each other).
         """
-        out, workers = self._spec.out, self.workers
-        if self._folder is not None and identity(out) != self._folder:
-            rule = "an output folder must stay where it is while something runs"
-            raise UserError(rule, f"{out} was removed or replaced", "begin again in a folder that stays")
-        rank, size = (workers.rank, workers.size) if trained.in_shares else (0, 1)
-        view = workers.view
-        at = checkpoints.draft(out / "checkpoints", f"{self._progress.position.step}-{view}")
-        if workers.rank != rank:  # another one writes all of it
-            if trained.replica.gathers:
-                trained.written(0)  # which all tell together
-            return at, []
-        states = trained.written(rank) | (states_of(self._before_model) if rank == 0 else {})
-        own = checkpoints.contribute(at, states, rank, size)
-        if size == 1:
-            return at, [own]
-        # What was gathered decides, and nothing else: it is equal everywhere, whoever is lost right now.
-        told = [
-            json.loads(row) for row in workers.gather_bytes(json.dumps([view, size, own.tree]).encode(), "a checkpoint")
-        ]
-        if {(view, size) for view, size, _ in told} != {(told[0][0], len(told))}:
-            return None
-        return at, [checkpoints.Contribution.of(tree) for _, _, tree in told]
+        self._evaluations = self._evaluations + 1 if what == "evaluation" else 0
+        self._seed(f"after {what}", self._evaluations)
+
+    def seed_epoch(self) -> None:
+        """As ``seed_between``, where an epoch begins: whoever comes to it later draws what was drawn then."""
+        self._evaluations = 0
+        seed_everything(derive(self._spec.seed, "epoch", self._progress.position.epoch))
+
+    def seed_batch(self, first: int) -> None:
+        """The program gets a batch to evaluate, whose first sample is ``first``: it draws alike whoever has it."""
+        self._seed("evaluation", self._evaluations, first)
+
+    def _seed(self, *what: str | int) -> None:
+        at = self._progress.position
+        seed_everything(derive(self._spec.seed, *what, self.step, at.epoch, at.turn))
+
+    def keep_best(self, metric: str) -> bool:
+        """Keep the checkpoint that was just saved as the best by ``metric``; False where there was no room for it."""
+        return self._folder.keep_best(metric)
 
     def spread(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Rank 0's initial state of ``model`` to all members, which are to have prepared the same."""
@@ -305,73 +327,20 @@ class RunState:
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one from the parent's, or from the start."""
         assert self.trained is not None
+        self.workers.layers_found(self.layers)
+        self._tell_stages()
         goes_on = self._spec.resume or self.workers.restart_from_checkpoint
-        folder = self._spec.out / "checkpoints"
-        found = checkpoints.load_newest(folder, self._faults, whole_parts=False) if goes_on else None
-        if found is not None:
-            self._load(*found)
-        elif self._spec.parent is not None:
-            self._inherit(self._spec.parent / "checkpoints", self.trained)
-        elif self._spec.from_dcp is not None:
-            from elastune.train.checkpoints.dcp import read_dcp, states_of_dcp  # torch's takes long to import
-
-            take_over(self.trained, states_of_dcp(read_dcp(self._spec.from_dcp)), str(self._spec.from_dcp))
+        found = self._folder.load_newest(self.trained) if goes_on else ""
+        inherits = not found and self._folder.inherit(self.trained)
+        self._adapter.routing.reload(self.trained)
         if self._owned is not None:
             self._owned.version = 1 + self._progress.position.step
-        if found is None and (self._spec.parent is not None or self._spec.from_dcp is not None):
+        if inherits:
             self.save()  # whatever becomes of the folder that it came from, this run can begin again
-        elif found is not None:  # nobody takes a step while another can still be lost with nothing loaded
-            self.workers.gather([], f"what is in {found[0].name}")
+        elif found:  # nobody takes a step while another can still be lost with nothing loaded
+            self.workers.gather([], f"what is in {found}")
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
-
-    def _faults(self, path: Path, files: Mapping[str, str]) -> str:
-        """As ``checkpoints.faults``; of several files each worker reads some."""
-        workers = self.workers
-        if len(files) == 1 or workers.size == 1:
-            return checkpoints.faults(path, files)
-        try:
-            found = checkpoints.faults(path, files, slice(workers.rank, None, workers.size))
-        except (OSError, ValueError) as error:  # to be told to all: they wait in the gather
-            found = f"{type(error).__name__}: {error}"
-        told = workers.gather_bytes(found.encode(), f"the files of {path.name}")
-        return next((row.decode() for row in told if row), "")
-
-    def _load(self, path: Path, kept: checkpoints.Checkpoint) -> None:
-        self._check_meaning(kept, "a run resumes with the {} it was begun with")
-        assert self.trained is not None
-        load_states((*self.trained.saved_parts, *self._before_model), kept.states, str(path))
-        self._adapter.load(self._adapter.to_json(), resumed=True)
-
-    def _inherit(self, folder: Path, trained: TrainingState) -> None:
-        """Begin with the newest checkpoint in ``folder``, another run's; what its policies changed is left out."""
-        seen = checkpoints.complete(folder)
-        newest = float(checkpoints.step_of(seen[-1])) if seen else -1.0
-        # The parent may go on meanwhile: all take the same.
-        step = int(self.workers.gather([newest], "the parent's checkpoint")[0][0])
-        if step < 0:
-            rule = "a child begins with its parent's newest checkpoint"
-            raise UserError(rule, f"none in {folder}", "let the parent write one first")
-        path = checkpoints.of_step(folder, step)
-        fix = "keep a parent's folder as it is until its child has begun"
-        kept = checkpoints.load(path, fix, self._faults, whole_parts=False)
-        self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
-        inherit(trained, kept.states, str(path))
-        own = {"batch_size": None, "micro_batch": None, "reports": 0}
-        load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **own}}, str(path))
-
-    def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
-        """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""
-        wanted = self._meaning()
-        other = [name for name in wanted if kept.meaning.get(name) != wanted[name] and name not in own]
-        if other:
-            found = [kept.meaning.get(name) for name in other]
-            raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {found}")
-
-    def _meaning(self) -> dict[str, Any]:
-        spec, means = self._spec, self._spec.means
-        slots = {"num_slots": means.num_slots} if means.mode == "exact" else {}
-        return {"seed": spec.seed, "config": self._config, "mode": means.mode, "precision": means.precision, **slots}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ class Loading:
     loader_workers: int = 0
     pin_memory: bool = False
     prefetch_factor: int | None = None
+    timeout_s: float = 0.0
+    worker_init_fn: Callable[[int], None] | None = None
+    context: Any = None
 
 
 def check_dataset(dataset: Any, batch_size: Any) -> None:
@@ -49,10 +52,14 @@ def batches_less(length: int, batch_size: int, workers: int, rank: int) -> int:
     return most - own
 
 
+def whole_batches(dataset: Any, loading: Loading) -> bool:
+    """Whether there is nothing random and nothing to collate: indexing batches is ten times as fast as samples."""
+    return type(dataset) is TensorDataset and loading.collate_fn is None
+
+
 def fetch(dataset: Any, indices: Iterator[list[int]], loading: Loading, seed: int, epoch: int) -> Iterator[Any]:
     """The collated samples of each list of indices."""
-    if type(dataset) is TensorDataset and loading.collate_fn is None:
-        # Nothing random and nothing to collate: index whole batches, ten times as fast as sample by sample.
+    if whole_batches(dataset, loading):
         for batch in indices:
             yield [tensor[batch] for tensor in dataset.tensors]
         return
@@ -63,6 +70,9 @@ def fetch(dataset: Any, indices: Iterator[list[int]], loading: Loading, seed: in
         num_workers=loading.loader_workers,
         pin_memory=loading.pin_memory,
         prefetch_factor=loading.prefetch_factor if loading.loader_workers else None,
+        timeout=loading.timeout_s,
+        worker_init_fn=loading.worker_init_fn,
+        multiprocessing_context=loading.context if loading.loader_workers else None,
     )
     yield from loader
 

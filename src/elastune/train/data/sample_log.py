@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from elastune.core.run import Position
-from elastune.journal.records import Record, StepsCompleted
+from elastune.journal.records import LearnerLeftOut, Record, StepsCompleted
 
 SampleSpans = list[list[int]]
 """What all steps so far have used, in as few pieces as possible (about one an epoch). Of each piece: the epoch, its
 first and last place, the epoch's length, the first and last step. Checkpoints hold it, since a controller may be lost
-with the records."""
+with the records.
+
+In front of these are pieces of seven numbers: places that no step used, since the learner that is the seventh of them
+was left out of these steps."""
 
 
-def add_step(spans: SampleSpans, at: Position, size: int, length: int) -> None:
-    """Add the step that began at ``at`` and used ``size`` samples of an epoch that will use ``length``."""
+def add_steps(spans: SampleSpans, at: Position, steps: int, size: int, length: int) -> None:
+    """Add ``steps`` that began at ``at`` and used ``size`` samples of an epoch that will use ``length``."""
     if spans:
         epoch, _, stop, known, _, last = spans[-1]
         if (epoch, stop, known, last) == (at.epoch, at.offset, length, at.step):
-            spans[-1][2], spans[-1][5] = stop + size, last + 1
+            spans[-1][2], spans[-1][5] = stop + size, last + steps
             return
-    spans.append([at.epoch, at.offset, at.offset + size, length, at.step + 1, at.step + 1])
+    spans.append([at.epoch, at.offset, at.offset + size, length, at.step + 1, at.step + steps])
+
+
+def add_left_out(spans: SampleSpans, left: LearnerLeftOut, length: int) -> None:
+    """Add what ``left`` tells, of an epoch that will use ``length``; its steps are added beside."""
+    for start, stop in left.places:
+        spans.insert(0, [left.epoch, start, stop, length, left.first_step, left.last_step, left.learner])
+
+
+def newest_left_out(spans: SampleSpans, step: int) -> int:
+    """How many learners the round ended without whose last step was ``step``, the newest one that counts."""
+    return len({learner for *_, last, learner in takewhile(lambda piece: len(piece) == 7, spans) if last == step})
 
 
 def shorten_epoch(spans: SampleSpans, length: int) -> None:
@@ -31,12 +46,18 @@ def shorten_epoch(spans: SampleSpans, length: int) -> None:
         spans[-1][3] = length
 
 
-def records_of(spans: SampleSpans) -> list[StepsCompleted]:
+def records_of(spans: SampleSpans) -> list[StepsCompleted | LearnerLeftOut]:
     """The records that ``spans`` stand for, whichever worker sent them."""
-    return [
-        StepsCompleted(-1, 0, 0, epoch, start, stop, length, first_step, last_step)
-        for epoch, start, stop, length, first_step, last_step in spans
-    ]
+    found: list[StepsCompleted | LearnerLeftOut] = []
+    left: dict[tuple[int, int], LearnerLeftOut] = {}
+    for epoch, start, stop, length, first_step, last_step, *learner in spans:
+        if not learner:
+            found.append(StepsCompleted(-1, 0, 0, epoch, start, stop, length, first_step, last_step))
+            continue
+        empty = LearnerLeftOut(learner[0], -1, 0, epoch, first_step, last_step, [])
+        known = left.setdefault((first_step, learner[0]), empty)
+        known.places.insert(0, (start, stop))
+    return [*left.values(), *found]
 
 
 class SampleLog:
@@ -53,15 +74,15 @@ class SampleLog:
         self._send = send
         self._open: StepsCompleted | None = None
 
-    def step(self, at: Position, size: int, length: int, view: int, workers: int) -> None:
-        """Add the step that began at ``at`` and used ``size`` samples of an epoch that will use ``length``."""
-        known, number = self._open, at.step + 1
+    def add(self, at: Position, steps: int, size: int, length: int, view: int, workers: int) -> None:
+        """Add ``steps`` that began at ``at`` and used ``size`` samples of an epoch that will use ``length``."""
+        known, last = self._open, at.step + steps
         if (
             known is not None
             and (known.version, known.epoch, known.length) == (view, at.epoch, length)
             and (known.stop, known.last_step) == (at.offset, at.step)
         ):
-            self._open = replace(known, stop=at.offset + size, last_step=number)
+            self._open = replace(known, stop=at.offset + size, last_step=last)
             return
         self.flush()
         self._open = StepsCompleted(
@@ -72,9 +93,35 @@ class SampleLog:
             start=at.offset,
             stop=at.offset + size,
             length=length,
-            first_step=number,
-            last_step=number,
+            first_step=at.step + 1,
+            last_step=last,
         )
+
+    def leave_out(
+        self, at: Position, steps: int, left_out: Mapping[int, Sequence[range]], workers: Mapping[int, int], view: int
+    ) -> list[LearnerLeftOut]:
+        """Say that ``steps`` that began at ``at`` were taken without learners and their places.
+
+        Args:
+            left_out: By learner, the places of its samples.
+            workers: Who had each of them.
+            view: By which the others have met.
+        """
+        told = [
+            LearnerLeftOut(
+                learner=learner,
+                worker=workers.get(learner, -1),
+                version=view,
+                epoch=at.epoch,
+                first_step=at.step + 1,
+                last_step=at.step + steps,
+                places=[(each.start, each.stop) for each in places],
+            )
+            for learner, places in left_out.items()
+        ]
+        for record in told:
+            self._send(record)
+        return told
 
     def shorten_epoch(self, length: int) -> None:
         """The epoch ends sooner than was thought, at ``length``."""

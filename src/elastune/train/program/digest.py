@@ -26,7 +26,7 @@ def meaning(program: Program) -> str:
             binding[name].add(index)
     bare = [i for i, s in enumerate(tree.body) if not isinstance(s, _BINDING) and not _is_main(s) and not _is_text(s)]
     used: set[int] = set()
-    todo = [*bare, *binding[program.train], *binding["surrogate"]]
+    todo = [*bare, *(binding[program.train] or binding["main"]), *binding["surrogate"]]
     while todo:
         index = todo.pop()
         if index not in used:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
 from elastune.policies.base import Policy
 from elastune.train.program.causes import cause_of
+from elastune.train.program.current import in_session
 from elastune.train.program.guest import as_guest
+from elastune.train.program.script import training_of
+from elastune.train.program.writes import FOLDER, watched
 
 Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 
@@ -46,8 +50,10 @@ def load_as_guest(program: Program) -> LoadedProgram:
 
 def load(program: Program) -> LoadedProgram:
     """Import the file (without its ``__main__`` part). Raises ``UserError`` naming the rule that the file breaks."""
-    module = _import(program.path.resolve())
+    path = program.path.resolve()
+    module = _import(path)
     train, space, surrogate = (getattr(module, name, None) for name in (program.train, "space", "surrogate"))
+    train = training_of(module, path) if train is None else train
     if space is not None and not callable(space):
         raise UserError("space must be a function of a trial", type(space).__name__, "def space(trial): return {...}")
     if surrogate is not None and not callable(surrogate):
@@ -61,7 +67,17 @@ def load(program: Program) -> LoadedProgram:
         def train(session: Any) -> None:
             raise _no_train(program)
 
+    if folder := os.environ.get(FOLDER):
+        train = watched(train, path, Path(folder))
+    train = in_session(train)
     return LoadedProgram(train, space, _objectives(module), _config(module), _policies(module), surrogate, trains)
+
+
+def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
+    """Import a file and give its functions ``names``; None for one that it lacks. Raises ``UserError`` as ``load``."""
+    module = _import(path.resolve())
+    found = {name: getattr(module, name, None) for name in names}
+    return {name: each if callable(each) else None for name, each in found.items()}
 
 
 def merge(config: Config, changes: Config) -> Config:

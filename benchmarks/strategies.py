@@ -1,0 +1,322 @@
+"""What it costs to meet seldom: accuracy, bytes and time to a target of every synchronisation strategy.
+
+A CNN on Fashion-MNIST and a character GRU on text that comes with CPython, on a part of their training sets. A learner
+is meaning, so one worker that carries all 8 or 16 shows the accuracy of as many workers. Every strategy takes the same
+number of samples in the same global batches, and gets the same tuning as synchronous SGD: four learning rates on one
+seed; the best on validation data is trained on three fresh seeds and judged on test data. (Lengths of rounds and
+DiLoCo's outer momentum were set by hand before, on the tuning seed.) The target is one point of validation accuracy
+below what synchronous SGD ends with.
+
+Links: the same training on four hosts, network namespaces of this machine whose links are shaped: some dozens of
+steps, bytes as the collectives count them, and as they come in by the host's interface. Time to the target is then the
+steps of the accuracy runs times the measured time of a step. "whole": runs to the target, measured from end to end.
+
+    python benchmarks/strategies.py --only accuracy [--minutes 30]    # build/strategies.jsonl keeps trainings
+    python benchmarks/strategies.py --only links,whole                # takes root and a quiet machine
+    python benchmarks/strategies.py --smoke                           # seconds, digits, writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from strategies_hosts import HOSTS, Row, on_hosts, paces
+from strategies_task import CNN, CNN_LONG, GRU, GRU_LONG, SMOKE, TASKS, Task, text_sha256
+from strategies_trial import Cache, Tuned, mean_of, tuned
+
+from elastune.core.errors import UserError
+from elastune.core.sync_plan import SyncPlan
+from elastune.job.machine import machine_context
+
+RESULTS = Path(__file__).parent / "results" / "strategies.json"
+SEEDS = (1, 2, 3)
+SELDOM = ("local", "diloco")
+MIXING = ("averaging", "gossip", "pair_averaging")
+STRATEGIES = ("allreduce", *SELDOM, *MIXING)
+PARTS = ("accuracy", "links", "whole")
+LINKS = ("50mbit", "200mbit", "1gbit")
+BELOW = 0.01
+FEWER_BYTES, SHORTER = 20.0, 5.0
+# What matters most comes first: the time may be up before the end.
+CELLS: tuple[tuple[Task, int, tuple[str, ...]], ...] = (
+    (CNN_LONG, 8, ("allreduce", *SELDOM)),
+    (GRU, 8, ("allreduce", *SELDOM)),
+    (CNN, 8, STRATEGIES),
+    (CNN, 16, SELDOM),
+    (GRU, 8, MIXING),
+    (GRU, 16, SELDOM),
+    (GRU_LONG, 8, ("allreduce", *SELDOM)),
+    (CNN, 16, MIXING),
+    (GRU, 16, MIXING),
+)
+
+
+def plan_of(strategy: str, learners: int, every: int) -> SyncPlan:
+    """Momenta begin anew with each round, so that a round sends what one step of ``allreduce`` sends."""
+    if strategy == "allreduce":
+        return SyncPlan()
+    own = {"local": "", "diloco": ",outer_momentum=0.5"}.get(strategy, f",mix={max(1, every // 5)}")
+    return SyncPlan.parse(f"{strategy}:learners={learners},every={every},moments=fresh{own}")
+
+
+# -- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+def accuracies(cache: Cache, cells: tuple[tuple[Task, int, tuple[str, ...]], ...]) -> list[Row]:
+    """A row for each task, strategy and number of learners that is complete."""
+    rows: list[Row] = []
+    baselines: dict[Task, Tuned] = {}
+    for task, learners, strategies in cells:
+        for strategy in strategies:
+            found = tuned(cache, task, plan_of(strategy, learners, task.every), SEEDS)
+            if found is None:
+                print(f"{task.name} {strategy} {learners}: not complete", flush=True)
+                continue
+            if strategy == "allreduce" and not found.lost:
+                baselines[task] = found
+            if task in baselines:
+                rows.append(accuracy_row(found, baselines[task]))
+                print(accuracy_line(rows[-1]), flush=True)
+    return rows
+
+
+def accuracy_row(found: Tuned, baseline: Tuned) -> Row:
+    """``equal``: its mean is no lower than the lower end of the baseline's interval, and no seed was lost."""
+    mean, half = found.test
+    base, base_half = baseline.test
+    assert base is not None
+    assert base_half is not None
+    assert baseline.score is not None
+    target = baseline.score - BELOW
+    pairs = [(a.test, b.test) for a, b in zip(found.courses, baseline.courses, strict=True)]
+    gaps = [a - b for a, b in pairs if a is not None and b is not None]
+    return {
+        "task": found.task.name,
+        "strategy": found.plan.strategy,
+        "sync": str(found.plan),
+        "learners": found.plan.learners,
+        "steps": found.task.steps,
+        "lr": found.lr,
+        "tried": [[lr, score if score >= 0 else None] for lr, score in found.tried],
+        "test": mean,
+        "test_ci": half,
+        "by_seed": [course.test for course in found.courses],
+        "gap": mean_of(gaps),
+        "lost": found.lost,
+        "equal": mean is not None and not found.lost and mean >= base - base_half,
+        "target": target,
+        "steps_to_target": found.steps_to(target),
+        "cpu_s": round(sum(course.cpu_s for course in found.courses), 1),
+    }
+
+
+def accuracy_line(row: Row) -> str:
+    lost = f"  {row['lost']} LOST" if row["lost"] else ""
+    test, half = ("none" if value is None else f"{100 * value:.2f}" for value in (row["test"], row["test_ci"]))
+    return (
+        f"{row['task']:9} {row['sync']:62} lr {row['lr']:<6g} {test} ± {half} %  "
+        f"steps to {100 * row['target']:.1f} %: {row['steps_to_target']}{lost}"
+    )
+
+
+# -- four hosts -------------------------------------------------------------------------------------------------------
+
+
+def links(task: Task, link: str, rounds: int, steps: int) -> list[Row]:
+    """Pace and bytes of every strategy, in turns in one set of processes."""
+    plans = [plan_of(strategy, 8, task.every) for strategy in STRATEGIES]
+    lr = task.lrs[0]
+    lengths = [rounds * plan.every if plan.in_rounds else steps for plan in plans]
+    orders = [{"sync": str(p), "lr": lr, "seed": 1, "steps": n} for p, n in zip(plans, lengths, strict=True)]
+    rows = [paces(row) for row in on_hosts(task.name, link, orders)]
+    for row in rows:
+        row.update(
+            task=task.name, link=link, fewer_bytes=round(rows[0]["sent_bytes_a_step"] / row["sent_bytes_a_step"], 2)
+        )
+        print(
+            f"{task.name} {link:8} {row['sync']:62} {row['step_ms']:7.1f} ms a step "
+            f"[{row['quartiles_ms'][0]:.1f}-{row['quartiles_ms'][1]:.1f}]  {row['sent_bytes_a_step']:>9,} bytes sent, "
+            f"{row['received_bytes_a_step']:,} received; {row['fewer_bytes']} x fewer",
+            flush=True,
+        )
+    return rows
+
+
+def until_target(rows: list[Row], strategy: str, task: str, link: str) -> Row:
+    """One run of ``strategy`` on four hosts, up to the step where one worker reached the target, of the first seed that
+    did there."""
+    found = next(
+        (r for r in rows if (r["task"], r["strategy"]) == (task, strategy) and r["learners"] in (1, 8)),
+        {"steps_to_target": [None] * len(SEEDS)},
+    )
+    reached = [(seed, step) for seed, step in zip(SEEDS, found["steps_to_target"], strict=True) if step is not None]
+    if not reached:
+        raise UserError(
+            "a whole run needs a seed that reached the target", f"{strategy} on {task}", "--only accuracy first"
+        )
+    seed, steps = reached[0]
+    order = {"sync": found["sync"], "lr": found["lr"], "seed": seed, "steps": steps, "looks": True}
+    (done,) = on_hosts(task, link, [order])
+    step, seconds, value = done["looks"][-1]
+    row = {
+        **order,
+        "task": task,
+        "link": link,
+        "seconds": round(seconds, 1),
+        "validation": value,
+        "target": found["target"],
+    }
+    assert step == order["steps"]
+    print(f"{strategy}: {value:.4f} (target {found['target']:.4f}) after {step} steps and {seconds:.1f} s", flush=True)
+    return row
+
+
+# -- what came of it --------------------------------------------------------------------------------------------------
+
+
+def times_to_target(told: Row) -> list[Row]:
+    """Steps of the accuracy runs (median over seeds, None where not all reach it) times the time of a step."""
+    found = []
+    paced = told.get("links", {}).values()
+    for row in (r for r in told.get("accuracy", {}).get("rows", []) if r["learners"] in (1, 8)):
+        steps = row["steps_to_target"]
+        for pace in (p for section in paced for p in section["rows"]):
+            if pace["sync"] == row["sync"] and pace["task"] == row["task"].removesuffix("_long") and None not in steps:
+                seconds = statistics.median(steps) * pace["step_ms"] / 1e3
+                found.append(
+                    {
+                        "task": row["task"],
+                        "strategy": row["strategy"],
+                        "link": pace["link"],
+                        "seconds": round(seconds, 1),
+                    }
+                )
+    for row in found:
+        mine = [
+            r for r in found if (r["task"], r["link"]) == (row["task"], row["link"]) and r["strategy"] == "allreduce"
+        ]
+        row["shorter"] = round(mine[0]["seconds"] / row["seconds"], 2) if mine else None
+    return found
+
+
+def goals(told: Row) -> list[str]:
+    """The two goals, task by task, in words."""
+    said = []
+    rows = told.get("accuracy", {}).get("rows", [])
+    fewer = {
+        (p["task"], p["sync"]): p["fewer_bytes"] for section in told.get("links", {}).values() for p in section["rows"]
+    }
+    for row in (r for r in rows if r["strategy"] in SELDOM):
+        times = fewer.get((row["task"].removesuffix("_long"), row["sync"]))
+        if times is not None:
+            met = "met" if row["equal"] and times >= FEWER_BYTES else "MISSED"
+            gap = " ± ".join("none" if value is None else f"{100 * value:.2f}" for value in row["gap"])
+            equal = f"{'' if row['equal'] else 'NOT '}equal in accuracy ({gap})"
+            said.append(f"{row['task']}, {row['sync']}: {times} x fewer bytes, {equal}: {met}")
+    for row in (r for r in rows if r["strategy"] in SELDOM and None in r["steps_to_target"]):
+        if row["learners"] == 8:
+            said.append(f"{row['task']}, {row['strategy']}: not every seed reaches the target: time MISSED")
+    for row in (r for r in told["times"] if r["link"] == LINKS[0] and r["strategy"] in SELDOM):
+        met = "met" if row["shorter"] and row["shorter"] >= SHORTER else "MISSED"
+        said.append(
+            f"{row['task']}, {row['strategy']} at {row['link']}: {row['shorter']} x shorter to the target: {met}"
+        )
+    return said
+
+
+def keep(out: Path, told: Row) -> None:
+    """What is known, with what follows from all of it."""
+    told["times"] = times_to_target(told)
+    told["goals"] = goals(told)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def context() -> Row:
+    """Of a part of the results: parts may come of several commands."""
+    load = [round(value, 2) for value in os.getloadavg()]
+    return {"command": "python " + " ".join(sys.argv), "machine": {**machine_context(), "load_average_before": load}}
+
+
+def smoke() -> None:
+    """Every strategy once on embedded digits, and some steps on four hosts where that is allowed."""
+    rows = accuracies(Cache(None), ((SMOKE, 4, STRATEGIES),))
+    assert len(rows) == len(STRATEGIES), "a strategy came to nothing"
+    if os.geteuid() == 0:
+        links(SMOKE, LINKS[-1], rounds=2, steps=4)
+    else:
+        print("no root: without hosts")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="a few seconds; writes nothing")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="others stay in the results as they are"
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="after so many no further training is begun")
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
+    parser.add_argument("--tasks", nargs="+", choices=("cnn", "gru"), default=("cnn", "gru"), help="on hosts")
+    parser.add_argument("--whole", choices=TASKS, default="cnn_long", help="the task of whole runs")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=("allreduce", "diloco"), help="of them")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=36, help="of allreduce on hosts")
+    parser.add_argument("--cache", type=Path, default=Path("build") / "strategies.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if min(args.rounds, args.steps) < 2:
+        raise UserError("a pace is that between meetings, of at least two", min(args.rounds, args.steps), "--rounds 5")
+    torch.set_num_threads(1)
+    if args.smoke:
+        smoke()
+        return 0
+    told: Row = json.loads(args.out.read_text()) if args.out.exists() else {}
+    if "accuracy" in args.only:
+        load = context()
+        rows = accuracies(Cache(args.cache, time.monotonic() + 60 * args.minutes), CELLS)
+        kept = f"of this command and earlier ones alike, in {args.cache.name}"
+        told["accuracy"] = {**load, "trainings": kept, "text_sha256": text_sha256(), "tasks": sizes(), "rows": rows}
+        keep(args.out, told)
+    for name in args.tasks if "links" in args.only else []:
+        for link in args.links:
+            load = context()
+            told.setdefault("links", {})[f"{name} {link}"] = {**load, "hosts": HOSTS, "emulated": "links shaped (tbf)"}
+            told["links"][f"{name} {link}"]["rows"] = links(TASKS[name], link, args.rounds, args.steps)
+            keep(args.out, told)
+    if "whole" in args.only:
+        rows = told.get("accuracy", {}).get("rows", [])
+        for strategy in args.strategies:
+            load = context()
+            row = until_target(rows, strategy, args.whole, LINKS[0])
+            told.setdefault("whole", {})[f"{args.whole} {strategy}"] = {**load, **row}
+            keep(args.out, told)
+    print("\n".join(told.get("goals", [])))
+    return 0
+
+
+def sizes() -> Row:
+    """Each task's numbers."""
+    return {
+        task.name: {
+            "batch": task.batch, "training_samples": task.samples, "steps": task.steps, "every": task.every,
+            "learning_rates": task.lrs, "parameters": sum(p.numel() for p in task.model().parameters()),
+        }
+        for task in TASKS.values()
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,224 @@
+"""Strategies that change while training goes on, beside every fixed one: speed in each phase, and accuracy at the end.
+
+1. "size": 1, 2, 4, 8, 16 workers, back to 1 and up again, four to a host; policy ``sync_by_size`` beside all-reduce,
+   averaging, local SGD and DiLoCo from the first step to the last.
+2. "link": four hosts with a worker each; in the middle third another's traffic leaves one of them a part of its link.
+   Policy ``sync_by_link`` beside the fixed ones.
+
+Hosts are network namespaces of this machine with shaped links. Compute is emulated (a declared time a sample), since
+the workers share this machine's cores; what is sent and waited for is real. A phase is what a run did from its first
+step as so many workers (or with such a link) to its last: steps that workers come or go in belong to none, but are in
+the whole run's time. Every run takes the same steps of the same batches of Fashion-MNIST; accuracy is that of the test
+set.
+
+    python benchmarks/switching.py [--smoke] [--only size,link] [--seeds 3] [--out benchmarks/results/switching.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pauses import Tick, Ticks
+from programs.workload import OWNER, SAMPLE_S
+
+from elastune.job.machine import machine_context
+from elastune.plan.intervals import mean_ci
+from elastune.testing.agent_runs import AgentRun
+from elastune.testing.hosts import Network
+
+PROGRAM = Path(__file__).parent / "programs" / "switching_train.py"
+BATCH, LEARNERS, EVERY = 256, 16, 10
+PASS = 50  # batches of a pass over the data: whole rounds
+BURST = "256k"
+BEHIND = 0.05
+Row = dict[str, Any]
+APART = {
+    "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
+    "local": f"local:learners={LEARNERS},every={EVERY},moments=fresh",
+    "diloco": f"diloco:learners={LEARNERS},every={EVERY},moments=fresh,outer_momentum=0.5",
+}
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happens to a run. ``phases``: workers and steps of each; ``congested``: of which phase the link is slow.
+
+    ``words``: of the command line, by the name of what is compared.
+    """
+
+    name: str
+    hosts: int
+    each: int
+    link: str
+    sample_s: float
+    phases: tuple[tuple[int, int], ...]
+    words: dict[str, tuple[str, ...]]
+    congested: int | None = None
+    slow_link: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run, in passes of ``PASS``: two thirds more than in the phases, since workers take a while to
+        come; the last phase has what is left."""
+        return math.ceil(5 / 3 * sum(steps for _, steps in self.phases) / PASS) * PASS
+
+
+def by_size(small: bool) -> Story:
+    """Up to 16 workers and back."""
+    up = ((1, 5), (2, 10)) if small else ((1, 20), (2, 30), (4, 60), (8, 120), (16, 200))
+    phases = (*up, *up[-2::-1], (up[-1][0], 0))
+    above, strategy = (1 if small else 4), "local"
+    policy = f"sync_by_size:above={above},strategy={strategy},learners={LEARNERS},every={EVERY},moments=fresh"
+    words = {"sync_by_size": ("--policy", policy), "allreduce": ()}
+    words |= {name: ("--sync", sync) for name, sync in APART.items() if not small}
+    hosts, each = (2, 1) if small else (4, 4)
+    return Story("size", hosts, each, "100mbit", 0.0005 if small else 0.002, phases, words)
+
+
+def by_link() -> Story:
+    """Four workers, of which one has little of its link for a while."""
+    policy = f"sync_by_link:share=0.3,learners={LEARNERS},strategy=local,moments=fresh,noise=0.01,looks=10,again=60"
+    words = {"sync_by_link": ("--policy", policy), "sync_by_link, auto": ("--policy", policy, "--topology", "auto")}
+    words |= {"allreduce": ()} | {name: ("--sync", APART[name]) for name in ("averaging", "local")}
+    return Story("link", 4, 1, "1gbit", 0.001, ((4, 120), (4, 160), (4, 0)), words, 1, "30mbit")
+
+
+def told(story: Story, name: str, seed: int, smoke: bool) -> Row:
+    """One run."""
+    workers = [count for count, _ in story.phases]
+    size = ["--workers", f"{min(workers)}:{max(workers)}", "--slots", str(LEARNERS), "--mode", "fast"]
+    size += ["--seed", str(seed), "--checkpoint-every", "0"]
+    chosen = {"samples": BATCH * PASS, "epochs": story.steps // PASS, "batch_size": BATCH, "data": "fashion_mnist"}
+    if smoke:
+        chosen |= {"samples": BATCH * 4, "epochs": story.steps // 2, "data": "digits"}
+    with Network(story.hosts) as network, tempfile.TemporaryDirectory() as folder:
+        for host in network.hosts:
+            host.slow(story.link, BURST)
+        noted = Path(folder) / "ticks"
+        noted.mkdir()
+        settings = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+        settings += ["--set", f"ticks={noted}"]
+        run = AgentRun(network, Path(folder), "run", str(PROGRAM), *settings, *size, *story.words[name])
+        ticks = Ticks(noted)
+        try:
+            run.until(run.token.exists)
+            for at in range(story.hosts):
+                run.agent(at, story.each)
+            bounds = lived_through(story, network, ticks, run)
+            if run.controller.wait(600) != 0:
+                raise RuntimeError(run.said)
+            result = json.loads(run.result)
+        finally:
+            run.close()
+        ticks.refresh()
+    line = ticks.rank_zero()
+    phases = [pace([tick for tick in line if since <= tick.time_s <= until]) for since, until in bounds]
+    whole = {"whole": pace(line), "seconds": line[-1].time_s - line[0].time_s}
+    return {"name": name, "seed": seed, "phases": phases, **whole, **facts(result)}
+
+
+def lived_through(story: Story, network: Network, ticks: Ticks, run: AgentRun) -> list[tuple[float, float]]:
+    """Ask for the workers of each phase, and let the last host's link be slow in its one; when each began and ended.
+
+    A phase begins with the first step of so many workers, and has so many steps from there; the last one has all that
+    are left. How long workers take to come is no part of it.
+    """
+    bounds = []
+    met(ticks, run, 0.0, None, 0)
+    for phase, (workers, steps) in enumerate(story.phases):
+        asked = time.monotonic()
+        if len({count for count, _ in story.phases}) > 1:
+            run.resize(workers)
+        if story.congested is not None and phase:
+            network.hosts[-1].slow(story.slow_link if phase == story.congested else story.link, BURST)
+        began = met(ticks, run, asked, workers, 0)
+        if phase + 1 == len(story.phases):
+            return [*bounds, (began, float("inf"))]
+        bounds.append((began, met(ticks, run, began, workers, steps)))
+    raise AssertionError("a story has phases")
+
+
+def met(ticks: Ticks, run: AgentRun, since: float, workers: int | None, steps: int) -> float:
+    """When ``steps`` steps lay behind the first one of so many workers (or any) after ``since``; waits for it."""
+    found: list[float] = []
+
+    def there() -> bool:
+        ticks.refresh()
+        line = [tick for tick in ticks.rank_zero() if tick.time_s > since and workers in (None, tick.world)]
+        found[:] = [tick.time_s for tick in line if tick.step >= line[0].step + steps][:1]
+        return bool(found)
+
+    run.until(there)
+    return found[0]
+
+
+def pace(line: list[Tick]) -> float:
+    """Samples a second between the first of these steps and the last."""
+    return BATCH * (line[-1].step - line[0].step) / (line[-1].time_s - line[0].time_s)
+
+
+def facts(result: Row) -> Row:
+    """Of what the command line tells."""
+    changes = [change["why"] for change in result["sync_changes"]]
+    return {"accuracy": result["metrics"]["accuracy"], "steps": result["steps"], "changes": changes}
+
+
+def summary(story: Story, rows: list[Row]) -> Row:
+    """Medians over seeds, by name; and how far each policy is behind the best fixed strategy of each phase."""
+    cells = {}
+    for name in story.words:
+        own = [row for row in rows if row["name"] == name]
+        phases = [round(statistics.median(row["phases"][at] for row in own)) for at in range(len(story.phases))]
+        accuracy = mean_ci([row["accuracy"] for row in own])
+        whole = [row["whole"] for row in own]
+        cells[name] = {"phases": phases, "whole": round(statistics.median(whole)), "whole_of_seeds": whole}
+        cells[name] |= {"accuracy": accuracy[0], "accuracy_ci": accuracy[1]}
+    fixed = [name for name in cells if not name.startswith("sync_by")]
+    for name in cells:
+        if name in fixed:
+            continue
+        best = [max(cells[other]["phases"][at] for other in fixed) for at in range(len(story.phases))]
+        behind = [round(1 - ours / theirs, 3) for ours, theirs in zip(cells[name]["phases"], best, strict=True)]
+        ahead = cells[name]["whole"] / max(cells[other]["whole"] for other in fixed)
+        cells[name] |= {"behind_best_fixed": behind, "whole_over_best_fixed": round(ahead, 3)}
+        cells[name] |= {"met": max(behind) <= BEHIND and ahead > 1}
+    return cells
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="up to 2 workers, the policy and all-reduce, on digits")
+    parser.add_argument("--only", default="size,link")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found: Row = {"command": " ".join(["python", *sys.argv]), "machine": machine_context()}
+    found["emulated"] = "compute (a declared time a sample); hosts are namespaces with shaped links"
+    stories = [by_size(True)] if args.smoke else [by_size(False), by_link()]
+    for story in [each for each in stories if each.name in args.only.split(",")]:
+        os.environ |= {OWNER: str(os.getpid()), SAMPLE_S: str(story.sample_s), "OMP_NUM_THREADS": "1"}
+        rows = []
+        for seed, name in itertools.product(range(1, 2 if args.smoke else args.seeds + 1), story.words):
+            rows.append(told(story, name, seed, args.smoke))
+            print(f"{story.name} {name:20} seed {seed}: {rows[-1]}", flush=True)
+        shape = {"sample_s": story.sample_s, "link": story.link, "slow_link": story.slow_link, "phases": story.phases}
+        found[story.name] = {**shape, "cells": summary(story, rows), "runs": rows}
+        print(json.dumps(found[story.name]["cells"], indent=1), flush=True)
+        if args.out is not None:
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Hugging Face Accelerate's ``Accelerator``, for scripts written for it: the import changes, the loop stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from elastune.adapters.effects import Effects
+from elastune.adapters.evaluation import Evaluation
+from elastune.adapters.loaders import Loader, rebuilt
+from elastune.adapters.passes import Passes, Scheduler, first_batch
+from elastune.core.errors import UserError
+from elastune.train.program.current import current_session
+
+NO_MEANING = {  # what elastune does its own way, whatever is asked
+    *("device_placement", "split_batches", "cpu", "rng_types", "log_with", "project_dir", "project_config"),
+    *("step_scheduler_with_optimizer", "even_batches", "dispatch_batches", "dataloader_config"),
+}
+
+
+def set_seed(seed: int, **options: Any) -> None:
+    """The run's own seed (``--seed``) stands in its place: workers and trials are seeded by it."""
+
+
+class Accelerator(Effects):
+    """What scripts call of Accelerate's class of this name (docs/programs.md says what means something else).
+
+    Args:
+        gradient_accumulation_steps: A step's batch is so many batches of the loader.
+        mixed_precision: None or "no": ``--precision`` decides.
+        given: Options of Accelerate's that have no meaning here; others are refused.
+
+    Raises:
+        UserError: For options that it cannot have, and outside of a run.
+
+    Example:
+        >>> accelerator = Accelerator()
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    """
+
+    def __init__(
+        self, *, gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, **given: Any
+    ) -> None:
+        if unknown := sorted(given.keys() - NO_MEANING):
+            raise UserError("elastune's Accelerator takes Accelerate's plain options", unknown, "see docs/programs.md")
+        if mixed_precision not in (None, "no"):
+            rule = "precision is a setting of the run"
+            raise UserError(rule, f"mixed_precision={mixed_precision!r}", "leave it out: elastune run --precision bf16")
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self.session = current_session()
+        self.device = self.session.device
+        self.passes = Passes(self.session)
+        self._evaluation: Evaluation | None = None
+        self.keeps: dict[str, Any] = {}  # what a state has, by name
+
+    def prepare(self, *given: Any) -> Any:
+        """What was given, in its order, to be used from here on; model, optimizer and schedulers belong into one call.
+
+        Raises:
+            UserError: For models without an optimizer, and the other way round.
+        """
+        models = [each for each in given if isinstance(each, nn.Module)]
+        optimizers = [each for each in given if isinstance(each, Optimizer)]
+        schedulers = [each for each in given if isinstance(each, LRScheduler)]
+        found: dict[int, Any] = {id(each): Loader(self.batches, each) for each in given if isinstance(each, DataLoader)}
+        if models or optimizers or schedulers:
+            if (len(models), len(optimizers)) != (1, 1):
+                value = f"{len(models)} models, {len(optimizers)} optimizers"
+                fix = "accelerator.prepare(model, optimizer, scheduler)"
+                raise UserError("a model, its optimizer and its schedulers are prepared in one call", value, fix)
+            model, optimizer, *rest = self.session.prepare(models[0], optimizers[0], *schedulers)
+            self.keeps = {"model": model, "optimizer": optimizer} | {f"scheduler {i}": s for i, s in enumerate(rest)}
+            found |= {id(models[0]): model, id(optimizers[0]): optimizer}
+            found |= {id(old): Scheduler(self.passes, new) for old, new in zip(schedulers, rest, strict=True)}
+        prepared = tuple(found.get(id(each), each) for each in given)
+        return prepared if len(prepared) > 1 else prepared[0]
+
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """One pass over ``loader``: to train on, or, of a model in ``eval()`` or without gradients, to evaluate."""
+        model = self.keeps.get("model")
+        if model is not None and model.training and torch.is_grad_enabled():
+            accumulated = self.gradient_accumulation_steps
+            if accumulated > 1 and loader.batch_size is not None:
+                loader = rebuilt(loader, batch_size=loader.batch_size * accumulated)
+            return self.passes.train(loader)
+        self._evaluation = None
+        if self.passes.again:
+            return first_batch(loader)
+        self._evaluation = Evaluation(self.session, loader)
+        return iter(self._evaluation)
+
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """Nothing is to be done: until a step's last batch no parameter has a gradient."""
+        return nullcontext()
+
+    no_sync = autocast = accumulate
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """As ``session.backward``: ``loss`` is the mean over the batch."""
+        self.session.backward(loss)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> float:
+        """As ``session.clip_grad_norm_``: over all parameters of the model."""
+        if norm_type != 2:
+            raise UserError("the norm of gradients that is clipped is 2", norm_type, "leave norm_type out")
+        return self.session.clip_grad_norm_(max_norm)
+
+    def gather_for_metrics(self, given: Any, use_gather_object: bool = False) -> Any:
+        """The tensors in ``given`` of the batches that all workers are at, each sample once, in the loader's order."""
+        return given if self._evaluation is None else self._evaluation.gather(given)

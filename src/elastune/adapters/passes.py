@@ -1,0 +1,76 @@
+"""A loop over epochs that knows no session: which of its passes are still to be done, and what was done before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from elastune.train.program.current import at_end, end_program
+from elastune.train.rng import streams_kept
+from elastune.train.session import Session
+
+
+class Passes:
+    """The training passes of a program that has a loop over epochs of its own: each is an epoch of ``session``.
+
+    A program that begins again in mid-run (resumed, or a worker that joined) runs its loop from the start: its passes
+    that are done by then give no batches, and what it does after them has no effect.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._begun = 0
+        self._trains = False
+        self._epochs: Iterator[int] = iter(())
+        at_end(self._end)
+
+    @property
+    def again(self) -> bool:
+        """The program is at what was done before it began again."""
+        return not self._trains and self._session.epoch > 0
+
+    def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """This worker's batches of the next training pass."""
+        self._begun += 1
+        if not self._trains and self._begun <= self._session.epoch:
+            return
+        epoch = next(self._epochs, None)
+        if epoch is None:  # how many there will be nobody knows but the program
+            self._epochs = self._session.epochs(self._begun)
+            epoch = next(self._epochs, None)
+        if self._begun <= self._session.epoch:  # this worker has just joined others, who are further
+            self._epochs = self._epochs if epoch is None else chain([epoch], self._epochs)
+            return
+        if epoch is None:
+            end_program()
+        self._trains = True
+        yield from self._session.batches(loader)
+
+    def _end(self) -> None:
+        """Of the newest epoch: its checkpoint, its wish to stop."""
+        next(self._epochs, None)
+
+
+class Scheduler:
+    """A scheduler: it does not step where the script begins again."""
+
+    def __init__(self, passes: Passes, scheduler: Any) -> None:
+        self._passes = passes
+        self._scheduler = scheduler
+
+    def step(self, *given: Any, **options: Any) -> None:
+        if not self._passes.again:
+            self._scheduler.step(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+
+def first_batch(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What stands in for an evaluation that was done before: one batch, and no trace of it."""
+    with streams_kept():
+        batches = list(islice(loader, 1))
+    yield from batches

@@ -1,0 +1,36 @@
+"""``elastune classes``: groups of classes, learnt from what a trained model confuses."""
+
+from __future__ import annotations
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastune.cli import options
+from elastune.cli.output import OK, print_json
+
+
+def classes(
+    study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    groups: Annotated[int, typer.Option(help="How many groups.")],
+    data: Annotated[str, typer.Option(help="The predictions that are looked at.")] = "validation",
+    trial: Annotated[int | None, typer.Option(help="Whose. [default: the most accurate]")] = None,
+    json: options.Json = False,
+) -> int:
+    """Group the classes of STUDY so that those which a trained model confuses are together: see docs/transfer.md.
+
+    --json: {kind: "classes", tree: [[class, ...], ...], trial, data, between, within}; between: the mean probability
+    that a sample is taken for one of another group, within: for another class of its own.
+    """
+    from elastune.reuse.learn_classes import learn_classes
+
+    found = learn_classes(study, groups, data=data, trial=trial)
+    if json:
+        print_json({"kind": "classes", **found.to_json()})
+        return OK
+    shares = f"{found.between:.3f} between groups, {found.within:.3f} within"
+    print(f"confused by trial {found.trial} on {found.data}: {shares}")
+    print(f"--set tree='{json_text.dumps(found.tree.to_json(), separators=(',', ':'))}'")
+    return OK

@@ -1,0 +1,118 @@
+"""``elastune ensemble``: several trials of a study as one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastune.cli import options
+from elastune.cli.output import OK, print_json
+
+if TYPE_CHECKING:
+    from elastune.reuse.ensemble import Ensemble
+
+
+def ensemble(
+    study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    members: Annotated[int, typer.Option(help="Different models at most.")] = 8,
+    objective: Annotated[
+        str | None, typer.Option(help="accuracy, log_loss, brier; mse, rmse, mae, r2. [default: accuracy or mse]")
+    ] = None,
+    inference_budget: Annotated[
+        str | None, typer.Option(metavar="TIMES", help="Of the parameters (no time is measured) of the best trial: 4x.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="The predictions that the choice is made by.")] = "validation",
+    test: Annotated[str, typer.Option(help="Those that judge it afterwards.")] = "test",
+    method: Annotated[str, typer.Option(help="greedy (with replacement, bagged), stacking or uniform.")] = "greedy",
+    seed: Annotated[int, typer.Option(help="Of the bags.")] = 0,
+    by: Annotated[
+        str | None, typer.Option(metavar="SETTING", help="Tell contributions by its values, too, such as inputs.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one safetensors file.")] = None,
+    json: options.Json = False,
+) -> int:
+    """Choose trials of STUDY whose mean answer is best, and tell what each of them contributes.
+
+    The trials' program has called session.predictions, and the study was run with --keep: see docs/ensembles.md. What
+    was kept under a name that begins with "test" is read once all is chosen. With --out the study's journal is told,
+    and elastune report STUDY shows it among single trials and soups. In Python elastune.load_ensemble(FILE, build)
+    makes a module of the file.
+
+    --json: {kind: "ensemble", study, task: {kind, says, width}, method, data, rows, objective, direction, candidates,
+    members: [{trial, weight, alone, parameters, worker_seconds, contribution: {left_out, shapley, shapley_error},
+    config}], score, single, best_single, inference, diversity: {disagreement, error_correlation}, uncertainty:
+    {aleatoric, epistemic, unit}, test: {data, rows, ensemble, best_single} or null, singles: [{trial, score,
+    parameters}] of all candidates, by, settings: [{value, trials, contribution}], file}.
+    """
+    from elastune.reuse.ensemble import ensemble as choose
+    from elastune.reuse.ensemble import parse_times
+    from elastune.reuse.ensemble_file import save_ensemble
+    from elastune.reuse.record import check_recordable, record_asset
+
+    if out is not None:
+        check_recordable(study)
+    budget = None if inference_budget is None else parse_times(inference_budget)
+    found = choose(
+        study,
+        members=members,
+        objective=objective,
+        inference_budget=budget,
+        data=data,
+        test=test,
+        method=method,
+        seed=seed,
+        by=by,
+    )
+    file = None if out is None else str(save_ensemble(found, out))
+    if out is not None:
+        record_asset(found, out)
+    if json:
+        print_json({"kind": "ensemble", **found.to_json(), "file": file})
+    else:
+        _print(found)
+        if file is not None:
+            print(f"file    {file}")
+    return OK
+
+
+def _print(found: Ensemble) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{len(found.members)} of {found.candidates} trials, by {found.objective} on {found.data}")
+    for name in ("trial", "weight", "alone", "left out", "Shapley", "parameters", "worker-seconds"):
+        table.add_column(name, justify="right")
+    for one in found.members:
+        told = one.contribution
+        error = f" ± {told.shapley_error:.2g}" if told.shapley_error else ""
+        table.add_row(
+            str(one.trial),
+            f"{one.weight:.3f}",
+            f"{one.alone:.4f}",
+            f"{told.left_out:+.4f}",
+            f"{told.shapley:+.4f}{error}",
+            f"{one.parameters:,}",
+            f"{one.worker_seconds:.1f}",
+        )
+    Console(width=None).print(table)
+    for each in found.settings:
+        trials, worth = ", ".join(map(str, each.trials)), each.contribution
+        error = f" ± {worth.shapley_error:.2g}" if worth.shapley_error else ""
+        words = f"left out {worth.left_out:+.4f}, Shapley {worth.shapley:+.4f}{error}"
+        print(f"{found.by} {each.value}: {words}; trials {trials}")
+    best = f"best single trial ({found.single})"
+    print(f"{found.data}: {found.objective} {found.score:.4f}, {best} {found.best_single:.4f}; both were chosen by it")
+    if found.test is None:
+        print("test: not every member has predictions on data that no choice has seen")
+    else:
+        told_by = f"{found.test.ensemble:.4f}, {best} {found.test.best_single:.4f}"
+        print(f"{found.test.data}: {found.objective} {told_by}; {found.test.rows} rows, read after the choice")
+    print(f"inference: {found.inference:.2f} times the parameters of trial {found.single}")
+    apart = found.diversity
+    if apart.disagreement is not None:
+        alike = "not defined" if apart.error_correlation is None else f"{apart.error_correlation:.3f}"
+        print(f"members: disagreement {apart.disagreement:.3f}, correlation of errors {alike}")
+    doubt = found.uncertainty
+    print(f"uncertainty: aleatoric {doubt.aleatoric:.4g}, epistemic {doubt.epistemic:.4g} {doubt.unit}")

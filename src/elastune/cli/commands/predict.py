@@ -1,0 +1,56 @@
+"""``elastune predict``: what a study's kept trials say of data sets, asked after the search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastune.cli import options
+from elastune.cli.output import OK, print_json
+
+Program = Annotated[
+    Path | None,
+    typer.Option("--program", metavar="FILE", help="With build and predict. [default: the study's, if unchanged]"),
+]
+Trials = Annotated[str | None, typer.Option("--trials", metavar="N,N,...", help="Of the trials that were kept.")]
+
+
+def predict(
+    study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    data: Annotated[list[str] | None, typer.Option(help="Name of a data set; may be given again.")] = None,
+    trials: Trials = None,
+    program: Program = None,
+    again: Annotated[bool, typer.Option("--again", help="Ask anew where there are predictions.")] = False,
+    json: options.Json = False,
+) -> int:
+    """Ask the kept trials of STUDY about data sets, and keep what they say, for elastune ensemble.
+
+    The program defines build(config), which returns the model, and predict(model, name), which returns outputs and
+    targets of all samples of a data set, or None for a name that it does not know: see docs/ensembles.md.
+
+    --json: {kind: "predictions", study, predictions: [{trial, data, rows, reason}]}; rows 0: the reason says why.
+    """
+    from elastune.reuse.predict import predict as ask
+
+    told = ask(study, data or ["validation", "test"], trials=numbers_of(trials), program=program, again=again)
+    if json:
+        found = [one.to_json() for one in told]
+        print_json({"kind": "predictions", "study": str(study), "predictions": found})
+        return OK
+    for one in told:
+        print(f"trial {one.trial}: {one.data}: {f'{one.rows} rows' if one.rows else one.reason}")
+    return OK
+
+
+def numbers_of(text: str | None) -> list[int] | None:
+    """The trials that "1,4,7" says. Raises ``UserError``."""
+    from elastune.core.errors import UserError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise UserError("trials are named by their numbers", repr(text)[:60], "such as --trials 1,4,7")
+    return [int(part) for part in parts]

@@ -1,0 +1,132 @@
+"""A run that has outlived its controller, as the next one holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from elastune.cluster.base import NOBODY, Event, Message
+from elastune.cluster.elastic_run import ElasticRun
+from elastune.cluster.launcher import Launcher, ProcessEvent, ProcessStarted
+from elastune.cluster.said import Said
+from elastune.elastic.coordinator.adopting import AdoptingCoordinator
+from elastune.elastic.coordinator.adoption import awaited, known
+from elastune.elastic.protocol.client import Contact
+from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.journal.records import Adopted, MembershipEvent, Record, Regrouped, WorkerGone
+
+GONE = "it ended while there was no controller"
+AWAY = "it did not come back to the next controller"
+
+
+class AdoptedRun(ElasticRun):
+    """Workers come back to ``contact``, the launcher says which processes there are; ``take_over`` makes them a run.
+
+    ``kept``: the records of this run that its controllers have kept, in order. ``options``: see ``ElasticRun``.
+    """
+
+    coordinator: AdoptingCoordinator
+
+    def __init__(
+        self, task: WorkerSpec, launcher: Launcher, contact: Contact, kept: Iterable[Record], **options: Any
+    ) -> None:
+        self._contact = contact
+        self._kept = list(kept)
+        self._again: dict[int, int] | None = None  # by worker: so many of its records were told before it came back
+        self._refused = False
+        super().__init__(task, launcher, **options)
+        self._running = set()
+        self.said = Said(self._kept)
+
+    def _coordinate(self, **options: Any) -> AdoptingCoordinator:
+        port = int(self._contact.address.rpartition(":")[2])
+        return AdoptingCoordinator(**{**options, "port": port, "token": self._contact.token})
+
+    @property
+    def _processes(self) -> set[int]:
+        return set(self._workers) - set(self._ends)
+
+    @property
+    def some_back(self) -> bool:
+        """Whether anybody has come back."""
+        return bool(known(self._processes, self.coordinator.back))
+
+    @property
+    def all_back(self) -> bool:
+        """Whether all have that train together and live."""
+        back = known(self._processes, self.coordinator.back)
+        return bool(back) and awaited(back) <= set(self._ends)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether their launcher has told the ends of all that the journal last knew to train together."""
+        views = [record.members for record in self._kept if isinstance(record, Regrouped)]
+        members = set(views[-1] if views else range(self.spec.means.workers))
+        return not self._processes and members <= set(self._ends)
+
+    def take_over(self, seconds: float) -> bool:
+        """Go on with those who are back, ``seconds`` after they were first looked for.
+
+        False where they hold no state to go on with: all are sent away then, those too that come later.
+        """
+        came = known(self._processes, self.coordinator.back)
+        lost = awaited(came)
+        back = self.coordinator.adopt(self._processes, self._used() + 1)
+        if back is None:
+            self._refused = self.over = True
+            self._end(sorted(self._processes), "its run begins again")
+            return False
+        self._free = -1  # what was told of it before was nobody's to hear
+        self._again = {worker: returned.records for worker, returned in back.items()}
+        self._running = set(back)
+        for worker in self._processes - set(back):
+            self._running.add(worker)
+            self._doomed[worker] = AWAY
+            self._lost.append(worker)
+            self._end([worker], AWAY)
+        told = {record.worker for record in self._kept if isinstance(record, WorkerGone)}
+        told |= {*self._workers, *self._ends}
+        gone: list[Record] = [WorkerGone(worker, "lost", GONE) for worker in sorted(lost - told)]
+        adopted = Adopted(sorted(back), self.coordinator.step, seconds, sorted(lost))
+        self._events.extendleft(Message(NOBODY, record) for record in (*gone, adopted))
+        self._announce()
+        return True
+
+    def hear(self, event: ProcessEvent) -> None:
+        if isinstance(event, ProcessStarted) and event.bootstrap.worker not in self._workers:
+            self._workers[event.bootstrap.worker] = event.bootstrap
+            if self._again is not None or self._refused:  # too late
+                self._launcher.end([event.bootstrap], AWAY)
+        super().hear(event)
+
+    @property
+    def pending(self) -> bool:
+        return not self._refused and super().pending
+
+    def kill(self) -> None:
+        self._refused = False
+        super().kill()
+
+    def _close_if_over(self) -> None:
+        if not self._refused:  # who comes late is to hear that it may end
+            super()._close_if_over()
+
+    def _used(self) -> int:
+        """The highest number that a worker of this run ever had."""
+        numbers = [r.event.get("worker", 0) for r in self._kept if isinstance(r, MembershipEvent)]
+        members = [worker for r in self._kept if isinstance(r, Regrouped) for worker in r.members]
+        return max([*numbers, *members, *self._workers], default=0)
+
+    def _take(self, worker: int, record: Record, nth: int) -> None:
+        again = nth if self._again is None else self._again.get(worker, 0)
+        if nth <= again and self.said.is_kept(record):
+            self._taken[worker] = nth
+        else:
+            super()._take(worker, record, nth)
+
+    def _ended(self, worker: int) -> list[Event]:
+        if worker in self._running or self._refused:
+            return [] if self._refused else super()._ended(worker)
+        end = self._ends[worker]  # before anybody was taken over
+        left = end.code == 0
+        return [Message(worker, WorkerGone(worker, "left" if left else "lost", end.why or GONE, end.code, end.log))]

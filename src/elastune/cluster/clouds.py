@@ -1,0 +1,150 @@
+"""What the metadata services of clouds say of a machine's end, in their documented formats. Each look asks once.
+
+AWS: EC2's ``spot/instance-action`` (404 until two minutes before), with a session token (IMDSv2). Google: Compute
+Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine itself;
+the service lists those of its neighbours, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter
+from pydantic.dataclasses import dataclass as checked
+
+from elastune.cluster.notices import POLL_S, Notice, PolledNotice, ask, check_address
+from elastune.core.clock import Clock, SystemClock
+from elastune.core.errors import UserError
+
+Look = Callable[[str, float], Notice | None]
+"""The service's address and now, in seconds since the epoch -> the notice, once there is one. Raises ``OSError`` where
+the service does not answer, ``ValueError`` where it says what is not documented."""
+
+AWS_TOKEN_S = 21_600
+GOOGLE_PREEMPTED_S, GOOGLE_MAINTENANCE_S = 30.0, 60.0
+AZURE_LEAST_S = 30.0  # of a preemption
+AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")  # a Freeze is over in seconds
+
+
+def look_at_aws(base: str, now: float) -> Notice | None:
+    """EC2: ``{"action": "terminate", "time": "2026-01-31T12:02:00Z"}``."""
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_S)}
+    token = ask(f"{base}/latest/api/token", lifetime, method="PUT")
+    if token is None:
+        raise OSError("no session token")
+    found = ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token.decode("ascii")})
+    if found is None:
+        return None
+    told = _AWS.validate_json(found)
+    return Notice(_left(told.time.timestamp(), now), f"AWS announces {told.action}")
+
+
+def look_at_google(base: str, now: float) -> Notice | None:
+    """Compute Engine: TRUE or FALSE; NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE."""
+    instance, header = f"{base}/computeMetadata/v1/instance", {"Metadata-Flavor": "Google"}
+    preempted = ask(f"{instance}/preempted", header)
+    if preempted is None:
+        raise OSError("it does not say whether this machine is preempted")
+    if preempted.strip() == b"TRUE":
+        return Notice(GOOGLE_PREEMPTED_S, "Google announces a preemption")
+    if (ask(f"{instance}/maintenance-event", header) or b"").strip() == b"TERMINATE_ON_HOST_MAINTENANCE":
+        return Notice(GOOGLE_MAINTENANCE_S, "Google announces maintenance that ends this machine")
+    return None
+
+
+def look_at_azure(base: str, now: float) -> Notice | None:
+    """``{"Events": [{"EventType": "Preempt", "Resources": ["vm"], "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}]}``."""
+    header = {"Metadata": "true"}
+    events = ask(f"{base}/metadata/scheduledevents?api-version=2020-07-01", header)
+    if events is None:
+        raise OSError("it lists no scheduled events")
+    ends = [event for event in _AZURE.validate_json(events).Events if event.EventType in AZURE_ENDS]
+    if not ends:
+        return None
+    own = ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", header)
+    if own is None:
+        raise OSError("no name of this machine")
+    name = own.decode().strip()
+    for event in ends:
+        if name in event.Resources:
+            seconds = AZURE_LEAST_S if event.NotBefore is None else _left(event.NotBefore.timestamp(), now)
+            return Notice(seconds, f"Azure announces {event.EventType}")
+    return None
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A cloud's metadata service: how it is asked, and where."""
+
+    look: Look
+    address: str
+
+
+CLOUDS: Mapping[str, Cloud] = {
+    "aws": Cloud(look_at_aws, "http://169.254.169.254"),
+    "google": Cloud(look_at_google, "http://metadata.google.internal"),
+    "azure": Cloud(look_at_azure, "http://169.254.169.254"),
+}
+
+
+class CloudNotice(PolledNotice):
+    """Asks the metadata service that ``text`` names: ``aws``, ``google`` or ``azure``; ``=URL`` where it is elsewhere.
+
+    Raises ``UserError`` for another name, and where the service does not answer now: no notice would ever come.
+    """
+
+    def __init__(self, text: str, *, clock: Clock | None = None, poll_s: float = POLL_S) -> None:
+        name, _, address = text.partition("=")
+        cloud, clock = CLOUDS.get(name), clock or SystemClock()
+        if cloud is None:
+            raise UserError("--notices names a cloud", text, f"use one of {', '.join(CLOUDS)}, or NAME=URL")
+        base = (address or cloud.address).rstrip("/")
+        check_address(base, "--notices NAME=URL", cloud.address)
+
+        def look() -> Notice | None:
+            return cloud.look(base, clock.wall())
+
+        try:
+            look()
+        except (OSError, ValueError, HTTPException) as error:
+            value = f"{base}: {' '.join(str(error).split())[:200]}"
+            fix = "use the cloud that this machine is of, or leave --notices out"
+            raise UserError(f"the metadata service of {name} must answer", value, fix) from None
+        super().__init__(look, poll_s)
+
+
+def _left(at: float, now: float) -> float:
+    return max(0.0, at - now)
+
+
+def _http_date(value: Any) -> Any:
+    """Azure's dates are those of HTTP; an event that has begun has none."""
+    if value == "":
+        return None
+    return parsedate_to_datetime(value).astimezone(UTC) if isinstance(value, str) else value
+
+
+@checked(frozen=True)
+class _InstanceAction:
+    action: str
+    time: datetime
+
+
+@checked(frozen=True)
+class _ScheduledEvent:
+    EventType: str
+    Resources: tuple[str, ...] = ()
+    NotBefore: Annotated[datetime | None, BeforeValidator(_http_date)] = None
+
+
+@checked(frozen=True)
+class _ScheduledEvents:
+    Events: tuple[_ScheduledEvent, ...] = ()
+
+
+_AWS, _AZURE = TypeAdapter(_InstanceAction), TypeAdapter(_ScheduledEvents)

@@ -1,0 +1,1 @@
+"""Sums of gradients that travel in fewer bytes."""

@@ -1,0 +1,225 @@
+"""Which strategy brings a run's learners together, and when: "local:learners=8,every=16"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from elastune.core.errors import UserError
+from elastune.core.slots import cut
+
+Strategy = Literal["allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging", "parameter_server"]
+Moments = Literal["mean", "fresh"]
+WHOLE = {
+    "learners": (1, 1_024),
+    "every": (1, 1_000_000),
+    "mix": (1, 1_000_000),
+    "staleness": (0, 64),
+    "fragments": (1, 64),
+    "cycles": (1, 10_000),
+    "delay": (1, 1_000_000),
+    "quorum": (0, 1_024),
+}
+REAL = {
+    "pull": (0.0, 1.0),
+    "outer_lr": (0.0, 10.0),
+    "outer_momentum": (0.0, 0.999),
+    "blend": (0.0, 1.0),
+    "grace": (0.0, 3_600.0),
+}
+_EXAMPLE = 'such as "local:learners=8,every=16"'
+_ROUNDS = ("learners", "every", "moments")
+_QUORUM = ("quorum", "grace")
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "allreduce": (),
+    "local": (*_ROUNDS, *_QUORUM),
+    "diloco": (*_ROUNDS, "outer_lr", "outer_momentum", "fragments", "cycles", "delay", "blend", *_QUORUM),
+    "averaging": (*_ROUNDS, "mix", "pull"),
+    "gossip": (*_ROUNDS, "mix"),
+    "pair_averaging": (*_ROUNDS, "mix"),
+    "parameter_server": (*_ROUNDS, "staleness"),
+}
+"""What each strategy can be told."""
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """How workers agree. It is meaning, not means: learners differ between two exchanges, so all of it shows in the
+    result; how many workers carry them does not.
+
+    Args:
+        strategy: ``allreduce``: synchronous SGD, one learner whose gradient is that of the whole batch. With all others
+            every learner takes steps of its own, and after a *round* of them all become one again. ``local``: their
+            mean (local SGD: Stich, ICLR 2019, arXiv 1805.09767; Lin et al., ICLR 2020, arXiv 1808.07217). ``diloco``:
+            the way from where the round began to their mean is the gradient of an outer step with Nesterov's momentum
+            (Douillard et al., arXiv 2311.08105); with ``fragments`` parts of the model go that way within a round,
+            while training goes on (Streaming DiLoCo: Douillard et al., arXiv 2501.18512). The others mix parameters
+            within a round too, and end it by the mean (as Chen et al., ICML 2021, arXiv 2105.09080, do): ``averaging``
+            pulls each learner towards the mean of all (synchronous model averaging: Koliousis et al., VLDB 2019; Mai
+            et al., OSDI 2020); ``gossip`` takes the mean with one neighbour of an exponential graph (Assran et al.,
+            ICML 2019, arXiv 1811.10792); ``pair_averaging`` that of pairs drawn anew each time (after Lian et al., ICML
+            2018, arXiv 1710.06952; in step, in ``fast`` mode asynchronously). ``parameter_server``: without
+            ``staleness`` the steps of all-reduce, whose sums are made by servers that are the workers already; with it
+            each learner's step reaches the others that much later (stale synchronous parallel: Ho et al., NeurIPS
+            2013).
+        learners: Into how many learners the slots of a global batch are divided.
+        every: How many global batches a round has: each learner's own steps.
+        moments: What becomes of the optimizer's state where a round ends. ``mean``: that of all learners, as of
+            parameters. ``fresh``: every round begins without one, and it is not sent.
+        mix: How many global batches lie between two mixes within a round.
+        pull: How far a learner goes towards the mean in a mix: 0 to 1.
+        outer_lr, outer_momentum: Learning rate and momentum of the outer step.
+        staleness: How many global batches later a learner's step reaches the others, while they go on.
+        fragments, cycles: Into how many parts of nearly equal bytes the model is cut, and how often in a round each of
+            them is exchanged, its end included.
+        delay: How many global batches after it left a fragment's outer step is adopted.
+        blend: How much of a learner's own values stays there: 0, the outer step takes their place, to 1.
+        quorum: How many learners a round needs; 0: all of them. The round ends as the mean of those that are there,
+            where a worker was lost in it or came too late (after Decoupled DiLoCo, arXiv 2604.21428).
+        grace: How long those that have taken the round's steps wait for the others, once they are as many, in seconds.
+
+    Raises:
+        UserError: For numbers that cannot be, and settings that the strategy does not have.
+
+    Example:
+        >>> SyncPlan.parse("local:learners=8,every=16").every
+        16
+    """
+
+    strategy: Strategy = "allreduce"
+    learners: int = 1
+    every: int = 1
+    moments: Moments = "mean"
+    mix: int = 1
+    pull: float = 0.1
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    staleness: int = 0
+    fragments: int = 1
+    cycles: int = 1
+    delay: int = 2
+    blend: float = 0.0
+    quorum: int = 0
+    grace: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.strategy not in SETTINGS:
+            raise UserError("a synchronisation strategy must be known", self.strategy, f"use {' or '.join(SETTINGS)}")
+        for name, (least, most) in WHOLE.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise UserError(f"{name} must be a whole number from {least} to {most:,}", repr(value), _EXAMPLE)
+        for name, (low, high) in REAL.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise UserError(f"{name} must be a number from {low:g} to {high:g}", repr(value), f"{name}=0.5")
+        if self.moments not in get_args(Moments):
+            raise UserError("moments are taken as a mean, or begun anew", repr(self.moments), "moments=mean or =fresh")
+        own = SETTINGS[self.strategy]
+        changed = [each.name for each in fields(self)[1:] if getattr(self, each.name) != each.default]
+        if foreign := [name for name in changed if name not in own]:
+            has = f"its settings are {', '.join(own)}" if own else "leave settings out, or use another strategy"
+            raise UserError(f"{self.strategy} has no setting {foreign[0]}", self._told(foreign[0]), has)
+        if self.strategy == "parameter_server" and self.staleness == 0 and changed != ["strategy"] and changed:
+            rule = "a parameter server without staleness has one learner, and its steps are those of all-reduce"
+            raise UserError(rule, self._told(changed[0]), "leave settings out, or give staleness=1 or more")
+        if not self.streams and (alone := [name for name in ("delay", "blend") if name in changed]):
+            rule = "where nothing is exchanged within a round nothing arrives late"
+            raise UserError(rule, self._told(alone[0]), "give fragments=4, or leave it out")
+        if self.streams and (each := self.every // (self.cycles * self.fragments)) <= self.delay:
+            rule = "a fragment must be adopted before the next one leaves"
+            told = f"every={self.every}, fragments={self.fragments}, cycles={self.cycles}, delay={self.delay}"
+            fix = (
+                f"use delay={each - 1}"
+                if each > 1
+                else f"use every={(self.delay + 1) * self.cycles * self.fragments} or more"
+            )
+            raise UserError(rule, told, fix)
+        if self.quorum > self.learners:
+            told = f"quorum={self.quorum}, learners={self.learners}"
+            raise UserError("a quorum is of a run's learners", told, f"use quorum={self.learners} or less")
+        if self.quorum and self.streams:
+            rule = "learners that have a quorum meet only where a round ends"
+            raise UserError(rule, f"quorum={self.quorum}, fragments={self.fragments}", "leave one of them out")
+        if "grace" in changed and not self.quorum:
+            raise UserError("grace is how long a quorum waits for the rest", self._told("grace"), "give quorum=3, too")
+
+    @classmethod
+    def parse(cls, text: str, **own: Any) -> SyncPlan:
+        """What ``str`` gives, or a user writes; ``own`` settings take the place of those that it says. Raises
+        ``UserError``."""
+        strategy, _, settings = text.strip().partition(":")
+        kinds: dict[str, type] = {each.name: type(each.default) for each in fields(cls)[1:]}
+        found: dict[str, int | float | str] = {}
+        for setting in filter(None, settings.split(",")):
+            name, _, value = (part.strip() for part in setting.partition("="))
+            if name not in kinds or name in found or not re.fullmatch(_WRITTEN[kinds[name]], value):
+                rule = f"a strategy's settings are {', '.join(kinds)}, each once"
+                raise UserError(rule, setting, _EXAMPLE)
+            found[name] = kinds[name](value)
+        return cls(strategy, **{**found, **own})  # type: ignore[arg-type]  # checked there
+
+    def __str__(self) -> str:
+        changed = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        always = ("learners", "every") if self.in_rounds else ()
+        told = [name for name in SETTINGS[self.strategy] if name in changed or name in always]
+        return self.strategy + (":" if told else "") + ",".join(map(self._told, told))
+
+    def _told(self, name: str) -> str:
+        value = getattr(self, name)
+        return f"{name}={value!r}" if isinstance(value, float) else f"{name}={value}"
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether workers meet after the optimizer's step, once a round, and not in each backward pass."""
+        return self.strategy not in ("allreduce", "parameter_server") or self.staleness > 0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether learners meet within a round too."""
+        return "mix" in SETTINGS[self.strategy] or self.staleness > 0 or self.streams
+
+    @property
+    def streams(self) -> bool:
+        """Whether fragments are exchanged within a round, while training goes on."""
+        return self.cycles * self.fragments > 1
+
+    @property
+    def spares(self) -> bool:
+        """Whether a round can end without some of its learners."""
+        return 0 < self.quorum < self.learners
+
+    def carried(self, workers: int, rank: int) -> range:
+        """The learners that worker ``rank`` of ``workers`` trains."""
+        return cut(self.learners, workers)[rank]
+
+    def check(self, num_slots: int, most_workers: int, mechanism: str, mode: str) -> None:
+        """Raise ``UserError`` where slots, workers, mechanism or mode do not go with it."""
+        if not self.in_rounds:
+            return
+        if num_slots % self.learners:
+            fix = f"use --slots {self.learners * max(1, round(num_slots / self.learners))}, or other learners"
+            raise UserError("each learner must have as many slots", f"{self.learners} learners, {num_slots} slots", fix)
+        if most_workers > self.learners:
+            told = f"{self.learners} learners, up to {most_workers} workers"
+            raise UserError("there must be a learner for every worker", told, "use more learners or fewer workers")
+        if mechanism != "replicated":
+            told = f"{self} with {mechanism}"
+            raise UserError("a learner lies whole on its worker", told, "use --mechanism replicated")
+        if self.quorum and mode != "fast":
+            rule = "who comes too late for a quorum shows in the result, which exact mode rules out"
+            raise UserError(rule, f"{self}, {mode} mode", "use --mode fast, or leave quorum out")
+
+    def check_quorum(self, *, elastic: bool) -> None:
+        """Raise ``UserError`` where a round is to end without workers, and no run does: they are not ``elastic``."""
+        if self.quorum and not elastic:
+            rule = "a lost worker ends the run where a launcher has started the workers, so no round can end without it"
+            raise UserError(rule, str(self), "use elastune run --workers, or leave quorum out")
+
+
+_WRITTEN: dict[type, str] = {
+    int: r"[0-9]{1,9}",
+    float: r"[0-9]{1,9}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?",  # whatever repr gives of one that is allowed
+    str: r"[a-z]+",
+}

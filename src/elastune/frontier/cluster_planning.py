@@ -1,0 +1,151 @@
+"""``elastune plan``: how to split a cluster to tune a program. Rehearse it, measure it here, judge every plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Config, Program
+from elastune.frontier.earlier_probes import journals_in
+from elastune.frontier.held_memory import beside_bytes, held_by
+from elastune.frontier.machine_probes import MachineProbes, NodeLink, work_of
+from elastune.frontier.measured_plans import MeasuredPlan, measure_plans, plans_here
+from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast, best_plans, doublings
+from elastune.plan.divisions import Allowed, Nodes
+from elastune.plan.fitting import fit_in_words
+from elastune.plan.search_time import SearchModel
+from elastune.train.machine import cores
+from elastune.train.machine_memory import machine_memory_bytes
+from elastune.train.rehearsal import ProgramSize
+from elastune.train.rehearse_apart import rehearse_apart
+
+NoiseFrom = Literal["told", "measured", "unknown"]
+LARGER = 16  # times the program's own batch: the largest that is looked at
+MOST_SHOWN = 100
+CONSIDERED = 2_000  # plans, the best, of which some are measured
+BLOCKS = 8  # that tensor divides layers into at most
+STAGES = 16  # of a pipeline at most
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What ``elastune plan`` is asked. ``noise_scale``: None: measured here, in few steps.
+
+    ``crowding``: what further trainings at once cost a search (``plan.search_time``); it is declared, not measured.
+    ``measured``: so many of the best plans are run here, once all are judged. ``out``: a folder, not there yet, that
+    keeps the runs that were measured; ``earlier``: folders of runs, of which those of like programs and hardware count.
+    """
+
+    program: Program
+    nodes: Nodes
+    bounds: PlanBounds
+    runs: int
+    link: NodeLink
+    calibrate_s: float
+    config: Config
+    seed: int = 0
+    noise_scale: float | None = None
+    crowding: float = 0.0
+    shown: int = 5
+    measured: int = 0
+    out: Path | None = None
+    earlier: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise UserError("a search has at least one training", self.runs, "use --runs 1 or more")
+        if not 1 <= self.shown <= MOST_SHOWN:
+            raise UserError(f"from 1 to {MOST_SHOWN} plans can be shown", self.shown, "such as --top 5")
+        if not 0 <= self.measured <= MOST_SHOWN:
+            raise UserError(f"from 0 to {MOST_SHOWN} plans can be measured", self.measured, "such as --measure 3")
+        for name, value, fix in (
+            ("the noise scale", self.noise_scale or 0.0, "such as --noise-scale 1000"),
+            ("crowding", self.crowding, "such as --crowding 0.01"),
+            ("the time to calibrate", self.calibrate_s, "such as --calibrate 60s"),
+        ):
+            if not 0 <= value < math.inf:
+                raise UserError(f"{name} must be a number, not negative", value, fix)
+
+
+@dataclass(frozen=True)
+class PlanFound:
+    """The answer. ``gains``: of the best plan, by what factor twice the workers along an axis would shorten it.
+
+    ``noise``: whose the search's noise scale is; one that is unknown counts as 0, so that a larger batch saves no step.
+    ``probed``: measured seconds of a step, by mesh and samples of a pass. ``refused``: what could not be run, and why.
+    ``memory``: whether one worker holds the program, in words. ``worker_bytes``: what it may hold: as asked, or a
+    worker's share of this machine without ``beside_bytes``, which its process takes beside what plans count.
+    ``measured``: the plans that were run, in the order of what was predicted.
+    """
+
+    plans: tuple[ClusterPlan, ...]
+    gains: dict[str, float]
+    size: ProgramSize
+    search: SearchModel
+    noise: NoiseFrom
+    probed: dict[str, float]
+    refused: dict[str, str]
+    memory: str
+    worker_bytes: float
+    beside_bytes: float
+    measured: tuple[MeasuredPlan, ...] = ()
+
+
+def plan_cluster(request: PlanRequest) -> PlanFound:
+    """Answer ``request``.
+
+    Raises:
+        UserError: For a request that is wrong, a program that fails, memory that nothing fits, and a deadline that no
+            plan keeps.
+    """
+    if request.out is not None and request.out.exists():
+        raise UserError("the folder of a plan must not be there yet", str(request.out), "use another --out")
+    for folder in request.earlier:
+        journals_in(folder)
+    size = rehearse_apart(request.program, request.config, request.seed)
+    probes = MachineProbes(request.program, request.config, size, cores(), request.calibrate_s, request.seed)
+    probes.out, probes.earlier = request.out, request.earlier
+    probes.wants_noise = request.noise_scale is None
+    model = probes.learn(request.link)
+    alone = probes.held[Mesh(), size.batch_size]
+    held, beside = held_by(size, alone), max(beside_bytes(alone), beside_bytes(probes.several))
+    bounds = request.bounds
+    if bounds.memory_bytes is None:
+        bounds = replace(bounds, memory_bytes=machine_memory_bytes() / request.nodes.workers_each - beside)
+    noise = probes.noise_scale if request.noise_scale is None else request.noise_scale
+    search = SearchModel(request.runs, size.steps, size.batch_size, noise or 0.0, request.crowding)
+    forecast = ProgramForecast(model, work_of(size), held, search)
+    allowed = allowed_for(size, request.runs, probes.refused)
+    plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
+    gains = doublings(forecast, plans[0], request.nodes, allowed)
+    probed = {
+        f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
+        for (mesh, micro), step_s in probes.measured.items()
+    }
+    told: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
+    assert bounds.memory_bytes is not None
+    words = fit_in_words(held, forecast.work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
+    found = PlanFound(plans, gains, size, search, told, probed, probes.refused, words, bounds.memory_bytes, beside)
+    if not request.measured:
+        return found
+    likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
+    chosen = plans_here(likely, probes, request.measured)
+    return replace(found, measured=measure_plans(chosen, forecast, probes))
+
+
+def allowed_for(size: ProgramSize, runs: int, refused: Collection[str] = ()) -> Allowed:
+    """What the program can be given: its own batch and larger ones, passes from a whole batch down to an eighth.
+
+    Its own chain of layers is cut by pipelines. ``refused``: axes that were tried here, and failed.
+    """
+    batches = tuple(size.batch_size * 2**power for power in range(LARGER.bit_length()))
+    micros = tuple(sorted({max(1, size.batch_size // part) for part in (1, 2, 4, 8)}))
+    tensor = BLOCKS if "tensor" not in refused and size.divided > 0 else 1
+    pipeline = min(STAGES, size.layers) if "pipeline" not in refused else 1
+    fitting = tuple(b for b in batches if b <= max(size.batch_size, size.samples))
+    return Allowed(fitting, micros, runs, tensor, pipeline)

@@ -1,0 +1,262 @@
+"""What a program's steps take here, learned from a few short runs that the step model itself asks for.
+
+Only what this machine has cores for is measured; links between nodes are as declared. What a worker computes is taken
+from its rehearsal (``train.rehearsal``), so that one run is as long as a few steps.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from elastune.cluster.base import Cluster
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Adapt, Config, ConfigValue, Means, Program, RunSpec
+from elastune.frontier.earlier_probes import earlier_probes
+from elastune.job.run import JobFailed, run_job
+from elastune.job.signals import Interrupted
+from elastune.journal.records import RunContext, RunFinished, WorkerMemory
+from elastune.plan.steps.probes import probe
+from elastune.plan.steps.splits import StepSplits
+from elastune.plan.steps.step_model import StepModel
+from elastune.plan.steps.terms import Constant
+from elastune.plan.steps.work import StepWork
+from elastune.train.rehearsal import ProgramSize
+
+STEPS = 12
+MOST_PROBES = 8
+NOISE_HERE = 0.05  # of a median over a dozen steps at least, on a machine that does other things, too
+NOTHING: Mapping[str, ConfigValue] = MappingProxyType({})
+NOISE, NOISE_STEPS = "noise_scale", 40
+# A core of a CPU, before anything is measured: all of it is measured here, so that these only begin the fit.
+HERE = (
+    Constant("flop_s", 1 / 3e10, 8.0),
+    Constant("edge_flop_s", 1 / 3e10, 8.0),
+    Constant("split_byte_s", 1 / 5e9, 8.0),
+    Constant("whole_byte_s", 1 / 5e9, 8.0),
+    Constant("launch_s", 1e-4, 4.0),
+    Constant("tensor_sum_s", 3e-4, 4.0),
+    Constant("tensor_byte_s", 1 / 1e9, 4.0),
+    Constant("send_s", 3e-4, 4.0),
+    Constant("send_byte_s", 1 / 1e9, 4.0),
+    Constant("gradient_hop_s", 5e-4, 4.0),
+    Constant("gradient_byte_s", 1 / 1e9, 4.0),
+)
+REST = (
+    Constant("update_byte_s", 1 / 1e9, 4.0),
+    Constant("pass_s", 1e-3, 4.0),
+    Constant("fixed_s", 1e-3, 4.0),
+)
+
+
+@dataclass(frozen=True)
+class NodeLink:
+    """What connects nodes, as declared: seconds of a byte, and of a message."""
+
+    seconds_per_byte: float
+    latency_s: float = 5e-5
+
+
+@dataclass
+class MachineProbes:
+    """Short runs of ``program`` on this machine, each measured once, the first twice. ``refused``: what could not
+    be run, and why. ``noise``: of a measured step, relative. ``out``: where its runs are kept; ``earlier``:
+    folders of runs that have been kept, of which ``carried`` counted as measured."""
+
+    program: Program
+    config: Config
+    size: ProgramSize
+    cores: int
+    budget_s: float
+    seed: int = 0
+    measured: dict[tuple[Mesh, int], float] = field(default_factory=dict)
+    held: dict[tuple[Mesh, int], list[WorkerMemory]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    wants_noise: bool = True
+    out: Path | None = None
+    earlier: tuple[Path, ...] = ()
+    carried: list[tuple[Mesh, int]] = field(default_factory=list)
+    noise_scale: float | None = None
+    noise: float = NOISE_HERE
+    _context: RunContext | None = None
+    _runs: int = 0
+
+    def learn(self, link: NodeLink) -> StepModel:
+        """Measure as long as the budget lasts, and the program's own batch on one worker in any case.
+
+        Raises:
+            UserError: Where the program fails on one worker.
+        """
+        begun = time.monotonic()
+        with LocalCluster(capacity=self.cores) as cluster:
+            self._measure_twice(cluster)
+            for each in earlier_probes(self.earlier, self.program, self.config, self._context):
+                if (each.mesh, each.micro) not in self.measured:
+                    self.measured[each.mesh, each.micro] = each.step_s
+                    self.held[each.mesh, each.micro] = list(each.memory)
+                    self.carried.append((each.mesh, each.micro))
+            if self.wants_noise:
+                self._measure_noise(cluster)
+            while True:
+                plans, splits = self._candidates()
+                try:
+                    return self._fit(cluster, link, plans, splits, begun)
+                except _Refused as refused:
+                    self.refused[refused.axis] = refused.why
+
+    def _fit(
+        self,
+        cluster: Cluster,
+        link: NodeLink,
+        plans: Sequence[tuple[Mesh, int]],
+        splits: StepSplits,
+        begun: float,
+    ) -> StepModel:
+        across = (
+            Constant("across_hop_s", link.latency_s, 1.5),
+            Constant("across_byte_s", link.seconds_per_byte, 1.5),
+        )
+
+        def measure(i: int) -> float:
+            return self._measure(cluster, *plans[i])
+
+        return probe(
+            (*HERE, *across, *REST),
+            work_of(self.size),
+            splits,
+            MOST_PROBES + len(self.carried),
+            measure,
+            self.noise,
+            first=[plans.index(each) for each in dict.fromkeys((*self._first, *self.carried)) if each in plans],
+            go_on=lambda: time.monotonic() - begun < self.budget_s,
+        )[0]
+
+    @property
+    def several(self) -> list[WorkerMemory]:
+        """What two workers were measured to hold; none where there was no room for two."""
+        return self.held.get((Mesh(data=2), max(1, self.size.batch_size // 2)), [])
+
+    @property
+    def _first(self) -> tuple[tuple[Mesh, int], ...]:
+        """The program as it is, and what two workers make of it."""
+        batch = self.size.batch_size
+        return (Mesh(), batch), (Mesh(data=2), max(1, batch // 2))
+
+    def _candidates(self) -> tuple[list[tuple[Mesh, int]], StepSplits]:
+        """Meshes that this machine has cores for, and samples of a pass."""
+        batch = self.size.batch_size
+        meshes = [Mesh()]
+        for workers in (2**power for power in range(1, self.cores.bit_length())):
+            meshes.append(Mesh(data=workers))
+            if "tensor" not in self.refused and self.size.divided > 0:
+                meshes.append(Mesh(tensor=workers))
+            if "pipeline" not in self.refused and workers <= self.size.layers:
+                meshes.append(Mesh(pipeline=workers))
+        micros = sorted({max(1, batch // part) for part in (1, 2, 4, 8)})
+        plans = [(mesh, micro) for mesh in meshes for micro in micros if micro * mesh.batch <= batch]
+        rows = [(batch, micro, m.data, m.shard, m.tensor, m.pipeline, self.cores) for m, micro in plans]
+        return plans, StepSplits(*np.array(rows, float).T)
+
+    def _measure_twice(self, cluster: Cluster) -> None:
+        """The program as it is: how far one time is from the other says how much this machine's times scatter."""
+        alone = Mesh(), self.size.batch_size
+        first = self._measure(cluster, *alone)
+        del self.measured[alone]
+        again = self._measure(cluster, *alone)
+        self.measured[alone] = math.sqrt(first * again)
+        self.noise = max(NOISE_HERE, abs(math.log(again / first)))
+
+    def _measure(self, cluster: Cluster, mesh: Mesh, micro: int) -> float:
+        known = self.measured.get((mesh, micro))
+        if known is not None:
+            return known
+        means = Means(mode="fast", mesh=None if mesh == Mesh() else mesh, micro_batch=micro)
+        finished = self._run(cluster, means, STEPS)
+        if finished.step_s is None:
+            rule = "a program must take a few steps, so that they can be timed"
+            raise UserError(rule, f"{finished.steps} steps", "use more data or epochs, or a smaller batch")
+        self.measured[mesh, micro] = finished.step_s
+        self.held[mesh, micro] = finished.memory
+        return finished.step_s
+
+    def run(self, cluster: Cluster, means: Means, **config: ConfigValue) -> RunFinished:
+        """A short run, with ``config`` over the program's. Raises ``UserError`` with why it failed."""
+        try:
+            return self._run(cluster, means, STEPS, config=config)
+        except _Refused as refused:
+            raise UserError("a plan must run here to be measured", refused.why, "leave --measure out") from None
+
+    def _measure_noise(self, cluster: Cluster) -> None:
+        """On one worker in slots, whose gradients are told apart."""
+        finished = self._run(cluster, Means(), NOISE_STEPS, (NOISE,))
+        if NOISE in finished.signals:
+            self.noise_scale = max(0.0, finished.signals[NOISE][0])
+
+    def _run(
+        self,
+        cluster: Cluster,
+        means: Means,
+        steps: int,
+        monitors: tuple[str, ...] = (),
+        config: Mapping[str, ConfigValue] = NOTHING,
+    ) -> RunFinished:
+        with tempfile.TemporaryDirectory(prefix="elastune-plan-") as folder:
+            spec = RunSpec(
+                self.program,
+                Path(folder) / "run" if self.out is None else self._next_folder(),
+                config={**self.config, **config},
+                seed=self.seed,
+                means=means,
+                max_steps=steps,
+                checkpoint_every_steps=0,
+                adapt=Adapt(monitors=monitors),
+            )
+            try:
+                finished = run_job(spec, cluster=cluster)
+            except JobFailed as failed:
+                raise _refusal(means, failed.failure.detail) from None
+            except UserError as error:
+                raise _refusal(means, str(error)) from None
+            if finished.stopped in ("requested", "notice"):
+                raise Interrupted
+            self._context = finished.context
+            return finished
+
+    def _next_folder(self) -> Path:
+        assert self.out is not None
+        self._runs += 1
+        return self.out / f"probe-{self._runs}"
+
+
+class _Refused(Exception):
+    """A mesh along ``axis`` does not run."""
+
+    def __init__(self, axis: str, why: str) -> None:
+        super().__init__(why)
+        self.axis = axis
+        self.why = why
+
+
+def _refusal(means: Means, why: str) -> Exception:
+    """What a run that failed says of the axes that it had."""
+    for axis in ("tensor", "pipeline"):
+        if means.first_mesh.size(axis) > 1:
+            return _Refused(axis, why)
+    return UserError("the program must train with its own settings", why, "mend it, or its --set")
+
+
+def work_of(size: ProgramSize) -> StepWork:
+    """The program as a chain of like layers: each has its part of the arithmetic, of what is kept and of gradients."""
+    layers = float(size.layers)
+    told = (size.flops, size.kept_bytes, size.kept_bytes, float(size.gradient_bytes))
+    flops, split, boundary, gradients = (np.array(each / layers) for each in told)
+    return StepWork(np.array(layers), flops, split, boundary, gradients, np.array(0.0), np.array(0.0))

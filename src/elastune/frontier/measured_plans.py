@@ -1,0 +1,138 @@
+"""The best plans, run here for some steps: what was predicted of each beside what was measured.
+
+One training of a plan is run, alone on this machine: what several at once take from one another is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from elastune.cluster.base import Cluster
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.mechanism_name import MechanismName
+from elastune.core.mesh import Mesh
+from elastune.core.run import DEFAULT_SLOTS, Means
+from elastune.frontier.held_memory import beside_bytes
+from elastune.frontier.machine_probes import MachineProbes
+from elastune.plan.cluster_plan import ClusterPlan, ProgramForecast, step_estimates
+from elastune.plan.steps.memory import peak_bytes
+from elastune.plan.steps.splits import StepSplits
+from elastune.train.program.load import load_as_guest, merge
+
+BATCH = "batch_size"  # by this name a program has its batch in its config, where it can be set
+
+
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """One training's plan: seconds of a step and bytes of its fullest worker, predicted and measured here.
+
+    Predictions are of this machine, whose workers have its fast link in common. ``step_interval_s``: of 80 %.
+    ``failed``: why there is nothing measured; ``memory_bytes`` alone is None where the system does not tell.
+    """
+
+    mesh: Mesh
+    mechanism: str
+    batch: int
+    micro: int
+    step_s: float
+    step_interval_s: tuple[float, float]
+    memory_bytes: float
+    measured_step_s: float | None = None
+    measured_memory_bytes: float | None = None
+    failed: str = ""
+
+    @property
+    def step_error(self) -> float | None:
+        """Of the prediction, relative to what was measured."""
+        return None if self.measured_step_s is None else self.step_s / self.measured_step_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """The same of memory."""
+        return None if self.measured_memory_bytes is None else self.memory_bytes / self.measured_memory_bytes - 1
+
+    @property
+    def within(self) -> bool | None:
+        """Whether what was measured lies in the interval."""
+        low, high = self.step_interval_s
+        return None if self.measured_step_s is None else low <= self.measured_step_s <= high
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How one training is split. ``mechanism``: None: what ``ClusterPlan`` means by the mesh and ``sharded``."""
+
+    mesh: Mesh
+    batch: int
+    micro: int
+    sharded: bool = False
+    mechanism: str | None = None
+
+    @property
+    def means(self) -> Means:
+        """How it runs: ``fast``, with one holder of each part, as its memory is counted."""
+        mesh = self.mesh
+        whole = mesh.shard * mesh.tensor * mesh.pipeline == 1
+        words = [axis for axis in ("tensor", "pipeline") if mesh.size(axis) > 1]
+        words += ["sharded"] if self.sharded else ["zero"] if mesh.shard > 1 else []
+        name = self.mechanism or "+".join(words) or "replicated"
+        slots = max(DEFAULT_SLOTS, mesh.workers)  # whoever is lost, there is one for each that is left
+        copies = None if whole or MechanismName.parse(name).foreign else 1
+        return Means(mode="fast", mesh=mesh, mechanism=name, micro_batch=self.micro, copies=copies, num_slots=slots)
+
+
+def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
+    """The first trainings of ``plans`` that differ, that this machine has cores for, and the program a setting."""
+    settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
+    told = (TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded) for plan in plans)
+    fitting = (
+        plan
+        for plan in told
+        if plan.mesh.workers <= probes.cores and (settable or plan.batch == probes.size.batch_size)
+    )
+    return tuple(dict.fromkeys(fitting))[:most]
+
+
+def measure_plans(
+    plans: Sequence[TrainingPlan], forecast: ProgramForecast, probes: MachineProbes
+) -> tuple[MeasuredPlan, ...]:
+    """Run each of ``plans`` for some steps; one that fails tells why.
+
+    Args:
+        plans: Each with no more workers a training than there are cores.
+        forecast: What was predicted from.
+        probes: The program, and how it is run. Of what processes have held the part goes that plans do not count, as
+            it was measured on one worker, or on two.
+    """
+    with LocalCluster(capacity=probes.cores) as cluster:
+        return tuple(_measured(plan, forecast, probes, cluster) for plan in plans)
+
+
+def _measured(plan: TrainingPlan, forecast: ProgramForecast, probes: MachineProbes, cluster: Cluster) -> MeasuredPlan:
+    mesh, means = plan.mesh, plan.means
+    columns = (plan.batch, plan.micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, probes.cores)
+    splits = StepSplits(*(np.array([each], float) for each in columns))
+    told = step_estimates(forecast, splits, np.array([plan.sharded]))
+    row = MeasuredPlan(
+        mesh=mesh,
+        mechanism=means.mechanism,
+        batch=plan.batch,
+        micro=plan.micro,
+        step_s=float(told.step_s[0]),
+        step_interval_s=(float(told.low_s[0]), float(told.high_s[0])),
+        memory_bytes=float(peak_bytes(forecast.held, forecast.work, splits, plan.sharded)[0]),
+    )
+    config = {} if plan.batch == probes.size.batch_size else {BATCH: plan.batch}
+    try:
+        ran = probes.run(cluster, means, **config)
+    except UserError as error:
+        return replace(row, failed=str(error))
+    peak = max((each.peak for each in ran.memory), default=0)
+    failed = "" if ran.step_s is not None else f"{ran.steps} steps: too few to be timed"
+    alone = probes.held[Mesh(), probes.size.batch_size]
+    held = peak - beside_bytes((probes.several or alone) if mesh.workers > 1 else alone) if peak else None
+    return replace(row, measured_step_s=ran.step_s, measured_memory_bytes=held, failed=failed)

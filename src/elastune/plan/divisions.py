@@ -1,0 +1,119 @@
+"""Every way to divide a cluster among trainings at once and the axes of each training's mesh, as columns. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastune.core.errors import UserError
+from elastune.core.mesh import MOST_WORKERS
+from elastune.plan.steps.splits import StepSplits
+
+Floats = NDArray[np.float64]
+MOST_PLANS = 1_000_000
+MOST_BATCH = 2**31
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Like nodes, each with room for ``workers_each``, which have a faster link in common."""
+
+    count: int
+    workers_each: int
+
+    def __post_init__(self) -> None:
+        for name, value, option in (
+            ("nodes", self.count, "--nodes"),
+            ("workers of a node", self.workers_each, "--gpus-per-node"),
+        ):
+            if value < 1:
+                raise UserError(f"there must be {name}", value, f"use {option} 1 or more")
+        if self.workers > MOST_WORKERS:
+            raise UserError(f"a cluster has at most {MOST_WORKERS:,} workers", self.workers, "use fewer --nodes")
+
+    @property
+    def workers(self) -> int:
+        """All of them."""
+        return self.count * self.workers_each
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a program can be given. ``batches`` and ``micros``: global batches and samples of a pass at most.
+
+    ``tensor`` and ``pipeline``: into how many parts its layers and its chain of them can be divided at most; ``shard``:
+    whether its state can be. ``width``: trainings at once at most.
+    """
+
+    batches: tuple[int, ...]
+    micros: tuple[int, ...]
+    width: int
+    tensor: int = 1
+    pipeline: int = 1
+    shard: bool = True
+
+    def __post_init__(self) -> None:
+        numbers = (*self.batches, *self.micros, self.width, self.tensor, self.pipeline)
+        if not (self.batches and self.micros) or not all(1 <= number <= MOST_BATCH for number in numbers):
+            raise ValueError(f"batches, micro-batches and divisions are at least 1, not {self}")
+
+
+@dataclass(frozen=True)
+class Divisions:
+    """Plans for a whole cluster: ``width`` trainings at once, each split as ``splits``."""
+
+    width: Floats
+    splits: StepSplits
+
+    def take(self, index: NDArray[np.intp] | slice) -> Divisions:
+        """Some of them."""
+        return Divisions(self.width[index], self.splits.take(index))
+
+    @property
+    def workers(self) -> Floats:
+        """That each plan uses, of the whole cluster."""
+        return self.width * self.splits.workers
+
+
+def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
+    """All that ``allowed`` lets be, with sizes that divide the number of workers, or trainings as many as fit.
+
+    Raises:
+        UserError: Where there are more than ``MOST_PLANS``.
+    """
+    total = nodes.workers
+    sizes = [size for size in range(1, total + 1) if total % size == 0]
+    meshes = [
+        (data, shard, tensor, pipeline)
+        for tensor in sizes
+        if tensor <= allowed.tensor
+        for pipeline in sizes
+        if pipeline <= allowed.pipeline and tensor * pipeline <= total
+        for shard in (sizes if allowed.shard else [1])
+        if shard * tensor * pipeline <= total
+        for data in sizes
+        if data * shard * tensor * pipeline <= total
+    ]
+    rows = []
+    for mesh in meshes:
+        room = total // (mesh[0] * mesh[1] * mesh[2] * mesh[3])
+        widths = {min(room, allowed.width), *(size for size in sizes if size <= min(room, allowed.width))}
+        rows += [(width, *mesh) for width in widths]
+    asked = len(rows) * len(allowed.batches) * len(allowed.micros)
+    if asked > MOST_PLANS:
+        fix = "use a number of nodes with fewer divisors, such as a power of two"
+        raise UserError(f"at most {MOST_PLANS:,} plans are compared", f"{asked:,}", fix)
+    wide, parts = np.array([row[0] for row in rows], float), np.array([row[1] * row[2] for row in rows], float)
+    batch, micro = (np.array(each, float) for each in (allowed.batches, allowed.micros))
+    grid = np.stack(np.meshgrid(np.arange(len(rows)), batch, micro, indexing="ij"), axis=-1).reshape(-1, 3)
+    row = grid[:, 0].astype(np.intp)
+    share = np.ceil(grid[:, 1] / parts[row])
+    # A pass of more samples than a worker has is one of as many as it has: that plan stands with its own size.
+    kept = (grid[:, 1] >= parts[row]) & ((grid[:, 2] <= share) | (grid[:, 2] == micro.min()))
+    row, grid, share = row[kept], grid[kept], share[kept]
+    _, data, shard, tensor, pipeline = np.array(rows, float)[row].T
+    each = np.full(len(row), float(nodes.workers_each))
+    splits = StepSplits(grid[:, 1], np.minimum(grid[:, 2], share), data, shard, tensor, pipeline, each)
+    return Divisions(wide[row], splits)

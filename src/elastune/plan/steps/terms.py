@@ -1,0 +1,119 @@
+"""Seconds of a step as a few named physical terms, each with one constant of the machine.
+
+A block of one pass takes what its arithmetic, its memory traffic and its sums along ``tensor`` take, but no less than
+the launching of its kernels; the passes of a step flow through the stages of a pipeline; then gradients are summed
+along ``data`` and ``shard``, and the optimizer writes. All constants are positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from elastune.plan.steps.splits import StepSplits
+from elastune.plan.steps.work import Floats, StepWork
+
+TENSOR_SUMS = 4  # of one block and pass: two forward, two backward (Shoeybi et al., "Megatron-LM", 2019)
+SHARPNESS = 4.0  # of the passage from launching to computing: the norm that joins both
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One of ``CONSTANTS``: what is taken for it before any measurement, and by what factor that may be off."""
+
+    name: str
+    prior: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.prior < np.inf and 1 < self.factor < np.inf):
+            raise ValueError(f"a constant is positive and its factor above 1, not {self.prior} and {self.factor}")
+
+
+CONSTANTS: Mapping[str, str] = MappingProxyType(
+    {
+        "flop_s": "seconds of one floating-point operation in a matrix product",
+        "edge_flop_s": "the same in the last edge, whose products may have another precision",
+        "split_byte_s": "seconds of one byte of memory traffic that is divided with the layers",
+        "whole_byte_s": "seconds of one byte between blocks, in all that is not divided with the layers",
+        "launch_s": "seconds to launch the kernels of one block, forward and backward",
+        "tensor_sum_s": "seconds to begin a sum along tensor, a hop",
+        "tensor_byte_s": "seconds of one byte of a sum along tensor",
+        "send_s": "seconds to begin a send between two stages",
+        "send_byte_s": "seconds of one byte between two stages",
+        "gradient_hop_s": "seconds to begin a sum of gradients, a hop",
+        "gradient_byte_s": "seconds of one byte of a sum of gradients within a node",
+        "across_hop_s": "seconds of a hop between nodes",
+        "across_byte_s": "seconds of one byte between nodes",
+        "update_byte_s": "seconds of the optimizer for one byte of gradients",
+        "pass_s": "seconds of one pass, whatever is in it",
+        "fixed_s": "seconds of one step, whatever is in it",
+    }
+)
+"""Name -> what it is. A vector of constants has them in this order."""
+
+
+def seconds(constants: Floats, work: StepWork, splits: StepSplits) -> Floats:
+    """Of one step of every plan, with ``constants`` in the order of ``CONSTANTS``."""
+    whole: Floats = np.sum(list(parts(constants, work, splits).values()), axis=0)
+    return whole
+
+
+def parts(constants: Floats, work: StepWork, splits: StepSplits) -> dict[str, Floats]:
+    """The same, told apart: what limits a plan is the largest of them."""
+    c = dict(zip(CONSTANTS, constants, strict=True))
+    micro, tensor, stages, passes = splits.micro, splits.tensor, splits.pipeline, splits.passes
+    computing = micro * (
+        work.block_flops / tensor * c["flop_s"]
+        + work.split_bytes / tensor * c["split_byte_s"]
+        + work.boundary_bytes * c["whole_byte_s"]
+    )
+    far = np.where(tensor > splits.per_node, c["across_byte_s"], c["tensor_byte_s"])
+    first = np.where(tensor > splits.per_node, c["across_hop_s"], c["tensor_sum_s"])
+    hops = TENSOR_SUMS * 2 * (tensor - 1)
+    meeting, moving = hops * first, hops * micro * work.boundary_bytes / tensor * far
+    busy = computing + moving
+    launched = _longer(busy, c["launch_s"])
+    block = launched + meeting  # whoever is early at a sum waits, however much there is to launch
+    edge = micro * work.edge_flops / tensor * c["edge_flop_s"]
+    held = work.blocks / stages
+    sending = _sending(c, work, splits)
+    gradients = (held * work.block_bytes + work.edge_bytes) / tensor
+    return {
+        "compute": passes * (held * computing + edge),
+        "launch": passes * (held * (launched - busy) + c["pass_s"]),
+        "tensor": passes * held * (meeting + moving),
+        "pipeline": (stages - 1) * (held * block + c["pass_s"]) + (passes + stages - 2) * sending,
+        "gradients": _summing(c, work, splits, gradients),
+        "update": gradients / splits.shard * c["update_byte_s"],
+        "fixed": np.broadcast_to(c["fixed_s"], block.shape),
+    }
+
+
+def _sending(c: Mapping[str, float], work: StepWork, splits: StepSplits) -> Floats:
+    """Of one pass from a stage to the next, there and back; 0 where there is one stage."""
+    across = splits.inner > splits.per_node
+    begin = np.where(across, c["across_hop_s"], c["send_s"])
+    byte = np.where(across, c["across_byte_s"], c["send_byte_s"])
+    return np.where(splits.pipeline > 1, 2 * (begin + splits.micro * work.boundary_bytes * byte), 0.0)
+
+
+def _summing(c: Mapping[str, float], work: StepWork, splits: StepSplits, gradients: Floats) -> Floats:
+    """Of ``gradients``, bytes of a worker: a ring within each node, then one among nodes, whose link they share."""
+    within = splits.parts / splits.nodes
+    near = 2 * (within - 1) * (c["gradient_hop_s"] + gradients / within * c["gradient_byte_s"])
+    neighbours = np.minimum(splits.inner, splits.per_node)
+    hops = 2 * (splits.nodes - 1)
+    far = hops * (c["across_hop_s"] + gradients * neighbours / splits.nodes * c["across_byte_s"])
+    # Both edges of a pipeline's chain have one table, whose gradients they sum.
+    tied = np.where(splits.pipeline > 1, work.edge_bytes / splits.tensor * c["gradient_byte_s"], 0.0)
+    return near + far + tied
+
+
+def _longer(first: Floats, second: Floats) -> Floats:
+    """The longer of two times, rounded off where they are near one another."""
+    most = np.maximum(first, second)
+    return most * ((first / most) ** SHARPNESS + (second / most) ** SHARPNESS) ** (1 / SHARPNESS)

@@ -1,0 +1,83 @@
+"""What one model asks of the machine in one step, told without a machine: arithmetic, traffic and parameters.
+
+A model is a chain of like *blocks* between two *edges* (what reads the samples, and what makes outputs of the last
+block's). Every field is a number or an array with one entry a plan, so that plans of several models stand in one call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+HALF = 2  # bytes of a number
+PASSES = 3  # a backward pass has twice the arithmetic of the forward pass
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Of one sample, forward and backward together, where nothing else is said.
+
+    Attributes:
+        blocks: How many there are.
+        block_flops: Arithmetic of one block.
+        split_bytes: Memory traffic of one block that is divided with its layers.
+        boundary_bytes: One tensor between two blocks: what a pipeline sends, and what tensor parallelism sums.
+        block_bytes: Gradients of one block's parameters, as they are summed; not of a sample.
+        edge_flops: Arithmetic of the last edge.
+        edge_bytes: Gradients of one edge's parameters; not of a sample.
+    """
+
+    blocks: Floats
+    block_flops: Floats
+    split_bytes: Floats
+    boundary_bytes: Floats
+    block_bytes: Floats
+    edge_flops: Floats
+    edge_bytes: Floats
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = np.asarray(getattr(self, field.name), dtype=np.float64)
+            object.__setattr__(self, field.name, values)
+            low = 1.0 if field.name == "blocks" else 0.0
+            if not (np.isfinite(values).all() and (values >= low).all()):
+                raise ValueError(f"{field.name} of a model are finite and at least {low:g}")
+
+    def take(self, index: NDArray[np.intp] | slice) -> Self:
+        """Of some plans alone; what is one number for all plans stays one."""
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: values if values.ndim == 0 else values[index] for name, values in told.items()})
+
+
+def transformer(
+    width: Floats, blocks: Floats, heads: Floats, length: Floats, vocabulary: float, *, number_bytes: int = HALF
+) -> StepWork:
+    """A GPT: attention and a four times wider feed-forward layer in every block, one table of words at both edges.
+
+    Arithmetic as in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM", SC 2021, appendix, without recomputation.
+
+    Args:
+        width: Of the hidden state.
+        blocks: How many.
+        heads: Of the attention.
+        length: Of a sample, in words.
+        vocabulary: Words there are.
+        number_bytes: Of an activation and a gradient.
+    """
+    width, heads, length = (np.asarray(each, dtype=np.float64) for each in (width, heads, length))
+    tensor = length * width * number_bytes
+    scores = heads * length * length * number_bytes
+    return StepWork(
+        blocks=blocks,
+        block_flops=PASSES * (24 * length * width * width + 4 * length * length * width),
+        split_bytes=PASSES * (8 * tensor + 3 * scores),
+        boundary_bytes=tensor,
+        block_bytes=12 * width * width * number_bytes,
+        edge_flops=PASSES * 2 * length * width * np.float64(vocabulary),
+        edge_bytes=width * np.float64(vocabulary * number_bytes),
+    )

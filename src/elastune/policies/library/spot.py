@@ -1,0 +1,162 @@
+"""Spot and on-demand workers together: as cheap as a deadline and a budget allow.
+
+Source: Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024, section 5.2 (Uniform
+Progress): a job that falls behind the straight line from nothing to done at the deadline takes on-demand machines,
+stays on them until it is ahead of the line by two changeovers (hysteresis), and else uses spot machines and no others;
+once only on-demand machines can still make it, it keeps them to the end (safety net).
+
+That job has all of its machines or none. An elastic one goes on with those that it has, so two things differ here.
+On-demand workers stand beside spot ones, only as many as the required pace (work left over time left) lacks. A spot
+worker that comes later takes the place of an on-demand one at once, so work bought late is never bought twice, and
+waiting costs nothing while the pace can still be reached: ``patience`` moves the line, from the published one (0) to
+the latest from which ``most`` workers can finish in time (1). The safety net is the same rule: the pace is never let
+rise above what ``most`` workers reach.
+
+What it cannot do: foresee offers or prices; make up for on-demand workers that do not come when they are wanted, which
+weighs the more the later it asks; keep a budget and a deadline that contradict each other (the budget wins).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from elastune.core.errors import UserError
+from elastune.policies.base import Policy
+
+
+@dataclass(frozen=True)
+class SpotRules:
+    """A job's bounds.
+
+    Attributes:
+        deadline_s: When it must be done, in seconds from its start.
+        most: Workers that it may have at once.
+        budget: The most that it may cost, in units of the prices.
+        patience: How far it may fall behind uniform progress: 0 not at all, 1 as far as ``most`` workers can make up.
+        changeover_s: What a change of workers costs at worst: until a new one takes part, and the pause.
+        look_s: How long it may take until it is asked again.
+    """
+
+    deadline_s: float
+    most: int
+    budget: float = math.inf
+    patience: float = 0.5
+    changeover_s: float = 0.0
+    look_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline_s < math.inf:
+            raise UserError("a deadline lies in the future", f"{self.deadline_s:g} s", "give --deadline 20h, say")
+        if self.most < 1:
+            raise UserError("a job needs at least one worker", self.most, "give it more")
+        if not self.budget > 0:
+            raise UserError("a budget must be above 0", self.budget, "leave it out for none")
+        if not 0 <= self.patience <= 1:
+            raise UserError(
+                "patience lies from 0 (uniform progress) to 1 (as late as can be)", self.patience, "give .5"
+            )
+
+
+@dataclass(frozen=True)
+class Spot(Policy):
+    """Have on-demand workers beside spot ones only as a deadline asks, ``deadline_h`` hours after the run's start.
+
+    It decides in the controller, which alone knows hosts and their kinds, and at no hook. ``prices``: the file that
+    says what hosts cost; ``spend``: the most that the run may cost, 0 for no bound; ``patience``: see ``SpotRules``.
+    """
+
+    monitors: ClassVar[tuple[str, ...]] = ()
+
+    deadline_h: float
+    prices: str
+    spend: float = 0.0
+    patience: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spend < math.inf:
+            raise UserError("spend is a finite amount that is not negative", self.spend, "give 0 for no bound")
+        self.rules(1, 0.0)
+
+    def rules(self, most: int, changeover_s: float) -> SpotRules:
+        """Of a run on at most so many workers. Raises ``UserError``."""
+        return SpotRules(self.deadline_h * 3600, most, self.spend or math.inf, self.patience, changeover_s)
+
+
+@dataclass(frozen=True)
+class JobStanding:
+    """Where a job stands.
+
+    Attributes:
+        now_s: Seconds since its start.
+        work_s: All of its work, in seconds of one worker.
+        done_s: What of it is done.
+        offered: Spot workers that could be had, those that it has included.
+        on_demand: On-demand workers that it has.
+        spot_price: Of a worker-hour, now.
+        on_demand_price: Likewise.
+        spent: What it has cost so far.
+    """
+
+    now_s: float
+    work_s: float
+    done_s: float
+    offered: int
+    on_demand: int
+    spot_price: float
+    on_demand_price: float
+    spent: float = 0.0
+
+
+@dataclass(frozen=True)
+class SpotChoice:
+    """How many workers of each kind to have from now on."""
+
+    spot: int
+    on_demand: int
+
+
+def choose(now: JobStanding, rules: SpotRules, speed: Callable[[int], float] = float) -> SpotChoice:
+    """The workers to have, so that the job is done in time at little cost.
+
+    Args:
+        now: Where it stands.
+        rules: Its bounds.
+        speed: What so many workers do in a second, in seconds of one worker.
+    """
+    if now.spent >= rules.budget:
+        return SpotChoice(0, 0)
+    uniform, fastest = now.work_s / rules.deadline_s, speed(rules.most)
+    spot = min(now.offered, rules.most, _worth(now, uniform, rules.most, speed))
+    line = uniform + rules.patience * max(0.0, fastest - uniform)
+    reserve_s = 2 * rules.changeover_s + rules.look_s
+    pace = _pace(now, rules.deadline_s - reserve_s)
+    # Who has on-demand workers keeps them until the pace would do even after two changeovers more.
+    kept = _pace(now, rules.deadline_s - reserve_s - 2 * rules.changeover_s) if now.on_demand else pace
+    if kept <= line or not _affordable(now, rules):
+        return SpotChoice(spot, 0)
+    return SpotChoice(spot, max(0, _workers_for(pace, rules.most, speed) - spot))
+
+
+def _pace(now: JobStanding, until_s: float) -> float:
+    """What must be done in a second from now on; infinite where it is too late."""
+    return (now.work_s - now.done_s) / (until_s - now.now_s) if until_s > now.now_s else math.inf
+
+
+def _workers_for(pace: float, most: int, speed: Callable[[int], float]) -> int:
+    return next((n for n in range(most) if speed(n) >= pace * (1 - 1e-9)), most)
+
+
+def _worth(now: JobStanding, uniform: float, most: int, speed: Callable[[int], float]) -> int:
+    """How many spot workers add work that costs no more than it would on demand, at the uniform pace."""
+    needed = max(1, _workers_for(uniform, most, speed))
+    on_demand = now.on_demand_price * needed / speed(needed)  # of a second's work
+    worth = (n for n in range(most) if now.spot_price > on_demand * (speed(n + 1) - speed(n)) * (1 + 1e-9))
+    return next(worth, most)
+
+
+def _affordable(now: JobStanding, rules: SpotRules) -> bool:
+    """Whether the budget would still pay for all that is left, at the cheaper price of now."""
+    return now.spent + (now.work_s - now.done_s) / 3600 * min(now.spot_price, now.on_demand_price) < rules.budget

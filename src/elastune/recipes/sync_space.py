@@ -1,0 +1,73 @@
+"""Ready part of a space: how workers agree. Only what the chosen strategy can be told is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from elastune.core.sync_choice import SETTING_NAMES
+from elastune.core.sync_plan import SETTINGS, Moments
+from elastune.recipes.spaces import Bounds, WholeBounds, check_ranges, choose_from, draw_float, draw_int
+
+
+def suggest_sync(
+    trial: Any,
+    *,
+    strategies: Sequence[str] = ("allreduce", "local"),
+    learners: Sequence[int] = (8,),
+    every: WholeBounds = (2, 64),
+    moments: Sequence[str] = ("mean",),
+    mix: WholeBounds = 1,
+    pull: Bounds = 0.1,
+    outer_lr: Bounds = 0.7,
+    outer_momentum: Bounds = 0.9,
+    staleness: WholeBounds = 1,
+    fragments: WholeBounds = 1,
+    cycles: WholeBounds = 1,
+) -> dict[str, Any]:
+    """Choose a synchronisation strategy (docs/sync.md) and what it can be told.
+
+    Ranges are (low, high), or one number that is not searched. A trial with more workers than learners is infeasible.
+
+    Args:
+        trial: what ``space(trial)`` was given.
+        strategies: any of "allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging" and
+            "parameter_server".
+        learners: into how many learners a global batch may be divided.
+        every: global batches of a round, drawn on a log scale.
+        moments: "mean", "fresh" or both: what becomes of the optimizer's state where a round ends.
+        mix: global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale.
+        pull: of ``averaging``.
+        outer_lr: of ``diloco``.
+        outer_momentum: of ``diloco``.
+        staleness: of ``parameter_server``, in global batches, from 1 on.
+        fragments, cycles: of ``diloco``; a trial of fewer than three global batches for each exchange is infeasible.
+
+    Returns:
+        The strategy as ``sync``, and a value for every setting of a strategy: None where the chosen one has no use for
+        it.
+
+    Raises:
+        UserError: for an unknown strategy, and for settings that none can have.
+
+    Example:
+        >>> elastune.suggest_sync(trial, strategies=("allreduce", "local"), learners=(4, 8), every=(4, 64))
+    """
+    check_ranges(every=every, mix=mix, pull=pull, outer_lr=outer_lr, outer_momentum=outer_momentum, staleness=staleness)
+    check_ranges(fragments=fragments, cycles=cycles)
+    for count in learners:
+        check_ranges(learners=count)
+    chosen = choose_from(trial, "sync", strategies, SETTINGS)
+    own = SETTINGS[chosen]
+    found: dict[str, Any] = {"sync": chosen, **dict.fromkeys(SETTING_NAMES)}
+    for name, choices, known in (("learners", learners, None), ("moments", moments, get_args(Moments))):
+        if name in own:
+            found[name] = choose_from(trial, name, choices, known)
+    counts = {"every": every, "mix": mix, "staleness": staleness, "fragments": fragments, "cycles": cycles}
+    for name, whole in counts.items():
+        if name in own:
+            found[name] = draw_int(trial, name, whole, log=name in ("every", "mix"))
+    for name, bounds in (("pull", pull), ("outer_lr", outer_lr), ("outer_momentum", outer_momentum)):
+        if name in own:
+            found[name] = draw_float(trial, name, bounds)
+    return found

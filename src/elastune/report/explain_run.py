@@ -1,0 +1,97 @@
+"""A run in words, from its journal alone: how its model lay on workers, what that took, and what else would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastune.core.mechanism_name import MechanismName
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+from elastune.core.text import byte_count, count, plain
+from elastune.journal.entry import Entry
+from elastune.journal.records import Regrouped, RunStarted, StagesCut, WorkerMemory
+from elastune.plan.state_bytes import StateBytes, state_of_worker
+from elastune.report.explain import Explanation, Part
+from elastune.report.gather import RunStory
+from elastune.report.tables.decision_text import stages_line
+from elastune.report.tables.sync_story import gather_sync
+
+OTHERS = ("replicated", "zero", "sharded", "tensor", "pipeline")
+"""Mechanisms that a run's own is put beside."""
+
+
+def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
+    """Put a run into words, finished or not."""
+    parts = (
+        Part("How workers agreed", _agreed(entries)),
+        Part("Stages", _stages(entries)),
+        Part("Memory of a worker", _memory(run, entries)),
+    )
+    return Explanation(tuple(part for part in parts if part.lines))
+
+
+def _agreed(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Every strategy and topology; nothing where the run asked for none and had none."""
+    story = gather_sync(entries)
+    words = {"strategy": "", "topology": "sums by "}
+    return tuple(
+        f"From step {each.step} on: {words[each.which]}{plain(each.what, 120)} ({plain(each.why, 300)})."
+        for each in (story.all if story.any else ())
+    )
+
+
+def _stages(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Every cut that the run had, in order."""
+    cuts = [stages_line(entry.record) for entry in entries if isinstance(entry.record, StagesCut)]
+    return tuple(f"{line}." for line in dict.fromkeys(cuts))
+
+
+def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:
+    end, means = run.finished, Means.from_json(run.started.means)
+    told = end.memory if end is not None else []
+    if end is None or not told:
+        return ("Not known before a run has ended well after three steps: then it is measured, and modelled by that.",)
+    name, mesh = means.parts, _last_mesh(means, entries)
+    once = float(sum(each.optimizer - each.copies for each in told))
+    if not name.dividing:
+        once /= len(told)
+    parameters = 4.0 * end.context.parameters if end.context is not None else 0.0
+    fullest = max(told, key=lambda each: each.parameters + each.gradients + each.optimizer)
+    lines = [f"Measured, the fullest of {count(len(told), 'worker')} ({name}, {mesh}): {_told(_measured(fullest))}."]
+    if name.foreign or not parameters:
+        return tuple(lines)
+    whole = StateBytes(parameters, parameters, once)
+    copies = max(1, round(sum(each.optimizer for each in told) / once)) if once and name.dividing else means.copies or 1
+    evenly = f"if all that is divided divides evenly ({count(copies, 'holder')} of each part)"
+    lines.append(f"Modelled, {evenly}: {_told(state_of_worker(whole, name, mesh, copies))}.")
+    others = [other for other in OTHERS if other != str(name)] if mesh.workers > 1 else []
+    return (*lines, *(_under(MechanismName.parse(other), whole, mesh.workers, copies) for other in others))
+
+
+def _under(name: MechanismName, whole: StateBytes, workers: int, copies: int) -> str:
+    mesh = name.mesh(workers)
+    return f"Modelled under {name} ({mesh}): {_told(state_of_worker(whole, name, mesh, copies))}."
+
+
+def _last_mesh(means: Means, entries: Sequence[Entry]) -> Mesh:
+    """How workers stood at the end. ``means``: of the last start; what stood before it says nothing."""
+    found = means.first_mesh
+    for entry in entries:
+        match entry.record:
+            case RunStarted():
+                found = means.first_mesh
+            case Regrouped(mesh=mesh, members=members):
+                found = Mesh.parse(mesh) if mesh else Mesh(data=len(members))
+    return found
+
+
+def _measured(of: WorkerMemory) -> StateBytes:
+    return StateBytes(of.parameters, of.gradients, of.optimizer, of.copies)
+
+
+def _told(state: StateBytes) -> str:
+    copies = f" ({byte_count(round(state.copies))} of it copies)" if state.copies else ""
+    return (
+        f"{byte_count(round(state.total))}: parameters {byte_count(round(state.parameters))}, gradients "
+        f"{byte_count(round(state.gradients))}, optimizer {byte_count(round(state.optimizer))}{copies}"
+    )

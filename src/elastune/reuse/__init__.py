@@ -1,0 +1,1 @@
+"""Finished trials as assets: ensembles of them, averages of their weights."""

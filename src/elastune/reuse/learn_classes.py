@@ -1,0 +1,71 @@
+"""Groups of classes, learnt from what a study's best kept trial confuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastune.core.errors import UserError
+from elastune.reuse.candidates import ReadOnDemand, library
+from elastune.reuse.class_tree import ClassTree, confusions, learnt_tree
+from elastune.reuse.scores import score_for
+from elastune.reuse.selection import best_single
+from elastune.reuse.task import judged
+from elastune.study.results.study import Study
+
+
+@dataclass(frozen=True)
+class LearntClasses:
+    """``tree``: by what ``trial`` says of ``data``. ``between``: the mean probability that a sample's group is mistaken
+    for another; ``within``: that its class is, inside of the right group."""
+
+    tree: ClassTree
+    trial: int
+    data: str
+    between: float
+    within: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**vars(self), "tree": self.tree.to_json()}
+
+
+def learn_classes(
+    study: Study | str | Path, groups: int, *, data: str = "validation", trial: int | None = None
+) -> LearntClasses:
+    """Group classes so that those which a trained model confuses are together.
+
+    Args:
+        study: A study with kept predictions of a classification.
+        groups: How many groups.
+        data: The predictions that are looked at; no test data.
+        trial: Whose; by default those of the most accurate trial.
+
+    Returns:
+        The tree, and how much is confused between its groups and within them.
+
+    Raises:
+        UserError: Where there are no such predictions, or no so many classes.
+
+    Example:
+        >>> elastune.learn_classes("out", 3).tree.to_json()
+    """
+    known = library(study).having(data)
+    if trial is not None:
+        known = [one for one in known if one.trial == trial]
+        if not known:
+            raise UserError("a trial that is asked has kept predictions", f"trial {trial}", "leave --trial out")
+    seen = judged(ReadOnDemand(known, lambda one: one.predictions(data)))
+    if seen.task.kind != "classification":
+        raise UserError("classes are learnt from a classification", seen.task.kind, "name its predictions: --data")
+    best = best_single(seen, score_for("accuracy", seen.task.kind))
+    said, right = seen.said[best], seen.right
+    tree = learnt_tree(confusions(said, right), groups)
+    group = tree.coarse(torch.arange(tree.classes)).numpy()
+    in_group = float((said * (group[None] == group[right][:, None])).sum(1).mean())
+    hit = float(said[np.arange(len(right)), right].mean())
+    return LearntClasses(tree, known[best].trial, data, 1 - in_group, in_group - hit)

@@ -1,0 +1,81 @@
+"""Tells a study's journal what was made of its trials, so that reports and picks know of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.job.output_dir import JOURNAL
+from elastune.journal.records import AssetMade, AssetMember, SingleScore
+from elastune.journal.writer import JournalWriter, check_unwritten
+from elastune.reuse.ensemble import Ensemble
+from elastune.reuse.soup_study import StudySoup
+
+
+def record_asset(found: Ensemble | StudySoup, file: str | Path) -> AssetMade:
+    """Tell the study that ``found`` was written to ``file``: then it is a point of ``Study.assets``.
+
+    Args:
+        found: What ``ensemble`` or ``Study.soup`` has chosen.
+        file: Where ``save_ensemble`` or ``Soup.save`` has written it.
+
+    Returns:
+        The record.
+
+    Raises:
+        UserError: Where there is no such file, or the study's journal is being written.
+
+    Example:
+        >>> found = study.ensemble()
+        >>> elastune.record_asset(found, elastune.save_ensemble(found, "ensemble.safetensors"))
+    """
+    path = Path(file).resolve()
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError("what is recorded was written before", error, "call save_ensemble, or soup.save") from None
+    record = _of_ensemble(found, path, digest) if isinstance(found, Ensemble) else _of_soup(found, path, digest)
+    with JournalWriter(found.study / JOURNAL) as journal:
+        journal.write(record, durable=True)
+    return record
+
+
+def check_recordable(study: Path) -> None:
+    """Raise ``UserError`` where nobody could tell the study now: before something is chosen and written."""
+    check_unwritten(study / JOURNAL)
+
+
+def _of_ensemble(found: Ensemble, path: Path, digest: str) -> AssetMade:
+    return AssetMade(
+        form="ensemble",
+        method=found.method,
+        members=[AssetMember(member.trial, member.weight) for member in found.members],
+        data=found.data,
+        objective=found.objective,
+        direction=found.direction,
+        score=found.score,
+        test=None if found.test is None else found.test.ensemble,
+        parameters=sum(member.parameters for member in found.members),
+        singles=[SingleScore(one.trial, one.score, one.parameters) for one in found.singles],
+        file=str(path),
+        sha256=digest,
+    )
+
+
+def _of_soup(found: StudySoup, path: Path, digest: str) -> AssetMade:
+    soup = found.soup
+    return AssetMade(
+        form="soup",
+        method=found.how,
+        members=[AssetMember(trial, 1 / len(soup.trials)) for trial in soup.trials],
+        data=found.data,
+        objective=found.objective,
+        direction=found.direction,
+        score=soup.score,
+        test=None if found.test is None else found.test.soup,
+        parameters=found.parameters,
+        singles=[SingleScore(one.trial, one.score, one.parameters) for one in found.singles],
+        file=str(path),
+        sha256=digest,
+    )

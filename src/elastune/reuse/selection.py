@@ -1,0 +1,128 @@
+"""Greedy selection with replacement, bagged and warm-started.
+
+Caruana, Niculescu-Mizil, Crew, Ksikes 2004, "Ensemble Selection from Libraries of Models": whichever member improves
+the mean most is added, the same one again where that is best; how often a member was added is its weight. Bags (each
+sees a random half of the candidates) say who may be a member at all, so that no candidate owes its place to chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastune.reuse.scores import SMOOTH, Figures, Score
+from elastune.reuse.task import Array, Judged
+
+BAGS = 20
+ROUNDS = 50  # how often a member is added at most
+WARM = 1  # so many of the best begin together
+BAG_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class EnsembleLimits:
+    """What an ensemble may have: so many different ``members``, whose inference costs at most ``cost`` together."""
+
+    members: int
+    cost: float = float("inf")
+
+    def admits(self, chosen: set[int], costs: Sequence[float]) -> bool:
+        """Whether these may stand together."""
+        return len(chosen) <= self.members and sum(costs[at] for at in chosen) <= self.cost * (1 + 1e-9)
+
+
+def greedy(
+    judged: Judged,
+    score: Score,
+    limits: EnsembleLimits,
+    costs: Sequence[float],
+    *,
+    among: Sequence[int] | None = None,
+    rounds: int = ROUNDS,
+    warm: int = WARM,
+) -> list[int]:
+    """Who is added, one after another, until the mean is best; of means that are equally good, the shortest.
+
+    Args:
+        judged: What candidates say.
+        score: What is to become better; of equals the smooth score decides, then the order of candidates.
+        limits: What holds for all that are chosen.
+        costs: What inference by each candidate costs.
+        among: Who may be chosen; by default all.
+        rounds: How many are added at most.
+        warm: So many of the best by themselves begin, as far as the limits admit them.
+
+    Returns:
+        Candidates' places in ``judged``; empty where the limits admit nobody.
+    """
+    free = list(range(judged.members)) if among is None else list(among)
+    singles = _ranks(judged.said[free], judged, score) if free else []
+    order = sorted(range(len(free)), key=lambda at: singles[at], reverse=True)
+    chosen: list[int] = []
+    for at in order[:warm]:
+        if limits.admits({*chosen, free[at]}, costs):
+            chosen.append(free[at])
+    total = judged.said[chosen].sum(0) if chosen else np.zeros(judged.said.shape[1:])
+    best, best_rank = list(chosen), _rank(total / max(1, len(chosen)), judged, score) if chosen else (-np.inf, -np.inf)
+    while len(chosen) < rounds:
+        admitted = [at for at in free if limits.admits({*chosen, at}, costs)]
+        if not admitted:
+            break
+        ranks = _ranks((total + judged.said[admitted]) / (len(chosen) + 1), judged, score)
+        found = max(range(len(admitted)), key=lambda at: (*ranks[at], -at))
+        chosen.append(admitted[found])
+        total = total + judged.said[admitted[found]]
+        if ranks[found] > best_rank:
+            best, best_rank = list(chosen), ranks[found]
+    return best
+
+
+def select(
+    judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], *, seed: int = 0, bags: int = BAGS
+) -> Figures:
+    """The members' weights, adding up to 1, by bagged greedy selection; all 0 where the limits admit nobody."""
+    pool = _of_bags(judged, score, limits, costs, seed, bags)
+    chosen = greedy(judged, score, limits, costs, among=pool)
+    weights = np.zeros(judged.members)
+    for at, times in Counter(chosen).items():
+        weights[at] = times / len(chosen)
+    return weights
+
+
+def _of_bags(
+    judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], seed: int, bags: int
+) -> list[int] | None:
+    """Those that bags chose most, as many as may stand together, and the best by itself; None: all, without bags."""
+    size = round(judged.members * BAG_SHARE)
+    if bags < 1 or size < 2:
+        return None
+    random, votes = np.random.default_rng(seed), np.zeros(judged.members)
+    for _ in range(bags):
+        bag = sorted(random.choice(judged.members, size, replace=False).tolist())
+        chosen = greedy(judged, score, limits, costs, among=bag)
+        for at, times in Counter(chosen).items():
+            votes[at] += times / len(chosen)
+    pool = set(greedy(judged, score, limits, costs, rounds=1))  # the best that is admitted
+    for at in np.argsort(-votes, kind="stable").tolist():
+        if votes[at] > 0 and limits.admits({*pool, at}, costs):
+            pool.add(at)
+    return sorted(pool)
+
+
+def best_single(judged: Judged, score: Score) -> int:
+    """The place of the best candidate; of equals, as ``greedy``."""
+    ranks = _ranks(judged.said, judged, score)
+    return max(range(judged.members), key=lambda at: (*ranks[at], -at))
+
+
+def _ranks(said: Array, judged: Judged, score: Score) -> list[tuple[float, float]]:
+    """How good each is: by the score, and by what decides between equals."""
+    gains, smooth = score.gain(said, judged.right), SMOOTH[judged.task.kind].gain(said, judged.right)
+    return list(zip(gains.tolist(), smooth.tolist(), strict=True))
+
+
+def _rank(said: Array, judged: Judged, score: Score) -> tuple[float, float]:
+    return _ranks(said[None], judged, score)[0]

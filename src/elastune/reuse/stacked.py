@@ -1,0 +1,90 @@
+"""Models of sub-problems under one head: stacked generalisation (Wolpert 1992), as an ordinary training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastune.core.errors import UserError
+from elastune.reuse.candidates import library
+from elastune.reuse.joined import Build, model_of
+from elastune.study.results.study import Study
+
+View = Callable[[dict[str, Any], torch.Tensor], torch.Tensor]
+
+
+class StackedParts(nn.Module):
+    """A linear ``head`` over what its ``parts`` say, one after another; parts stay as they are, in evaluation mode."""
+
+    def __init__(
+        self, parts: Sequence[nn.Module], configs: Sequence[dict[str, Any]], view: View, head: nn.Linear
+    ) -> None:
+        super().__init__()
+        self.parts, self.head = nn.ModuleList(parts), head
+        self._configs, self._view = list(configs), view
+        self.parts.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> StackedParts:
+        """As of any module, but of the head alone."""
+        super().train(mode)
+        self.parts.eval()
+        return self
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the head makes of what the parts say."""
+        return self.head(said_by(self.parts, self._configs, self._view, inputs))  # type: ignore[no-any-return]
+
+
+def said_by(parts: Any, configs: Sequence[dict[str, Any]], view: View, inputs: torch.Tensor) -> torch.Tensor:
+    """What the parts say of ``inputs``, each of its own view, side by side: (samples, numbers)."""
+    with torch.no_grad():
+        said = [part(view(config, inputs)) for part, config in zip(parts, configs, strict=True)]
+    return torch.cat([one.reshape(len(inputs), -1) for one in said], -1)
+
+
+def stacked_parts(
+    study: Study | str | Path,
+    build: Build,
+    *,
+    outputs: int,
+    example: torch.Tensor,
+    trials: Sequence[int] | None = None,
+    view: View = lambda config, inputs: inputs,
+) -> StackedParts:
+    """Kept trials of a study under a fresh head, to be trained like any model: call this in ``train(session)``.
+
+    The parts may have been trained on classes, regions or views of their own, in parallel, as one study. What the head
+    is trained by should not be what they were trained by: they know that too well.
+
+    Args:
+        study: The study whose trials are parts, in a folder that every worker reads.
+        build: Makes the program's model of a trial's settings.
+        outputs: Numbers that the head gives, such as the number of classes.
+        example: One sample or more, of the shape that the model will get: tells how much the parts say.
+        trials: Whom to take; by default all that were kept.
+        view: What a part is shown of the inputs, by its settings; by default all.
+
+    Returns:
+        The model; its head alone trains.
+
+    Raises:
+        UserError: Where nothing was kept, ``build`` makes other models, or parts do not take the example.
+
+    Example:
+        >>> model = elastune.stacked_parts("parts", build, outputs=10, example=data.train[0][0][None])
+        >>> model, optimizer = session.prepare(model, torch.optim.Adam(model.head.parameters()))
+    """
+    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
+        raise UserError("a head gives a whole number of outputs, at least 1", outputs, "such as the number of classes")
+    asked = library(study).asked(trials)
+    parts, configs = [model_of(one, build).eval() for one in asked], [dict(one.config) for one in asked]
+    try:
+        width = said_by(parts, configs, view, example).shape[-1]
+    except (RuntimeError, TypeError, IndexError) as error:
+        rule, fix = "parts take the example that they are shown", "give one of the right shape, or view=..."
+        raise UserError(rule, str(error).split("\n")[0][:200], fix) from None
+    return StackedParts(parts, configs, view, nn.Linear(width, outputs)).train()

@@ -1,0 +1,118 @@
+"""What kind of problem predictions are of, told by their shapes and types; members' outputs as one array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from elastune.core.errors import UserError
+
+Array = NDArray[np.float64]
+Kind = Literal["classification", "regression"]
+Says = Literal["logits", "probabilities", "values"]
+IGNORED = -100
+"""Of an integer target, as torch's ``cross_entropy`` has it: the row counts for nothing, such as one of padding."""
+LARGEST_BYTES = 8 << 30
+_SUM_ERROR = 1e-3
+_REGRESSION = "targets and outputs of a regression have the same shape"
+_CLASSES = "outputs of a classification have one number a class more than its targets: (samples, ..., classes)"
+
+
+@dataclass(frozen=True)
+class Task:
+    """``says``: what members' outputs are. ``width``: of them, the number of classes or of values."""
+
+    kind: Kind
+    says: Says
+    width: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What members say of the same samples, and what is right.
+
+    Attributes:
+        task: What kind of problem it is.
+        said: Probabilities or values, of shape (members, rows, width); a row is a sample, or a token of one.
+        right: The class of each row, or its values of shape (rows, width).
+    """
+
+    task: Task
+    said: Array
+    right: NDArray[np.int64] | Array
+
+    @property
+    def members(self) -> int:
+        return len(self.said)
+
+
+def task_of(outputs: torch.Tensor, targets: torch.Tensor) -> Task:
+    """The task that these are of. Raises ``UserError`` where they fit none."""
+    if targets.is_floating_point():
+        if outputs.shape != targets.shape and outputs.shape != (*targets.shape, 1):
+            raise UserError(_REGRESSION, f"{tuple(outputs.shape)} and {tuple(targets.shape)}", "reshape one of them")
+        return Task("regression", "values", int(np.prod(targets.shape[1:], dtype=int)))
+    if outputs.ndim != targets.ndim + 1 or outputs.shape[:-1] != targets.shape or outputs.shape[-1] < 2:
+        shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
+        raise UserError(_CLASSES, shapes, "for two classes give both their logits, or float targets")
+    counted = targets[targets != IGNORED]
+    if not len(counted) or int(counted.min()) < 0 or int(counted.max()) >= outputs.shape[-1]:
+        rule = "targets of a classification are the numbers of classes"
+        span = f"from {int(targets.min())} to {int(targets.max())} of {outputs.shape[-1]} classes"
+        raise UserError(rule, span, f"from 0, or {IGNORED} for rows that do not count")
+    sums = outputs.double().sum(-1)
+    likely = bool((outputs >= 0).all() and ((sums - 1).abs() <= _SUM_ERROR).all())
+    return Task("classification", "probabilities" if likely else "logits", int(outputs.shape[-1]))
+
+
+def judged(predictions: Mapping[int, Mapping[str, torch.Tensor]]) -> Judged:
+    """All members' predictions, by trial, as one array, in that order; each trial's are read once, and not held.
+
+    Raises:
+        UserError: Where they are not of the same samples of one task, or too many to hold.
+    """
+    trials = list(predictions)
+    first, kind, width, logits = trials[0], "", 0, False
+    targets, said = torch.empty(0), np.empty((0, 0, 0))
+    for place, trial in enumerate(trials):
+        found = predictions[trial]
+        task = task_of(found["outputs"], found["targets"])
+        if not place:
+            kind, width, targets = task.kind, task.width, found["targets"]
+            _check_size(len(trials), found["outputs"].numel())
+            said = np.empty((len(trials), found["outputs"].numel() // width, width))
+        elif not torch.equal(found["targets"], targets):
+            rule, fix = "members' predictions are of the same samples", "let all trials predict the same data set"
+            raise UserError(rule, f"trials {first} and {trial} have other targets", fix)
+        elif (task.kind, task.width) != (kind, width):
+            rule, fix = "members solve the same task", "take trials of one study"
+            raise UserError(rule, f"{kind} of {width}, and trial {trial}: {task.kind} of {task.width}", fix)
+        said[place] = found["outputs"].double().reshape(-1, width).numpy()
+        # Where one trial's are no probabilities, none are: logits of another may add up to 1 by chance.
+        logits = logits or task.says == "logits"
+    if kind == "regression":
+        values = targets.double().reshape(len(targets), -1).numpy()
+        return Judged(Task("regression", "values", width), said, values)
+    for place, rows in enumerate(said):
+        said[place] = _softmax(rows) if logits else rows / rows.sum(-1, keepdims=True)
+    flat = targets.reshape(-1).long().numpy()
+    counts = flat != IGNORED
+    kept = said if counts.all() else said[:, counts]
+    return Judged(Task("classification", "logits" if logits else "probabilities", width), kept, flat[counts])
+
+
+def _check_size(members: int, numbers: int) -> None:
+    """As soon as the first trial's are known: before the others are read."""
+    size = 8 * members * numbers
+    if size > LARGEST_BYTES:
+        rule = f"members' predictions together have at most {LARGEST_BYTES >> 30} GiB"
+        raise UserError(rule, f"{size / (1 << 30):.1f} GiB of {members} trials", "keep fewer trials, or fewer samples")
+
+
+def _softmax(rows: Array) -> Array:
+    return np.asarray(torch.from_numpy(rows).softmax(-1).numpy())

@@ -1,0 +1,101 @@
+"""One front of what can be used of a study: single trials, soups, ensembles, by score and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastune.journal.entry import Entry
+from elastune.journal.records import AssetMade
+from elastune.journal.trials import TrialTable
+from elastune.search.analysis.front import nondominated, pick
+from elastune.search.space.objective import Objective, oriented
+
+TRAINING, INFERENCE = "training_s", "parameters"
+COSTS = (TRAINING, INFERENCE)
+
+
+@dataclass(frozen=True)
+class AssetPoint:
+    """A model that can be used.
+
+    Attributes:
+        form: "trial", "soup" or "ensemble".
+        trials: Whom it is made of.
+        values: The score by its name, ``training_s`` (the worker-seconds of its trials together, whatever else the
+            search has tried) and ``parameters`` (how many one inference goes through).
+        method: How its trials were found and weighed; "" of a trial.
+        file: Where it was written; "" of a trial.
+        test: The score on data that no choice has seen, where told. Nothing is picked by it.
+    """
+
+    form: str
+    trials: tuple[int, ...]
+    values: dict[str, float]
+    method: str = ""
+    file: str = ""
+    test: float | None = None
+
+
+@dataclass(frozen=True)
+class PickedAsset:
+    """A point of the front, and why it was taken."""
+
+    point: AssetPoint
+    reason: str
+
+
+@dataclass(frozen=True)
+class Assets:
+    """All ``points`` that were judged by one score on the same predictions, ``data``."""
+
+    data: str
+    objectives: tuple[Objective, ...]
+    points: tuple[AssetPoint, ...]
+
+    def front(self) -> list[AssetPoint]:
+        """Those that no other dominates, the best score first."""
+        keep = nondominated(oriented([point.values for point in self.points], self.objectives))
+        best = [point for point, on_front in zip(self.points, keep, strict=True) if on_front]
+        return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
+
+    def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
+        """One point, as ``Study.pick`` takes a trial: by targets, by weights, or the knee.
+
+        Raises ``UserError`` where no point reaches a target, and for unknown names.
+
+        Example:
+            >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
+        """
+        found = pick([p.values for p in self.points], self.objectives, targets=targets or None, weights=weights)
+        return PickedAsset(self.points[found.index], found.reason)
+
+
+def assets_of(entries: Iterable[Entry], table: TrialTable) -> Assets | None:
+    """What the journal tells of: by the score and the predictions of the newest soup or ensemble; None without any."""
+    made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
+    if not made:
+        return None
+    newest = made[-1]
+    alike = [one for one in made if (one.data, one.objective) == (newest.data, newest.objective)]
+    name = newest.objective
+
+    def trained_s(trials: Iterable[int]) -> float:
+        return sum(table.trials[trial].worker_seconds for trial in trials if trial in table.trials)
+
+    points: dict[object, AssetPoint] = {}  # what was found again, or written anew, takes the place of what was
+    for one in alike:
+        for single in one.singles:
+            values = {name: single.score, TRAINING: trained_s([single.trial]), INFERENCE: float(single.parameters)}
+            points[single.trial] = AssetPoint("trial", (single.trial,), values)
+        trials = tuple(member.trial for member in one.members)
+        values = {name: one.score, TRAINING: trained_s(set(trials)), INFERENCE: float(one.parameters)}
+        points[one.file] = AssetPoint(one.form, trials, values, one.method, one.file, one.test)
+    objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
+    return Assets(newest.data, objectives, tuple(points.values()))
+
+
+def asset_json(point: AssetPoint) -> dict[str, Any]:
+    """As plain values."""
+    return {**vars(point), "trials": list(point.trials)}

@@ -1,0 +1,89 @@
+"""The strategy in use over one replica, and how another takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_schedule import SyncSchedule
+from elastune.sync.base import Sync
+
+
+class SyncInUse:
+    """How this worker's replica comes together with others', now and from the next change on.
+
+    Between rounds all learners are equal, so a change moves nothing: many become one as each round ends, and one
+    becomes many where the next begins. A strategy's own state (an outer momentum) ends with it.
+
+    Args:
+        sync: What a run begins with.
+        make: The strategy of another plan over the same replica.
+        check: Raises ``UserError`` for a plan that cannot be.
+
+    Attributes:
+        sync: The strategy in use.
+        wanted: What is to take its place at the next boundary, if anything, and why.
+        scheduled: The step of the newest change that the run's schedule has made.
+    """
+
+    def __init__(
+        self, sync: Sync, make: Callable[[SyncPlan], Sync], check: Callable[[SyncPlan], object] = lambda plan: None
+    ) -> None:
+        self.sync = sync
+        self.wanted: tuple[SyncPlan, str] | None = None
+        self.scheduled = 0
+        self.check = check
+        self._make = make
+        self._before: tuple[int, Sync] | None = None
+
+    def want(self, plan: SyncPlan, why: str) -> None:
+        """Have ``plan`` from the next boundary on. Raises ``UserError`` where it cannot be."""
+        self.check(plan)
+        self.wanted = (plan, why) if plan != self.sync.plan else None
+
+    def follow(self, schedule: SyncSchedule, step: int) -> None:
+        """Want what ``schedule`` has after ``step`` steps, once for each of its changes."""
+        due = schedule.due(step)
+        if due is not None and due[0] > self.scheduled:
+            self.scheduled = due[0]
+            self.want(due[1], "schedule")
+
+    def switch(self, step: int) -> tuple[SyncPlan, str]:
+        """Have what is wanted, after ``step`` steps; the same on every worker. Returns it, and why."""
+        assert self.wanted is not None
+        (plan, why), self.wanted = self.wanted, None
+        self._before = step, self.sync
+        self._become(plan)
+        return plan, why
+
+    def serving(self, step: int) -> Sync:
+        """The strategy that brought ``step`` steps to their end: another worker may still need its result."""
+        return self._before[1] if self._before is not None and self._before[0] == step else self.sync
+
+    def committed(self) -> None:
+        """A step was completed by the strategy in use."""
+        self._before = None
+
+    def _become(self, plan: SyncPlan) -> None:
+        before = self.sync
+        before.close()
+        self.sync = self._make(plan)
+        self.sync.count_on_from(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that another worker, or a checkpoint, needs to go on alike."""
+        wanted = None if self.wanted is None else [str(self.wanted[0]), self.wanted[1]]
+        told = {"plan": str(self.sync.plan), "wanted": wanted, "scheduled": self.scheduled}
+        return {**told, "kept": self.sync.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it over. Raises ``ValueError``, ``KeyError`` or ``UserError`` for what ``state_dict`` cannot give."""
+        plan = SyncPlan.parse(str(state["plan"]))
+        if plan != self.sync.plan:
+            self.check(plan)
+            self._become(plan)
+        self.sync.load_state_dict(state["kept"])
+        wanted, self.scheduled = state["wanted"], int(state["scheduled"])
+        self.wanted = None if wanted is None else (SyncPlan.parse(str(wanted[0])), str(wanted[1]))
+        self._before = None

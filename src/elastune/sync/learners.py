@@ -1,0 +1,170 @@
+"""Several learners on one worker: each is model and optimizer as they stand there, put into the one model in turn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastune.core.errors import UserError
+from elastune.mechanisms.base import Replica
+
+Values = Sequence[torch.Tensor]
+
+
+@dataclass
+class _Learner:
+    """One learner's tensors. ``moments``: the optimizer's state of each parameter, in the parameters' order."""
+
+    values: list[torch.Tensor]
+    buffers: list[torch.Tensor]
+    moments: list[dict[str, Any]]
+
+    def copied(self) -> _Learner:
+        return _Learner(
+            [value.clone() for value in self.values],
+            [buffer.clone() for buffer in self.buffers],
+            copy.deepcopy(self.moments),
+        )
+
+
+class Learners:
+    """The learners of one worker over a round: all begin as the model stands then, and end as one.
+
+    The program has one model and one optimizer; whose values they have is changed by exchanging the memory of their
+    tensors, which costs nothing. ``keeps_moments``: the optimizer's state outlives a round, as its mean.
+    """
+
+    def __init__(self, replica: Replica, *, keeps_moments: bool = True) -> None:
+        self._replica = replica
+        self._keeps_moments = keeps_moments
+        self._buffers = list(replica.module.buffers())
+        self._origin: _Learner | None = None
+        self._held: dict[int, _Learner] = {}
+        self._options: list[dict[str, Any]] = []
+        self._current: int | None = None
+
+    def begin_round(self) -> list[torch.Tensor]:
+        """A round begins here: ``restore`` comes back to this place. Returns its parameters, not to be changed."""
+        self._held, self._current = {}, None
+        self._origin = self._live().copied()
+        groups = self._replica.optimizer.param_groups
+        self._options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        return self._origin.values
+
+    @property
+    def begun(self) -> list[torch.Tensor]:
+        """The parameters that the round began with, not to be changed."""
+        assert self._origin is not None
+        return self._origin.values
+
+    def enter(self, learner: int) -> None:
+        """From here on the model is ``learner``'s."""
+        if learner == self._current:
+            return
+        self._put_away()
+        self._current = learner
+        if learner in self._held:
+            self._install(self._held.pop(learner))
+        elif self._held:
+            assert self._origin is not None
+            self._install(self._origin.copied())
+
+    def values(self, carried: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+        """Each learner's parameters, between two of its steps; they may be changed in place."""
+        self._put_away()
+        return {learner: self._held[learner].values for learner in carried}
+
+    def states(self, carried: Sequence[int]) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """Each learner's floating-point numbers at the end of its round, in one order, single numbers as tensors.
+
+        Raises:
+            UserError: Where an optimizer keeps what has no mean.
+        """
+        self._put_away()
+        for learner in carried:
+            held = self._held[learner]
+            buffers = [buffer for buffer in held.buffers if buffer.is_floating_point()]
+            moments = [_number(*entry) for entry in _entries(held.moments)] if self._keeps_moments else []
+            yield learner, [*held.values, *buffers, *moments]
+
+    def settle(self, means: Sequence[torch.Tensor], end: Callable[[Values, Values], Values]) -> None:
+        """All learners are one again: ``means`` has the mean of each number that ``states`` told.
+
+        ``end``: what parameters become, of what they were when the round began and their means. What has no mean (a
+        model's counters) is the first learner's of this worker: it moves alike for all.
+        """
+        self._put_away()
+        numel = len(self._replica.params)
+        values = end(self.begun, means[:numel])
+        self._install(self._held[min(self._held)])
+        if not self._keeps_moments:
+            for p in self._replica.params:
+                self._replica.optimizer.state.pop(p, None)
+        left = iter([*values, *means[numel:]])
+        live = self._live()
+        for target in (*live.values, *(buffer for buffer in live.buffers if buffer.is_floating_point())):
+            target.copy_(next(left))
+        for state in (self._replica.optimizer.state[p] for p in self._replica.params if self._moments(p)):
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    value.copy_(next(left))
+                elif value is not None:
+                    state[name] = type(value)(next(left).item())
+        self._held, self._current, self._origin = {}, None, None
+
+    def restore(self) -> None:
+        """As all was when the round began."""
+        if self._origin is None:
+            return
+        self._install(self._origin)
+        for group, options in zip(self._replica.optimizer.param_groups, self._options, strict=True):
+            group.update(options)
+        self._held, self._current, self._origin = {}, None, None
+
+    # -- whose memory is in place -------------------------------------------------------------------------------------
+
+    def _put_away(self) -> None:
+        if self._current is not None:
+            self._held[self._current], self._current = self._live(), None
+
+    def _live(self) -> _Learner:
+        params = self._replica.params
+        buffers = [buffer.data for buffer in self._buffers]
+        return _Learner([p.data for p in params], buffers, [dict(self._moments(p)) for p in params])
+
+    def _moments(self, p: torch.nn.Parameter) -> dict[str, Any]:
+        """The optimizer's state of ``p``; a look at it makes none."""
+        found: dict[str, Any] = self._replica.optimizer.state.get(p, {})
+        return found
+
+    def _install(self, learner: _Learner) -> None:
+        state = self._replica.optimizer.state
+        for p, value, moments in zip(self._replica.params, learner.values, learner.moments, strict=True):
+            p.data = value
+            if moments:
+                state[p] = moments
+            else:
+                state.pop(p, None)
+        for buffer, value in zip(self._buffers, learner.buffers, strict=True):
+            buffer.data = value
+
+
+def _entries(moments: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for state in moments:
+        for name, value in state.items():
+            if value is not None:
+                yield name, value
+
+
+def _number(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return torch.tensor([float(value)], dtype=torch.float64)
+    what = f"{value.dtype} tensors" if isinstance(value, torch.Tensor) else type(value).__name__
+    rule = "learners become their mean, so an optimizer's state must be of numbers"
+    raise UserError(rule, f"{name!r}: {what}", "use another optimizer, or --sync allreduce")

@@ -1,0 +1,248 @@
+"""Rounds: learners take steps of their own, may mix within a round, and become one again where it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from elastune.comm.comms import Comms, replicated
+from elastune.comm.exact import ExactReducer
+from elastune.comm.group import Group
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.run import Mode
+from elastune.core.sync_plan import SyncPlan
+from elastune.mechanisms.base import Replica
+from elastune.sync.allreduce import AllReduce, ExactAllReduce, FastAllReduce
+from elastune.sync.base import Sync
+from elastune.sync.distance import distance, squared_way
+from elastune.sync.learners import Learners
+from elastune.sync.statistics import STATISTICS, step_statistics
+from elastune.sync.strategies import strategy_of
+
+
+class RoundSync(Sync):
+    """One worker's learners: each takes the gradient of its own slots, the program's optimizer takes its step, and
+    after ``plan.every`` of them all learners become one: parameters as the plan's strategy says (``sync.local``),
+    buffers and the optimizer's state the mean of all.
+
+    A round is what is completed by all workers, adopted, or done again from its beginning: between two exchanges a
+    learner is on one worker alone, and between rounds all are equal, so that no learner dies with its worker. Where the
+    plan has a quorum it may be completed by those that are left: they exchange again what they have, and the mean is
+    over the learners that are there (``absent``: those that were not). Means are
+    taken along the canonical tree over learners, and in ``exact`` mode a learner's gradient along that over its slots:
+    who carries which learner does not show. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML 2019,
+    arXiv 1905.03817.)
+    """
+
+    name: ClassVar[str] = "rounds"
+    exact: bool = False
+    drifts: ClassVar[bool] = False
+    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
+    all_contribute: ClassVar[bool] = True
+    meets_after_step: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        replica: Replica,
+        comms: Comms,
+        plan: SyncPlan,
+        num_slots: int,
+        control: int = 0,
+        *,
+        mode: Mode = "exact",
+        elastic: bool = False,
+    ) -> None:
+        super().__init__(replica, comms, control)
+        self.exact = mode == "exact"
+        self.plan, self._elastic = plan, elastic
+        self._slots = num_slots // plan.learners
+        alone = replicated(Group())
+        self._own: AllReduce = (
+            ExactAllReduce(replica, alone, self._slots) if self.exact else FastAllReduce(replica, alone)
+        )
+        self._learners = Learners(replica, keeps_moments=plan.moments == "mean")
+        self._strategy = strategy_of(plan, replica.params, self.group, mode)
+        self._reducer: ExactReducer | None = None
+        self._sums = [0.0] * len(STATISTICS)
+        self._starts = True
+        self._local_steps = 0  # of this round, that all learners here have taken
+        self._due = False  # a mix, before the next pass
+        self._mixing_s = 0.0
+        self._owes_step = False
+        self._carried: list[int] = []
+        self._counted = 0.0  # the part of the round that this worker's learners are
+        self._hook = replica.optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def _stepped(self) -> None:
+        self._owes_step = False
+
+    # -- a learner's own step -----------------------------------------------------------------------------------------
+
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
+        if starts_step:
+            self._strategy.steps = sum(part.ends_local_step for part in self.parts)
+            self._strategy.begin(self._learners.begin_round())
+            self._sums, self._starts = [0.0] * len(STATISTICS), True
+            self._local_steps, self._mixing_s, self._counted, self._carried = 0, 0.0, 0.0, []
+        elif self._due:
+            self._mix()
+        self._due = False
+        if self._starts:
+            self._learners.enter(share.learner)
+            if share.learner not in self._carried:
+                self._carried.append(share.learner)
+        self._own.begin(self._within(share), starts_step=self._starts)
+        self._starts = share.ends_update
+
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        self._own.wants_statistics = self.wants_statistics
+        self._own.backward(loss, self._within(share))
+        if share.ends_update:
+            parts = self._own.statistics.parts
+            own = [parts.get(name, 0.0) * share.counts for name in STATISTICS]
+            self._sums = [a + b for a, b in zip(self._sums, own, strict=True)]
+            self._counted += share.counts
+        if share.ends_local_step:
+            self._local_steps += 1
+            self._due = self.plan.mixes and self._local_steps % self.plan.mix == 0
+        self._owes_step = share.ends_step
+
+    def _mix(self) -> None:
+        """Raises ``GroupBroken``."""
+        started = time.perf_counter()
+        self._strategy.mix(self._learners.values(self._carried), self._local_steps // self.plan.mix - 1)
+        self._mixing_s += time.perf_counter() - started
+
+    def _within(self, share: BatchSlice) -> BatchSlice:
+        """``share`` as the learner's own sums see it: they know its slots alone."""
+        return replace(share, slot=share.slot - share.learner * self._slots, ends_step=share.ends_update)
+
+    # -- the exchange -------------------------------------------------------------------------------------------------
+
+    def after_step(self) -> None:
+        """Raises ``GroupBroken``."""
+        self._due = False
+        started = time.perf_counter()
+        self._strategy.finish()
+        self._mixing_s += time.perf_counter() - started
+        parts, slots = self._contributions(self._carried), self._carried
+        if self.plan.spares:
+            # They may be learners of an earlier deal than the group's: all as one part, in a slot that this worker has.
+            slots = [self.plan.carried(self.group.size, self.group.rank).start]
+            parts = iter([(slots[0], _sum(parts))])
+        for slot, values in parts:
+            reducer = self._reducer_of(values)
+            if slot == slots[0]:
+                reducer.begin()
+            reducer.begin_slot(slot, last=slot == slots[-1])
+            for place, value in enumerate(values):
+                reducer.put(place, value.detach())
+        assert self._reducer is not None
+        sums = self._reducer.finish()
+        self.wait_s = self._mixing_s + self._reducer.wait_s
+        self._adopt_sums(sums)
+
+    def _contributions(self, carried: Sequence[int]) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """What each learner of this worker adds to the sums; the last one tells what the worker tells, too."""
+        strategy, params = self._strategy, self.replica.params
+        told = [*self.control, *self._sums, float(strategy.taken), float(strategy.taken_age * self.plan.mix)]
+        for learner, numbers in self._learners.states(carried):
+            ours = told if learner == carried[-1] else [0.0] * len(told)
+            here = self._here(learner, last=learner == carried[-1])
+            tail = torch.tensor([*ours, *here, 0.0], device=params[0].device)
+            tail[-1] = squared_way(numbers[: len(params)], self._learners.begun)
+            yield learner, [*numbers, tail]
+
+    def _here(self, learner: int, *, last: bool) -> list[float]:
+        """Where a round may end without some learners: a 1 at the place of this one, and the worker's part of it."""
+        if not self.plan.spares:
+            return []
+        return [*(float(each == learner) for each in range(self.plan.learners)), self._counted if last else 0.0]
+
+    def _reducer_of(self, like: Sequence[torch.Tensor]) -> ExactReducer:
+        """An optimizer has no state before its first step."""
+        if self._reducer is None:
+            like = [value.detach() for value in like]
+            self._reducer = ExactReducer(like, self.plan.learners, self.group, hold=self._elastic)
+        return self._reducer
+
+    def _adopt_sums(self, sums: Sequence[torch.Tensor]) -> None:
+        *numbers, tail = sums
+        *told, square = tail.tolist()
+        count, part = self.plan.learners, 1.0
+        if self.plan.spares:
+            *told, part = told
+            told, here = told[:-count], told[-count:]
+            self.absent = tuple(learner for learner, there in enumerate(here) if there == 0)
+            count -= len(self.absent)
+        *told, taken, taken_age = told
+        params, means = self.replica.params, [number / count for number in numbers]
+        apart = distance(square / count, means[: len(params)], self._learners.begun)
+        self._learners.settle(means, self._strategy.end)
+        self.totals = told[: -len(STATISTICS)]
+        self.statistics = step_statistics([each / (part or 1.0) for each in told[-len(STATISTICS) :]], None, apart)
+        self.statistics = replace(self.statistics, staleness=taken_age / taken if taken else None)
+        for p in params:
+            p.grad = None
+
+    @property
+    def awaits_step(self) -> bool:
+        return self._owes_step
+
+    # -- when workers come and go -------------------------------------------------------------------------------------
+
+    def last_result(self) -> list[torch.Tensor]:
+        return self._exchange.last_result()
+
+    def result_room(self) -> list[torch.Tensor]:
+        return self._exchange.result_room()
+
+    def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
+        self._adopt_sums(self._exchange.adopt(result))
+
+    @property
+    def _exchange(self) -> ExactReducer:
+        if self._reducer is None:
+            raise RuntimeError("this worker has had no exchange")
+        return self._reducer
+
+    def abandon(self) -> None:
+        if self._reducer is not None:
+            self._reducer.drain()
+        self._strategy.abandon()
+        self._own.abandon()
+        self._learners.restore()
+        self._owes_step, self._starts, self._due = False, True, False
+
+    def regroup(self, comms: Comms, over: Group | None = None) -> None:
+        super().regroup(comms, over)
+        if self._reducer is not None:
+            self._reducer.regroup(self.group)
+        self._strategy.regroup(self.group)
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    # -- what is saved ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._strategy.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._strategy.load_state_dict(state)
+
+
+def _sum(parts: Iterator[tuple[int, list[torch.Tensor]]]) -> list[torch.Tensor]:
+    """Of what several learners add; a lone one's is not copied."""
+    _, total = next(parts)
+    copied = False
+    for _, values in parts:
+        if not copied:
+            total, copied = [value.detach().clone() for value in total], True
+        for own, value in zip(total, values, strict=True):
+            own += value.detach()
+    return total

@@ -1,0 +1,162 @@
+"""By which routes a run's sums travel among the workers that it has just now, and what the journal is told of it.
+
+Under ``auto`` the links between hosts are measured when a view begins, and again when reductions take otherwise than
+they did; a model fitted to that (``plan.route_times``) chooses. All workers choose alike, from what all have heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from elastune.comm.comms import Comms
+from elastune.comm.group import GroupBroken
+from elastune.comm.probe import probe_links
+from elastune.comm.reducer import BUCKET_BYTES
+from elastune.core.errors import UserError
+from elastune.core.routes import routes_of
+from elastune.core.run import RunSpec
+from elastune.core.topology import Topology
+from elastune.elastic.worker.group import WorkerGroup
+from elastune.journal.records import Record, TopologyLaid
+from elastune.plan.route_times import HostLinks, Sums, best
+from elastune.train.adapt.link_watch import LinkWatch
+from elastune.train.progress import Progress
+from elastune.train.training_state import TrainingState
+
+NATIVE = Topology("native")
+ITEM_BYTES = 4
+
+
+class Routing:
+    """Lays routes, alike on every worker: what the run asks for is a part of its progress, which all have.
+
+    A list of parents is for one number of workers. While there are others sums go in the backend's own way; when there
+    are as many again, so are its routes.
+    """
+
+    def __init__(self, spec: RunSpec, workers: WorkerGroup, progress: Progress, send: Callable[[Record], None]) -> None:
+        self._means = spec.means
+        self._workers = workers
+        self._progress = progress
+        self._send = send
+        self._laid = str(Topology())
+        self._cause = "the run's means"
+        self._auto = NATIVE  # what auto has come to
+        self._probed = -1  # the view whose links were measured
+        self._watch = LinkWatch()
+
+    @property
+    def asked(self) -> Topology:
+        """What the run asks for."""
+        changed = self._progress.topology
+        return self._means.topology if changed is None else Topology.parse(changed)
+
+    def lay(self, comms: Comms, auto: Topology = NATIVE) -> None:
+        """Let the sums of ``comms`` travel as the run asks; before they begin, or between two steps.
+
+        ``auto``: what that is to mean where links were measured; whoever comes anew knows no more than the default.
+        """
+        group, asked = comms.group("data"), self.asked
+        self._auto = auto
+        why = self._why_not(asked, comms)
+        used = NATIVE if why else auto if asked.shape == "auto" else asked
+        group.routes, group.chunk_kib = routes_of(used, group.size, comms.hosts), used.chunk_kib
+        if group.size < 2 or str(used) == self._laid or {str(used), self._laid} == {"auto", "native"}:
+            return
+        self._laid = str(used)
+        if comms.rank == 0:
+            cause = f"{self._cause}: {asked}; {why}" if why else self._cause
+            step, seconds = self._progress.position.step, self._progress.times.seconds
+            self._send(TopologyLaid(step, str(used), group.size, cause, seconds))
+
+    def check(self, asked: Topology) -> None:
+        """Raise ``UserError`` where the workers that there are cannot have it."""
+        asked.check(self._workers.size, self._means.mechanism)
+        if asked.routed and self._means.compress is not None:
+            told = f"{asked} with {self._means.compress}"
+            raise UserError("compressed gradients go from everybody to everybody", told, "use native")
+        why = self._why_not(asked, self._workers.comms)
+        if why:
+            raise UserError("a topology must suit the workers that there are", why, "use native")
+
+    def change(self, asked: Topology, trained: TrainingState, cause: str) -> None:
+        """From the next step on, on the same groups. All workers come here between the same two steps."""
+        self._progress.topology, self._cause, self._probed = str(asked), cause, -1
+        self.lay(self._workers.comms)
+        trained.sync.regroup(self._workers.comms)
+
+    def reload(self, trained: TrainingState) -> None:
+        """What the run asks for may have come with a checkpoint."""
+        if self._progress.topology is not None:
+            self._cause = "the checkpoint"
+            self.lay(self._workers.comms)
+            trained.sync.regroup(self._workers.comms)
+
+    # -- auto ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def watches(self) -> bool:
+        """Whether links are measured: there are several hosts, and nobody has said how sums are to travel."""
+        comms, means = self._workers.comms, self._means
+        ours = means.mechanism == "replicated" and means.compress is None and comms.everyone.backend == "gloo"
+        return ours and self.asked.shape == "auto" and len(set(comms.hosts)) > 1
+
+    def hear(self, times: Sequence[float]) -> None:
+        """Three numbers for each rank (``monitors.base.WorkerTimes``), the same on all workers."""
+        if self.watches:
+            self._watch.hear(times[2::3])
+
+    def measure(self, trained: TrainingState) -> None:
+        """Between two steps, with all workers: measure links where that is due, and choose by them.
+
+        All meet in one gather before they measure and again with what they have found: after a loss one may come here
+        anew while another is on its way back from what broke. Only where all were in the view that there is now do they
+        send each other anything but gathers.
+        """
+        own: list[float] = []
+        while self.watches and (self._probed != self._workers.view or self._watch.due):
+            rows = self._workers.gather([float(self._workers.view), *own], "links between hosts")
+            comms, own = self._workers.comms, []
+            if len({(row[0], len(row)) for row in rows}) == 1 and len(rows[0]) > 1:
+                # Whoever completes a gather after a loss has the rows of those before: what they say decides, alike
+                # everywhere, and the view that has come in between is measured next.
+                self._watch.begin()
+                self._probed = int(rows[0][0])
+                if self._probed == self._workers.view:
+                    self._choose(trained, rows)
+            elif all(row[0] == self._workers.view for row in rows):
+                try:
+                    own = probe_links(comms.everyone, comms.hosts)
+                except GroupBroken:  # it is measured among those who are left
+                    own = []
+
+    def _choose(self, trained: TrainingState, rows: Sequence[Sequence[float]]) -> None:
+        comms, means = self._workers.comms, self._means
+        names = tuple(dict.fromkeys(comms.hosts))
+        first = [rows[comms.hosts.index(name)][1:] for name in names]
+        links = HostLinks.steadied(names, [row[::2] for row in first], [row[1::2] for row in first])
+        numel = max(1, min(trained.gradient_bytes, BUCKET_BYTES) // ITEM_BYTES)
+        sums = Sums(numel, ITEM_BYTES, comms.hosts, means.num_slots if means.mode == "exact" else 0)
+        chosen, seconds = best(sums, links, self._auto)
+        if chosen == self._auto:
+            return
+        slowest = min(names, key=lambda name: min(links.rates(name)))
+        now_s, native_s = seconds[str(chosen)], seconds[str(NATIVE)]
+        self._cause = (
+            f"links measured: the slowest is that of {slowest}, {min(links.rates(slowest)) / 1e6:.3g} MB/s; "
+            f"modelled: {1e3 * now_s:.3g} ms, native {1e3 * native_s:.3g} ms"
+        )
+        self.lay(comms, chosen)
+        trained.sync.regroup(comms)
+
+    @staticmethod
+    def _why_not(asked: Topology, comms: Comms) -> str:
+        """Why these workers cannot have it; "" where they can."""
+        group = comms.group("data")
+        if group.size < 2 or not asked.routed:
+            return ""
+        if group.backend != "gloo":
+            return f"{group.backend} has ways of its own"
+        if comms.mesh.replica > 1:
+            return f"in {comms.mesh} a replica lies on several workers"
+        return "" if asked.fits(group.size) else f"{len(asked.parents)} parents, {group.size} workers"

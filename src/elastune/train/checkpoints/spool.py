@@ -1,0 +1,173 @@
+"""A folder near workers by which they and their agent pass files on, where the run's own folder is out of their reach.
+
+A worker writes its part of a checkpoint here, and then a *ticket*: from then on the file is the agent's, who brings it
+to the controller, whatever becomes of the worker. A *wish* asks for a checkpoint that the controller has; its *answer*
+comes when the files are here. Each of the three is a small file that appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from elastune.core.errors import UserError
+from elastune.journal.atomic import atomic_write
+
+_RULES = ConfigDict(extra="forbid")
+DRAFTS, OUTBOX, WISHES, ANSWERS = "drafts", "outbox", "wishes", "answers"
+NOTE_LIMIT_BYTES = 1 << 16
+ANSWER_LIMIT_S = 900.0
+LOOK_S = 0.02
+LARGEST_FILE = 1 << 42  # bytes; 4 TiB
+
+DraftName = Annotated[str, Field(pattern=r"^\.draft-[0-9]{1,12}-[0-9]{1,12}-[0-9]{1,12}$")]
+"""Of a checkpoint that is not complete yet: its step, the view in which it was written, and which one of that view."""
+NAME_PATTERN = r"^(state\.json|tensors(-[0-9]{5,9}-of-[0-9]{5,9})?\.safetensors)$"
+FileName = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""Of a file of a checkpoint: nothing that could lie anywhere else."""
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Size = Annotated[int, Field(ge=0, le=LARGEST_FILE)]
+Step = Annotated[int, Field(ge=0, lt=10**12)]
+Whose = Literal["own", "parent"]
+"""Whether a checkpoint is the run's, or that of the run which it begins with."""
+
+
+@dataclass(frozen=True, config=_RULES)
+class Ticket:
+    """A file of the checkpoint ``draft`` that is to go to the controller. ``writer``: who has written it, in digits; it
+    is in that folder of ``DRAFTS``."""
+
+    writer: Annotated[str, Field(pattern=r"^[0-9a-f]{1,32}$")]
+    draft: DraftName
+    name: FileName
+    size: Size
+    sha256: Digest
+
+
+@dataclass(frozen=True, config=_RULES)
+class CheckpointWish:
+    """For a checkpoint. ``step``: that of this step is to be brought here; None: which is the newest, below ``before``
+    if that is told?"""
+
+    whose: Whose
+    step: Step | None = None
+    before: Step | None = None
+
+
+@dataclass(frozen=True, config=_RULES)
+class Granted:
+    """The answer to a wish: the ``step``, -1 where there is no such checkpoint; or ``error``: why it cannot be had."""
+
+    step: Annotated[int, Field(ge=-1, lt=10**12)] = -1
+    error: str = ""
+
+
+_Note = TypeVar("_Note", Ticket, CheckpointWish, Granted)
+
+
+class Spool:
+    """The folder ``at``, as its workers and their agent use it. Any number of processes may, at the same time."""
+
+    def __init__(self, at: Path) -> None:
+        self.at = at
+
+    def make(self) -> None:
+        """Make it. Raises ``OSError``."""
+        for name in (DRAFTS, OUTBOX, WISHES, ANSWERS):
+            (self.at / name).mkdir(parents=True, exist_ok=True)
+
+    # -- for workers --------------------------------------------------------------------------------------------------
+
+    def hand_over(self, ticket: Ticket) -> None:
+        """Have the agent bring a file to the controller; those of a writer go in order. Raises ``OSError``.
+
+        All who name files here share the machine's one clock that never goes back: no spool outlives a boot.
+        """
+        name = f"{time.monotonic_ns():020d}-{ticket.writer}-{secrets.token_hex(4)}"
+        atomic_write(self.at / OUTBOX / name, _text(ticket))
+
+    def waiting(self, writer: str) -> int:
+        """How many checkpoints of ``writer`` have files here that are not with the controller yet."""
+        return len({ticket.draft for _, ticket in self.tickets() if ticket.writer == writer})
+
+    def ask(self, wish: CheckpointWish, limit_s: float = ANSWER_LIMIT_S) -> int:
+        """Ask for a checkpoint: its step; -1 where there is none. Raises ``UserError`` where it cannot be had."""
+        name = secrets.token_hex(8)
+        answer, until = self.at / ANSWERS / name, time.monotonic() + limit_s
+        try:
+            atomic_write(self.at / WISHES / name, _text(wish))
+            while not answer.exists():
+                if time.monotonic() > until:
+                    raise TimeoutError(f"the agent has not brought it within {limit_s:g} s")
+                time.sleep(LOOK_S)
+            granted = _read(answer, Granted)
+            answer.unlink()
+        except (OSError, ValueError) as error:
+            raise _not_had(str(error)) from None
+        if granted.error:
+            raise _not_had(granted.error)
+        return granted.step
+
+    def checkpoints(self, whose: Whose) -> Path:
+        """The folder of the checkpoints that were asked for."""
+        return self.at / whose / "checkpoints"
+
+    def checkpoint(self, whose: Whose, step: int) -> Path:
+        """That after ``step``, once it is here; named as in a run's own folder."""
+        return self.checkpoints(whose) / f"step-{step:010d}"
+
+    # -- for the agent ------------------------------------------------------------------------------------------------
+
+    def tickets(self) -> list[tuple[Path, Ticket]]:
+        """What is to go to the controller, the oldest first. What is no ticket is left out."""
+        return list(_notes(self.at / OUTBOX, Ticket))
+
+    def file_of(self, ticket: Ticket) -> Path:
+        """Where the ticket's file is."""
+        return self.at / DRAFTS / ticket.writer / ticket.draft / ticket.name
+
+    def gone(self, path: Path, ticket: Ticket) -> None:
+        """The ticket at ``path`` is done with. Its folder stays: the writer may be about to put another file there."""
+        self.file_of(ticket).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+    def wishes(self) -> list[tuple[Path, CheckpointWish]]:
+        """What workers wait for."""
+        return list(_notes(self.at / WISHES, CheckpointWish))
+
+    def answer(self, path: Path, granted: Granted) -> None:
+        """Answer the wish at ``path``. Raises ``OSError``."""
+        atomic_write(self.at / ANSWERS / path.name, _text(granted))
+        path.unlink(missing_ok=True)
+
+
+def _text(note: Ticket | CheckpointWish | Granted) -> bytes:
+    return json.dumps(asdict(note)).encode()
+
+
+def _read(path: Path, kind: type[_Note]) -> _Note:
+    """What ``path`` holds. Raises ``OSError`` and ``ValueError``."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        return TypeAdapter(kind).validate_json(file.read(NOTE_LIMIT_BYTES), strict=True)
+
+
+def _notes(folder: Path, kind: type[_Note]) -> Iterator[tuple[Path, _Note]]:
+    for path in sorted(path for path in folder.glob("*") if re.fullmatch("[0-9a-f-]+", path.name)):
+        with suppress(OSError, ValueError):  # it was taken meanwhile; or the program has put something else there
+            yield path, _read(path, kind)
+
+
+def _not_had(why: str) -> UserError:
+    rule = "a checkpoint must come from the controller to the hosts that load it"
+    return UserError(rule, why, "see the controller and the network, and go on with --resume")

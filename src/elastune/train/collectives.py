@@ -1,0 +1,372 @@
+"""Collectives that a program begins by name and waits for later: in any order, through changes of the workers.
+
+Who calls sends what it has to all others, and is done when it has heard of everybody that was a member then. Until all
+have told that they are done it keeps what it gave, or the result: when the workers change, all send that again to
+those who are left, so that one who had a result completes the others by it. Calls of a step that was lost are dropped:
+it is done again, and its calls with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import torch
+
+from elastune.comm.group import Group, GroupBroken
+from elastune.comm.post import Letter
+from elastune.core.errors import UserError
+
+Kind = Literal["allreduce", "broadcast", "gather"]
+Key = tuple[str, int]  # a name, and how often it was called before
+T = TypeVar("T")
+LONGEST_NAME = 200
+GIVEN, RESULT, DONE = range(3)
+DTYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    )
+}
+
+
+class CollectiveLost(Exception):
+    """What a collective was to bring was with a worker that is gone, and no other one has it."""
+
+
+@dataclass(frozen=True)
+class Collected(Generic[T]):
+    """What came of a collective.
+
+    Attributes:
+        value: The sum, the root's tensor, or everybody's tensors in the order of ``workers``.
+        workers: The numbers of those whose tensors are in it.
+        lost: It was called in a step that was lost, and is called again with it: ``value`` is this worker's own.
+    """
+
+    value: T
+    workers: tuple[int, ...]
+    lost: bool = False
+
+
+class Members(Protocol):
+    """What is asked of ``elastic.worker.group.WorkerGroup``."""
+
+    synchronised: bool
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def members(self) -> tuple[int, ...]: ...
+
+    @property
+    def worker(self) -> int: ...
+
+
+class Letters(Protocol):
+    """What is asked of ``comm.post.Post``."""
+
+    def send(self, to: int, message: Letter) -> None: ...
+
+    def next(self, *, wait: bool = True) -> tuple[int, Letter] | None: ...
+
+
+@dataclass
+class Call:
+    kind: Kind
+    key: Key
+    root: int
+    own: torch.Tensor
+    expected: set[int]
+    step: int  # the attempt at a step that it belongs to
+    heard: dict[int, torch.Tensor] = field(default_factory=dict)
+    result: Collected[list[torch.Tensor]] | None = None
+    error: Exception | None = None
+    done: set[int] = field(default_factory=set)
+
+    @property
+    def settled(self) -> bool:
+        return self.result is not None or self.error is not None
+
+    def settle(self) -> None:
+        """Where all is here that it takes, come to the result."""
+        if self.settled:
+            return
+        if self.kind == "broadcast" and self.root in self.heard:
+            self.result = Collected([self.heard[self.root]], (self.root,))
+        elif self.expected <= self.heard.keys():
+            workers = tuple(sorted(self.expected))
+            try:
+                self.result = Collected(self._of_all([self.heard[worker] for worker in workers]), workers)
+            except (UserError, CollectiveLost) as error:
+                self.error = error
+
+    def _of_all(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.kind == "broadcast":
+            raise CollectiveLost(f"worker {self.root}, which was to broadcast {self.key[0]!r}, is gone")
+        if self.kind == "gather":
+            return tensors
+        kinds = {(tuple(t.shape), t.dtype) for t in tensors}
+        if len(kinds) > 1:
+            rule = "workers add up tensors of one shape and type"
+            raise UserError(rule, f"{self.key[0]!r}: {sorted(map(str, kinds))}", "use session.gather, or other names")
+        total = tensors[0].clone()
+        for tensor in tensors[1:]:  # in the order of workers' numbers: the same bits everywhere
+            total += tensor
+        return [total]
+
+
+class Begun(Generic[T]):
+    """A collective that was begun."""
+
+    def __init__(self, calls: NamedCollectives, call: Call, of: Callable[[list[torch.Tensor]], T]) -> None:
+        self._calls, self._call, self._of = calls, call, of
+
+    @property
+    def done(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        self._calls.look()
+        return self._call.settled
+
+    def wait(self) -> Collected[T]:
+        """What came of it, once it is here. No other worker may need what this one does only after it.
+
+        Raises:
+            CollectiveLost: Where the root of a broadcast has gone, and nobody has what it sent.
+            UserError: Where workers gave what cannot be added up, or called different collectives by one name.
+        """
+        self._calls.wait(self._call)
+        if self._call.error is not None:
+            raise self._call.error
+        found = self._call.result
+        assert found is not None
+        own = [value.clone() for value in found.value]  # what is kept may still be sent to others
+        return Collected(self._of(own), found.workers, found.lost)
+
+
+class NamedCollectives:
+    """One worker's named collectives. ``counts``, equal on all workers between steps, is a part of the run's state.
+
+    ``attempt``: a number that is another one for each step that is begun. ``recover``: see ``StepTransaction.recover``.
+    """
+
+    name = "collectives"
+
+    def __init__(
+        self,
+        workers: Members,
+        attempt: Callable[[], int],
+        recover: Callable[[GroupBroken], object],
+        post: Callable[[Group], Letters],
+    ) -> None:
+        self._workers, self._attempt, self._recover, self._post = workers, attempt, recover, post
+        self._counts: dict[str, int] = {}
+        self._marked: tuple[int, dict[str, int]] = (0, {})  # counts where the newest step's calls began
+        self._calls: dict[Key, Call] = {}
+        self._early: dict[Key, list[tuple[int, int, Letter]]] = {}  # of others, before this worker's own call
+        self._mail: Letters | None = None
+        self._ranks: tuple[int, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._counts = {str(name): int(count) for name, count in state["counts"].items()}
+        self._calls, self._early = {}, {}
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def start(self, kind: Kind, name: str, tensor: torch.Tensor, root: int = 0) -> Call:
+        """Begin; ``root`` is a rank. Raises ``UserError`` for what cannot be."""
+        workers = self._workers
+        own = self._checked(name, tensor)
+        everyone = workers.members if workers.synchronised else (workers.worker,)
+        if kind == "broadcast" and workers.synchronised and not 0 <= root < len(everyone):
+            raise UserError("a root must be the rank of a worker", root, f"from 0 to {len(everyone) - 1}")
+        if not workers.synchronised or len(everyone) == 1:
+            lost = not workers.synchronised
+            call = Call(kind, (name, -1), workers.worker, own, {workers.worker}, 0)
+            call.result = Collected([own], (workers.worker,), lost)
+            if not lost:
+                self._mark()
+                self._counts[name] = self._counts.get(name, 0) + 1
+            return call
+        if self._mail is None:
+            self._open()
+        self._mark()
+        key = name, self._counts.get(name, 0)
+        self._counts[name] = key[1] + 1
+        call = self._calls[key] = Call(kind, key, everyone[root], own, set(everyone), self._attempt())
+        call.heard[workers.worker] = own
+        self._tell(call)
+        for sender, what, letter in self._early.pop(key, []):
+            self._hear(call, sender, what, letter)
+        self.look()
+        return call
+
+    def _checked(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            rule = f"a collective's name is a text of 1 to {LONGEST_NAME} characters"
+            raise UserError(rule, repr(name)[:40], 'such as "loss"')
+        if not isinstance(tensor, torch.Tensor) or str(tensor.dtype) not in DTYPES or tensor.layout != torch.strided:
+            told = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise UserError(
+                "a collective is of a dense tensor of numbers", told, "give a torch.Tensor of floats or ints"
+            )
+        return tensor.detach().to("cpu", copy=True).contiguous()
+
+    def _mark(self) -> None:
+        """Where a step's first call comes, remember the counts before it."""
+        if self._marked[0] != self._attempt():
+            self._marked = self._attempt(), dict(self._counts)
+
+    def wait(self, call: Call) -> None:
+        """Until ``call`` is settled, with whom there is by then."""
+        while not call.settled:
+            try:
+                self._take(wait=True)
+            except GroupBroken as error:
+                self._recover(error)  # has ``regroup`` called
+            self._tidy()
+
+    def look(self) -> None:
+        """Take what has come. Where the group is broken that is for others to find."""
+        try:
+            while self._mail is not None and self._take(wait=False):
+                pass
+        except GroupBroken:
+            return
+        self._tidy()
+
+    def _tidy(self) -> None:
+        others = {key: call.expected - {self._workers.worker} for key, call in self._calls.items()}
+        self._calls = {k: call for k, call in self._calls.items() if not (call.settled and others[k] <= call.done)}
+
+    # -- when workers change ------------------------------------------------------------------------------------------
+
+    def regroup(self, *, lost: bool) -> None:
+        """These are the workers now; ``lost``: the step that was begun last never counts. Raises ``GroupBroken``."""
+        if lost and self._marked[0] == self._attempt():
+            self._counts = dict(self._marked[1])
+            for key in [key for key, call in self._calls.items() if call.step == self._attempt()]:
+                dropped = self._calls.pop(key)
+                dropped.result = dropped.result or Collected([dropped.own], (self._workers.worker,), lost=True)
+        self._mail, self._early = None, {}
+        if not self._counts:
+            return
+        here = set(self._workers.members)
+        for call in self._calls.values():
+            call.expected &= here
+            call.heard = {self._workers.worker: call.own}
+            call.settle()
+        if len(here) > 1:
+            self._open()
+            for call in self._calls.values():
+                self._tell(call)
+
+    def _open(self) -> None:
+        self._ranks = self._workers.members
+        if self._workers.group.backend == "nccl":
+            rule = "named collectives travel between the workers' hosts, over gloo"
+            raise UserError(rule, "workers on NCCL", "use session.sum or session.mean")
+        self._mail = self._post(self._workers.group)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, call: Call) -> None:
+        """To all others: what this worker gives, or the result where it has that."""
+        if call.result is not None:
+            letter = _letter(RESULT, call, call.result.value, call.result.workers)
+        else:  # of a broadcast all but the root give nothing
+            gives = call.kind != "broadcast" or call.root == self._workers.worker
+            letter = _letter(GIVEN, call, [call.own] if gives else [], ())
+        self._post_all(letter)
+
+    def _post_all(self, letter: Letter) -> None:
+        assert self._mail is not None
+        for rank, number in enumerate(self._ranks):
+            if number != self._workers.worker:
+                try:
+                    self._mail.send(rank, letter)
+                except GroupBroken:
+                    return  # all is sent again to those who are left
+
+    def _take(self, *, wait: bool) -> bool:
+        """One message, if there is one."""
+        if self._mail is None:
+            raise RuntimeError("nobody is here to wait for")
+        came = self._mail.next(wait=wait)
+        if came is None:
+            return False
+        rank, letter = came
+        what, count, _ = letter.number
+        key = str(json.loads(letter.text)["name"]), count
+        call, sender = self._calls.get(key), self._ranks[rank]
+        if call is not None:
+            self._hear(call, sender, what, letter)
+        elif what == DONE:
+            pass
+        elif count < self._counts.get(key[0], 0):  # this worker is done with it, or joined later
+            self._mail.send(rank, _done(key))
+        else:
+            self._early.setdefault(key, []).append((sender, what, letter))
+        return True
+
+    def _hear(self, call: Call, sender: int, what: int, letter: Letter) -> None:
+        told = json.loads(letter.text)
+        if what == DONE:
+            call.done.add(sender)
+            return
+        before = call.settled
+        tensors = _tensors(told, letter.payload)
+        if told["kind"] != call.kind and not call.settled:
+            rule = "workers that use one name call the same collective"
+            value = f"{call.key[0]!r}: {call.kind} here, {told['kind']} on worker {sender}"
+            call.error = UserError(rule, value, "use other names")
+        elif what == RESULT:
+            call.done.add(sender)
+            call.result = call.result or Collected(tensors, tuple(told["workers"]))
+        else:
+            if tensors:
+                call.heard[sender] = tensors[0]
+            elif call.kind == "broadcast":
+                call.heard[sender] = call.own
+            call.settle()
+        if call.settled and not before and self._mail is not None:
+            self._post_all(_done(call.key))
+
+
+def _letter(what: int, call: Call, tensors: Sequence[torch.Tensor], workers: Sequence[int]) -> Letter:
+    told = {
+        "name": call.key[0],
+        "kind": call.kind,
+        "workers": list(workers),
+        "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
+    }
+    parts = [t.reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
+    # One tensor is this worker's own copy, which nobody changes: not to be copied again.
+    payload = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+    return Letter((what, call.key[1], 0), json.dumps(told), payload)
+
+
+def _done(key: Key) -> Letter:
+    return Letter((DONE, key[1], 0), json.dumps({"name": key[0]}), torch.empty(0, dtype=torch.uint8))
+
+
+def _tensors(told: Mapping[str, Any], payload: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of a message. Raises ``ValueError`` where it does not hold what it says."""
+    found, at = [], 0
+    for name, shape in told["tensors"]:
+        dtype = DTYPES[name]
+        size = prod(shape) * dtype.itemsize
+        part = payload if (at, size) == (0, len(payload)) else payload[at : at + size].clone()  # aligned
+        if len(part) != size:
+            raise ValueError(f"a message of {len(payload)} bytes is too short for {told['tensors']}")
+        found.append(part.view(dtype).view(shape))
+        at += size
+    return found

@@ -1,0 +1,162 @@
+"""What a run leaves behind for others, and what it takes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from elastune.core.errors import UserError
+from elastune.core.start_from import StartFrom
+from elastune.elastic.worker.state_owner import Packed
+from elastune.journal.records import Record, StartedFrom
+from elastune.train.checkpoints.checkpoint import complete
+from elastune.train.checkpoints.home import OutFolder
+from elastune.train.checkpoints.start_from import start_from
+from elastune.train.predictions import EvaluatedSamples, check_name, meet_and_keep, own_part
+from elastune.train.session_collectives import SessionCollectives
+from elastune.train.unfreezing import Unfreezing, unfreezing
+
+
+class SessionAssets(SessionCollectives):
+    """The part of ``Session`` by which trials become assets: what a model predicts stays for ensembles."""
+
+    _seen: EvaluatedSamples
+    _home: OutFolder
+    _evaluated: str
+    _snapshot: Packed | None
+    _send: Callable[[Record], None]
+    _refuse_inside: Callable[[str], None]
+    _unfreezing: tuple[Unfreezing, ...] = ()  # of each model
+
+    def start_from(
+        self,
+        model: nn.Module,
+        source: str | Path,
+        *,
+        rename: Mapping[str, str] = MappingProxyType({}),
+        fresh: Sequence[str] = (),
+    ) -> StartedFrom:
+        """Begin with what fits of another model's weights: copy tensors of the same name and shape into ``model``.
+
+        To be called before ``session.prepare``, and best before the optimizer is made: what is fresh may have a rate of
+        its own. A resumed run goes on from its own checkpoint all the same. ``elastune run --start-from`` does this
+        without a change of the program.
+
+        Args:
+            model: The program's; what is not taken over stays as it is.
+            source: The folder of a run or a trial, or a safetensors file, on every worker's host.
+            rename: What the beginnings of the source's names are here: ``{"backbone.": "encoder."}``.
+            fresh: Names here that are not to be taken, with ``*`` for anything: ``["head.*"]``.
+
+        Returns:
+            What was taken, and what is fresh and why; the journal has it, too.
+
+        Raises:
+            UserError: For a source that cannot be read, and where nothing of it fits.
+
+        Example:
+            >>> told = session.start_from(model, "runs/pretrained", fresh=["head.*"])
+            >>> groups = [{"params": [p], "lr": 0.1 if n in told.fresh else 0.01} for n, p in model.named_parameters()]
+            >>> model, optimizer = session.prepare(model, torch.optim.SGD(groups))
+        """
+        if self.trained is not None:
+            rule = "session.start_from comes before session.prepare"
+            raise UserError(rule, "a call behind it", "move it before session.prepare")
+        asked = StartFrom(Path(source), tuple(dict(rename).items()), _texts(fresh))
+        told = start_from(model, asked)
+        if self.rank == 0 and self._workers.synchronised:
+            self._send(told)
+        return told
+
+    def unfreeze(self, model: nn.Module, schedule: Mapping[str, int | None]) -> dict[str, int | None]:
+        """Train the tensors of ``model`` from different epochs on, such as the head first and what it stands on later.
+
+        A tensor that is frozen has no gradient when the optimizer steps: neither momentum nor weight decay touches it.
+        Its gradient is computed and summed all the same, so epochs take as long as ever, and running statistics of
+        normalising layers move. What is never to train is cheaper with ``requires_grad_(False)`` before
+        ``session.prepare``.
+
+        Args:
+            model: The program's; of several each has a schedule of its own, or none.
+            schedule: Names, with ``*`` for anything, and the epoch (from 0) from which on they train; None: never. The
+                first that fits counts. Plain data: it may stand in the program's config.
+
+        Returns:
+            The first epoch of each tensor, by name.
+
+        Raises:
+            UserError: For a schedule that leaves tensors out, names none, or begins with nothing; and for a mechanism
+                that holds the model in pieces.
+
+        Example:
+            >>> session.start_from(model, "runs/pretrained", fresh=["head.*"])
+            >>> session.unfreeze(model, {"head.*": 0, "layer4.*": 2, "*": 4})
+            >>> model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        """
+        if self._spec.means.mechanism != "replicated":
+            rule = "unfreezing needs whole tensors on every worker"
+            raise UserError(rule, f"mechanism {self._spec.means.mechanism}", "use --mechanism replicated")
+        found = unfreezing(model, schedule)
+        self._unfreezing = (*self._unfreezing, found)
+        return dict(found.from_epoch)
+
+    def _begin_with(self, model: nn.Module) -> None:
+        """Do what ``--start-from`` asks for, on the worker whose initial state becomes that of all."""
+        spec, workers = self._spec, self._workers
+        if spec.start_from is None or self._snapshot is not None or not workers.synchronised or workers.rank != 0:
+            return
+        resumes = spec.resume or workers.restart_from_checkpoint
+        if resumes and spec.spool is None and complete(spec.out / "checkpoints"):  # the source may be gone by now
+            return
+        self._send(start_from(model, spec.start_from))
+
+    def predictions(self, name: str, outputs: Any, targets: Any) -> None:
+        """Keep what the model says of a data set, in the order of its samples, for ensembles (docs/ensembles.md).
+
+        Every worker must call this, behind an evaluation of the whole data set, and gives the rows of its own batches.
+        The file in the run's folder has the same bytes for any number of workers; a later call of the same name
+        replaces it.
+
+        Args:
+            name: Of the data set. One that begins with "test" is of data that no choice may rest on.
+            outputs: Logits, probabilities or values: a tensor, or a list of one a batch; rows are samples.
+            targets: What they should be, alike.
+
+        Raises:
+            UserError: For rows that are not those of the newest evaluation, for targets that are no finite numbers,
+                and where the file cannot be written.
+            Diverged: For outputs that are not finite.
+
+        Example:
+            >>> outputs, targets = [], []
+            >>> for x, y in session.batches(data.validation, batch_size=100, train=False):
+            ...     outputs.append(model(x))
+            ...     targets.append(y)
+            >>> session.predictions("validation", outputs, targets)
+        """
+        self._refuse_inside("predictions")
+        check_name(name)
+        spec, workers = self._spec, self._workers
+        if spec.spool is not None:
+            rule, fix = "predictions lie in a folder that all workers share", "use a cluster without folder=local"
+            raise UserError(rule, "a folder of each host's own", fix)
+        what, self._evaluated = f"session.predictions({name}){self._evaluated}", ""
+        rows = workers.gather_bytes(own_part(self._seen, outputs, targets), what)
+        if not workers.synchronised:  # on the way back to where the run is: what was kept there stands
+            return
+        mesh = workers.gathered_on
+        spoken = [row for rank, row in enumerate(rows) if mesh.speaks(rank)]
+        place = spec.out, self._home, name, self.step
+        if (kept := meet_and_keep(workers, spoken, self._seen.length, *place)) is not None:
+            self._send(kept)
+
+
+def _texts(given: Sequence[str]) -> tuple[str, ...]:
+    """Names, and not the letters of one."""
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise UserError("fresh is a list of names", repr(given)[:80], 'such as ["head.*"]')
+    return tuple(given)

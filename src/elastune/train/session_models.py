@@ -1,0 +1,125 @@
+"""What a run trains: how models and optimizers are handed over, and which of them a step changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from elastune.core.errors import UserError
+from elastune.mechanisms.registry import Plans, note_plan
+from elastune.sync.registry import in_use as sync_in_use
+from elastune.sync.registry import prepare as prepare_sync
+from elastune.train.control import ControlVector
+from elastune.train.precision import autocast_forward
+from elastune.train.schedules import gate, learning_rates
+from elastune.train.session_state import SessionState
+from elastune.train.several import Prepared
+from elastune.train.training_state import TrainingState
+from elastune.train.transaction import evaluates_again
+
+
+class SessionModels(SessionState):
+    """The part of ``Session`` that knows models and optimizers."""
+
+    _models: list[nn.Module]
+    mean: Callable[[Any], float]
+
+    @property
+    def turn(self) -> int:
+        """Which of the steps with the current batch this is, from 0; see ``turns`` of ``session.batches``."""
+        return self._progress.position.turn
+
+    def prepare(self, *models_optimizers_schedulers: Any, plan: Plans | None = None) -> tuple[Any, ...]:
+        """Attach mechanism, precision and checkpoints; what is returned is to be used from here on.
+
+        Moves the model to ``session.device`` and gives every worker rank 0's initial state. Schedulers that step inside
+        the batch loop must be given here; ``ReduceLROnPlateau`` is then stepped with the mean over workers.
+
+        Args:
+            models_optimizers_schedulers: The model, its optimizer and, where there are any, schedulers; or several
+                models and optimizers, as a GAN has them (``docs/programs.md``). In any order.
+            plan: Which layers the mechanism ``tensor`` divides, or a ``Pipeline`` that says where ``pipeline`` cuts the
+                model (``docs/meshes.md``); found by itself where left out.
+
+        Returns:
+            The same, in the same order.
+
+        Raises:
+            UserError: For what cannot be trained so, and a second call.
+
+        Example:
+            >>> model, optimizer = session.prepare(model, torch.optim.AdamW(model.parameters()))
+            >>> gen, disc, opt_gen, opt_disc = session.prepare(gen, disc, opt_gen, opt_disc)
+        """
+        if self.trained is not None:
+            raise UserError(
+                "session.prepare must be called once", "a second call", "give all models and optimizers to one call"
+            )
+        given = Prepared.of(models_optimizers_schedulers)
+        model, optimizer, schedulers = given.model, given.optimizer, given.schedulers
+        means, workers, sync_plan, elastic = self._spec.means, self._workers, self._spec.sync, self._workers.elastic
+        if given.several and means.mechanism != "replicated":
+            rule = "several models or optimizers lie whole on every worker"
+            raise UserError(rule, f"--mechanism {means.mechanism}", "use --mechanism replicated")
+        most = max(self._spec.most_workers, workers.group.size)
+        self._transaction.evaluates_again = evaluates_again(optimizer, means, most)
+        note_plan(model, plan)
+        model.to(self.device)
+        self._begin_with(model)
+        self.state.spread(model, optimizer)
+        self._adapter.routing.lay(workers.comms)
+        control = len(self._stepper.control(ControlVector()).to_list())
+        with self.model_context():  # a division makes parameters of its own
+            sync = prepare_sync(model, optimizer, means, workers.comms, sync_plan, control=control, elastic=elastic)
+        self.state.watch(sync.replica)
+        in_use = sync_in_use(sync, self._spec, control, elastic=elastic)
+        self.state.trained = TrainingState(in_use, schedulers, tuple(learning_rates(optimizer)))
+        if means.precision == "bf16":
+            for each in given.models:
+                autocast_forward(each, self.device)
+        if self._snapshot is not None:
+            self.state.rewind(self._snapshot)
+        elif workers.synchronised:
+            self.state.begin()
+        for scheduler in schedulers:
+            gate(scheduler, lambda: self._transaction.ends_local_step, self.mean)
+        self._models = given.models
+        now = {id(model): sync.replica.model, id(optimizer): sync.replica.optimizer}
+        return tuple(now.get(id(each), each) for each in models_optimizers_schedulers)
+
+    def _trainable_of(self, model: nn.Module | None) -> list[nn.Parameter] | None:
+        """The parameters of ``model``, one of those that were prepared; None of all."""
+        if model is None:
+            return None
+        if not any(model is each for each in self._models):
+            rule, fix = "a backward pass is for a model that was prepared", "leave model out for all of them"
+            raise UserError(rule, type(model).__name__, fix)
+        return [p for p in model.parameters() if p.requires_grad]
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the step's gradient so that its norm, over all parameters of the model, is at most ``max_norm``.
+
+        As torch's ``clip_grad_norm_`` (norm 2), and for every mechanism: where gradients lie in pieces on several
+        workers torch's finds none. The norm is added up in a way that shows neither workers nor mesh.
+
+        Args:
+            max_norm: The largest norm that is left as it is.
+
+        Returns:
+            The norm before; 0 where this batch did not complete a step, and nothing was done.
+
+        Raises:
+            UserError: For a bound that is not positive.
+
+        Example:
+            >>> session.backward(loss)
+            >>> session.clip_grad_norm_(1.0)
+            >>> optimizer.step()
+        """
+        if not max_norm > 0:
+            raise UserError("the norm of a gradient is bounded by a positive number", max_norm, "such as 1.0")
+        if self.trained is None:
+            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
+        return self.trained.replica.clip(float(max_norm))

@@ -1,0 +1,143 @@
+"""What a training function keeps of its own, and how it ends by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from elastune.core.errors import UserError
+from elastune.elastic.worker.group import Rows
+from elastune.train.progress import BY_PROGRAM
+from elastune.train.session_assets import SessionAssets
+from elastune.train.stepper import Stepper
+from elastune.train.tracked import Tracked
+
+T = TypeVar("T")
+LONGEST_WHY = 300
+FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+class SessionState(SessionAssets):
+    """The part of ``Session`` by which the program's own state, side effects and end are those of all workers."""
+
+    _tracked: Tracked
+    _stepper: Stepper
+    _meet: Callable[[list[float], str], Rows]
+
+    @property
+    def leader(self) -> bool:
+        """Whether this worker is the one that speaks for all: prints, writes a file, tells a dashboard.
+
+        One at a time, and none that is on its way back to where the run is. What it did since the last step is done
+        again, perhaps by another one, where a worker is lost just then: write files anew instead of adding to them.
+        """
+        return self.rank == 0 and self._workers.synchronised
+
+    def track(self, name: str, obj: T) -> T:
+        """Make ``obj`` a part of the run's state: saved in checkpoints, handed to workers that join, and taken back
+        where a step is taken back.
+
+        Behind ``session.prepare``, on every worker alike. Change it in the same way on all of them, between steps
+        (``if session.ends_step:``); an ``AveragedModel`` sees to that itself.
+
+        Args:
+            name: What checkpoints know it by.
+            obj: Anything with ``state_dict`` and ``load_state_dict`` of tensors, numbers and text, or a dict of these.
+
+        Returns:
+            ``obj``.
+
+        Raises:
+            UserError: For a name that is taken, an object without state, a mechanism that leaves each worker a part of
+                the model, and strategies whose learners differ.
+
+        Example:
+            >>> ema = session.track("ema", AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)))
+            >>> best = session.track("best", {"loss": float("inf")})
+        """
+        trained = self.trained
+        if trained is None:
+            raise UserError("session.track comes behind session.prepare", "no model yet", "call session.prepare first")
+        if trained.in_shares:
+            rule, fix = "what is tracked is equal on all workers", "use --mechanism replicated"
+            raise UserError(rule, f"{name} where workers hold a part of the state each", fix)
+        self._tracked.add(name, obj, lambda: self.ends_step)
+        check = trained.in_use.check
+
+        def also(plan: Any) -> None:
+            check(plan)
+            self._tracked.refuse(plan)
+
+        trained.in_use.check = also
+        for plan in (trained.sync.plan, *(plan for _, plan in self._spec.sync_schedule.changes)):
+            self._tracked.refuse(plan)
+        return obj
+
+    def stop(self, why: str) -> None:
+        """End training here, as if all epochs were done: loops over ``session.epochs`` and ``session.batches`` end, and
+        what stands behind them is still run. A resumed run does not train on.
+
+        Every worker must call it, between steps, for a reason that is equal on all: a reported metric, a mean.
+
+        Args:
+            why: One line for the journal and the report.
+
+        Raises:
+            UserError: Inside of a step, and where other workers do something else instead.
+
+        Example:
+            >>> session.report(loss=loss)
+            >>> if session.metrics["loss"] > best["loss"] and session.epoch > 5:
+            ...     session.stop("the validation loss rises")
+        """
+        if not isinstance(why, str) or not why.strip():
+            raise UserError("session.stop says why", repr(why)[:80], 'session.stop("the loss rises")')
+        why = " ".join(why.split())[:LONGEST_WHY]
+        self._refuse_inside("stop")
+        self._meet([], f"session.stop({why})")
+        if self._workers.synchronised:  # else it is on the way back to where the run is, which knows
+            self._progress.stopped, self._progress.stop_why = BY_PROGRAM, why
+
+    def save_best(self, metric: str, direction: Literal["min", "max"] = "max") -> bool:
+        """Keep a checkpoint of the best model so far, by the newest reported value of ``metric``.
+
+        It stays in the run's folder until a better one takes its place: ``elastune export RUN/best/METRIC`` and
+        ``--start-from RUN/best/METRIC`` read it. Every worker must call this, between steps, behind ``session.report``.
+
+        Args:
+            metric: A name that was reported.
+            direction: Which values are better.
+
+        Returns:
+            Whether this is the best so far.
+
+        Raises:
+            UserError: For a metric that was not reported, and where hosts do not share the run's folder.
+
+        Example:
+            >>> session.report(accuracy=right / count)
+            >>> session.save_best("accuracy")
+        """
+        self._refuse_inside("save_best")
+        if self._spec.spool is not None:
+            rule, fix = "the best checkpoint lies in a folder that all share", "use a cluster without folder=local"
+            raise UserError(rule, "a folder of each host's own", fix)
+        if not FILE_NAME.fullmatch(metric):
+            rule, fix = "a metric that names a folder has letters, digits, _ and -", "report it under such a name"
+            raise UserError(rule, repr(metric)[:60], fix)
+        if metric not in self.metrics or direction not in ("min", "max"):
+            rule, fix = "the best is by a reported metric, min or max", 'session.save_best("accuracy", "max")'
+            raise UserError(rule, f"{metric}, {direction}; reported: {', '.join(sorted(self.metrics)) or 'none'}", fix)
+        self._meet([], f"session.save_best({metric})")
+        if not self._workers.synchronised:
+            return False
+        value, best = self.metrics[metric], self._progress.best.get(metric)
+        better = best is None or (value > best if direction == "max" else value < best)
+        if better:
+            self._stepper.commit()
+            self._progress.best[metric] = value
+            self._stepper.save()
+            if not self.state.keep_best(metric):  # no room, which the journal says: what was the best stays
+                self._progress.best |= {metric: best} if best is not None else {}
+        return better

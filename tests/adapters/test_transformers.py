@@ -1,0 +1,112 @@
+"""A script written for Hugging Face's ``Trainer``: the same bits on any workers, whoever dies; callbacks are heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tests.adapters.programs import hugging
+from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
+
+from elastune.adapters.trainer_parts import TrackedState
+from elastune.adapters.transformers import Trainer
+from elastune.cluster.local import WARM, LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Program
+from elastune.journal.records import Reported
+from elastune.testing.elastic_runs import Runs
+from elastune.testing.sessions import lone_session
+from elastune.train.program.current import in_session
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "hugging_disturbed.py")
+
+
+@pytest.fixture
+def warm() -> Iterator[LocalCluster]:
+    """Workers that have imported the library: else each of them takes seconds to."""
+    with LocalCluster(capacity=3, preload=(*WARM, "elastune.adapters.transformers")) as place:
+        yield place
+
+
+def test_a_trainer_comes_to_the_same_though_workers_die(warm: LocalCluster, tmp_path: Path) -> None:
+    runs, out = Runs(warm, tmp_path, PROGRAM), str(tmp_path / "trainer")
+    alone, three = runs(1, out_=out), runs(3, faults=["kill 1 3 loss", "kill 2 8 loss"], out_=out)
+    assert three.lost == [1, 2]
+    assert three.sha256 == alone.sha256
+    assert three.reports == alone.reports
+    assert three.ledger.exact
+    assert {"eval_loss", "eval_accuracy"} == set(alone.reports[0])
+
+
+def trainer(folder: Path, kind: Any = Trainer, callbacks: Any = (), **options: Any) -> Any:
+    settings = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    network = transformers.GPT2Config(vocab_size=24, n_positions=12, n_embd=8, n_layer=1, n_head=1, bos_token_id=0)
+    transformers.set_seed(1)
+    return kind(
+        model=transformers.GPT2LMHeadModel(network),
+        args=TrainingArguments(str(folder), **{**settings, **options}),
+        train_dataset=hugging.Text(24, 1),
+        eval_dataset=hugging.Text(10, 2),
+        compute_metrics=hugging.accuracy,
+        callbacks=list(callbacks),
+    )
+
+
+def test_it_evaluates_as_transformers_does(tmp_path: Path) -> None:
+    reports: list[dict[str, float]] = []
+
+    def evaluate(session: Any) -> None:
+        trainer(tmp_path).evaluate()
+
+    def send(record: Any) -> None:
+        if isinstance(record, Reported):
+            reports.append(record.metrics)
+
+    in_session(evaluate)(lone_session(tmp_path, send=send))
+    told = trainer(tmp_path, transformers.Trainer).evaluate()
+    assert reports == [{name: pytest.approx(told[name], abs=1e-6) for name in ("eval_loss", "eval_accuracy")}]
+
+
+def test_steps_callbacks_and_models_are_as_asked(tmp_path: Path) -> None:
+    def train(session: Any) -> None:
+        made = trainer(tmp_path, max_steps=4, eval_strategy="steps", eval_steps=2, logging_steps=2)
+        found = made.train()
+        assert (found.global_step, session.step) == (4, 4)
+        assert [entry["step"] for entry in made.state.log_history if "eval_loss" in entry] == [2, 4]
+        made.save_model(str(tmp_path / "model"))
+        assert (tmp_path / "model" / "model.safetensors").exists()
+
+    def stop(session: Any) -> None:
+        stopping = EarlyStoppingCallback(1, early_stopping_threshold=100)
+        how = {"metric_for_best_model": "accuracy", "num_train_epochs": 9, "eval_strategy": "epoch"}
+        made = trainer(tmp_path, callbacks=[stopping], **how)
+        made.train()
+        assert made.state.epoch == 2
+        assert session.stopped != "complete"
+
+    in_session(train)(lone_session(tmp_path / "a"))
+    in_session(stop)(lone_session(tmp_path / "b"))
+
+
+def test_what_callbacks_remember_is_state() -> None:
+    one, other = (EarlyStoppingCallback(1), EarlyStoppingCallback(1))
+    one.early_stopping_patience_counter = 3
+    state = TrainerState(global_step=7, best_metric=0.5)
+    found = TrainerState()
+    TrackedState(found, [other]).load_state_dict(TrackedState(state, [one]).state_dict())
+    assert (found.global_step, found.best_metric, other.early_stopping_patience_counter) == (7, 0.5, 3)
+
+
+def test_what_a_run_decides_is_refused(tmp_path: Path) -> None:
+    def ask(session: Any) -> None:
+        with pytest.raises(UserError, match="--precision bf16"):
+            trainer(tmp_path, bf16=True)
+        with pytest.raises(UserError, match="--resume"):
+            trainer(tmp_path).train(resume_from_checkpoint=True)
+
+    in_session(ask)(lone_session(tmp_path))
+    with pytest.raises(UserError, match="elastune run FILE"):
+        trainer(tmp_path)

@@ -1,0 +1,104 @@
+"""Spot and on-demand hosts: which workers go where, and which are given back. The agents here start nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.agents.agent import Link, hello_of, join
+from elastune.cluster.agents.launcher import AgentLauncher
+from elastune.cluster.kinds.kind import Access, ClusterRequest, RoomWanted, opened
+from elastune.cluster.kinds.local import LocalKind
+from elastune.cluster.launcher import Bootstrap, Needs, ProcessNoticed
+from elastune.cluster.spot_watch import SpotWatch
+from elastune.core.cost import Prices
+from elastune.core.errors import UserError
+from elastune.policies.library.spot import SpotRules
+
+TOKEN, VERSIONS = "a token of this test", {"elastune": "1", "torch": "2"}
+NEEDS = Needs("cpu", Path("/nowhere"))
+
+
+@contextmanager
+def agents(**rooms: int) -> Iterator[AgentLauncher]:
+    """A launcher, and an agent of each kind of host with so much room that hears and does nothing."""
+    launcher = AgentLauncher("127.0.0.1", 0, TOKEN, versions=VERSIONS)
+    links: list[Link] = []
+
+    def come(kind: str, room: int) -> None:
+        links.append(join(f"127.0.0.1:{launcher.port}", TOKEN, hello_of(VERSIONS, kind, room, kind), 20.0))
+
+    try:
+        for kind, room in rooms.items():
+            thread = threading.Thread(target=come, args=(kind.replace("_", "-"), room))
+            thread.start()
+            while thread.is_alive():
+                launcher.poll()
+                thread.join(0.01)
+        yield launcher
+    finally:
+        for link in links:
+            link.socket.close()
+        launcher.close()
+
+
+def started(launcher: AgentLauncher, count: int, first: int = 0) -> list[Bootstrap]:
+    token = launcher.new_token()
+    workers = [Bootstrap(first + n, "127.0.0.1:1", token) for n in range(count)]
+    launcher.start(workers, NEEDS)
+    return workers
+
+
+def host_of(launcher: AgentLauncher, worker: Bootstrap) -> str:
+    return next(agent.host for agent in launcher._agents.values() if worker in agent.workers.values())
+
+
+def test_spot_hosts_are_filled_first() -> None:
+    with agents(on_demand=3, spot=2) as launcher:
+        assert launcher.rooms == {"spot": 2, "on-demand": 3}
+        workers = started(launcher, 4)
+        assert [host_of(launcher, worker) for worker in workers] == ["spot", "spot", "on-demand", "on-demand"]
+        assert (launcher.free, launcher.on_demand) == (1, 2)
+
+
+def test_on_demand_hosts_have_no_more_workers_than_they_may() -> None:
+    with agents(on_demand=3, spot=1) as launcher:
+        launcher.bound_on_demand(1, "enough")
+        assert launcher.free == 2
+        started(launcher, 2)
+        with pytest.raises(UserError, match="0 free"):
+            started(launcher, 1, first=2)
+        launcher.bound_on_demand(None, "")
+        assert launcher.free == 2
+
+
+def test_those_beyond_the_bound_are_told_to_leave_once_the_newest_first() -> None:
+    with agents(on_demand=3) as launcher:
+        workers = started(launcher, 3)
+        for _ in range(2):
+            launcher.bound_on_demand(1, "the deadline can be met without it")
+        noticed = [event for event in launcher.poll() if isinstance(event, ProcessNoticed)]
+        assert [event.bootstrap for event in noticed] == workers[1:]
+        assert (launcher.on_demand, launcher.free) == (1, 0)
+
+
+def test_an_agent_is_of_a_known_kind() -> None:
+    with pytest.raises(UserError, match="spot or on-demand"):
+        hello_of(VERSIONS, "host", 1, "reserved")
+
+
+def test_only_hosts_that_tell_their_kind_can_be_chosen_among(tmp_path: Path) -> None:
+    spot = SpotWatch(SpotRules(3600.0, 4), Prices.constant(1.0))
+    room = RoomWanted(tmp_path, 1, 4, spot=spot)
+    for cluster, told in ((None, "another cluster"), (ClusterRequest(LocalKind(), Access()), "local")):
+        with pytest.raises(UserError, match=f"hosts that tell their kind .got {told}"), opened(cluster, room):
+            pass
+
+
+def test_an_agent_shows_the_label_that_it_was_given() -> None:
+    hello = hello_of(VERSIONS, "host", 1, label="actor-1")
+    assert (hello.label, hello.kept) == ("actor-1", 0)

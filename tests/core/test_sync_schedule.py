@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from elastune.core.errors import UserError
+from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_schedule import SyncSchedule
+
+TEXT = "100=local:learners=8,every=16; 500=allreduce; 900=gossip:learners=6,every=4"
+
+
+def test_what_is_said_is_what_is_read() -> None:
+    assert str(SyncSchedule.parse(TEXT)) == TEXT
+    assert str(SyncSchedule.parse("")) == ""
+    assert SyncSchedule.parse(TEXT.replace("; ", " ;\n")) == SyncSchedule.parse(TEXT)
+
+
+def test_what_is_due() -> None:
+    schedule, local = SyncSchedule.parse(TEXT), SyncPlan("local", learners=8, every=16)
+    assert [schedule.due(step) for step in (0, 99, 100, 499)] == [None, None, (100, local), (100, local)]
+    assert schedule.due(10**9) == schedule.changes[-1]
+    assert [schedule.next_after(step) for step in (0, 99, 100, 899, 900)] == [100, 100, 500, 900, None]
+    assert schedule.learners(SyncPlan("local", learners=5)) == 120
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("local:learners=8", "STEP=STRATEGY"),
+        ("x=allreduce", "STEP=STRATEGY"),
+        ("0=allreduce", "ascend"),
+        ("5=allreduce; 5=local", "ascend"),
+        ("7=allreduce; 5=local", "ascend"),
+        ("7=nothing", "must be known"),
+        ("7=local:every=0", "every must be"),
+    ],
+)
+def test_anything_else_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        SyncSchedule.parse(text)

@@ -1,0 +1,123 @@
+"""Who has come too late for a round: one place decides, from what workers say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from elastune.elastic.coordinator.latecomers import STALL_S, Latecomers, RoundWatch
+from elastune.elastic.coordinator.later import Later
+from elastune.elastic.coordinator.membership import Membership
+from elastune.elastic.protocol.messages import RoundTaken, Running, decode, encode
+from elastune.elastic.protocol.view import View
+
+
+def taken(step: int = 12, version: int = 1, learners: int = 1, quorum: int = 3, grace_s: float = 1.0) -> RoundTaken:
+    return RoundTaken(version, step, learners, quorum, grace_s)
+
+
+def test_the_grace_begins_with_the_quorum() -> None:
+    late = Latecomers()
+    assert late.heard(0, taken(), 10.0) is None
+    assert late.heard(1, taken(), 11.0) is None
+    assert late.late((0, 1, 2, 3), 99.0) == []
+    assert late.heard(3, taken(), 12.0) == 13.0
+    assert late.late((0, 1, 2, 3), 12.99) == []
+    assert late.late((0, 1, 2, 3), 13.0) == [2]
+    assert "1 s after a quorum" in late.why
+
+
+def test_who_comes_within_the_grace_is_not_late() -> None:
+    late = Latecomers()
+    assert late.heard(0, taken(learners=3), 10.0) == 11.0
+    assert late.heard(1, taken(), 10.9) is None
+    assert late.late((0, 1), 11.0) == []
+
+
+def test_only_the_newest_round_counts() -> None:
+    late = Latecomers()
+    assert late.heard(0, taken(learners=3), 10.0) == 11.0
+    assert late.heard(0, taken(step=24), 10.5) is None
+    assert late.heard(1, taken(learners=4), 10.6) is None  # it had been under way
+    assert late.late((0, 1), 11.0) == []
+    assert late.heard(0, taken(step=24, version=2, learners=3), 11.0) == 12.0  # and again among those that are left
+    assert late.view == 2
+
+
+def test_who_runs_a_view_later_has_as_much_longer_in_its_first_round() -> None:
+    late = Latecomers()
+    late.runs(1, 0.0)
+    late.runs(1, 7.0)
+    assert late.heard(0, taken(learners=3), 10.0) == 18.0
+    late.runs(1, 9.0)
+    assert late.late((0, 1), 19.9) == []
+    assert late.late((0, 1), 20.0) == [1]
+    assert late.heard(0, taken(step=24, learners=3), 30.0) == 31.0
+    late.runs(2, 32.0)
+    assert late.heard(0, taken(step=24, version=2, learners=3), 33.0) == 34.0
+
+
+class Watched:
+    """A ``RoundWatch`` of a run whose membership and clock a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, current: View | None, proposed: View | None = None) -> None:
+        monkeypatch.setattr("elastune.elastic.coordinator.latecomers.time.monotonic", lambda: self.now)
+        self.now, self.deaf, self.lost, self.later = 0.0, False, list[int](), Later()
+        self.membership = Membership(1, 4, 4, 1, 4, (), current=current, proposed=proposed)
+        self.rounds = RoundWatch(
+            self.later, lambda worker, why: self.lost.append(worker), lambda: self.membership, lambda: self.deaf
+        )
+
+    def at(self, now: float) -> list[int]:
+        """Who is lost by then."""
+        self.now = now
+        self.later.run(now)
+        return self.lost
+
+
+def test_nobody_is_late_while_nobody_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, View(1, (0, 1, 2)))
+    run.deaf = True
+    run.rounds.heard(0, taken(learners=3), 0.0)
+    assert run.at(1.0) == run.at(1.0 + STALL_S) == []
+    run.deaf = False
+    assert run.at(60.0) == []  # this process stood still
+    assert run.at(60.0 + STALL_S) == [1, 2]
+    assert run.later.next_at == []
+
+
+def test_of_a_view_that_is_over_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, View(1, (0, 1)))
+    run.rounds.heard(0, taken(learners=3), 0.0)
+    run.membership = replace(run.membership, current=View(2, (0, 1)))
+    run.rounds.heard(1, taken(version=9), 0.5)  # there is none
+    run.rounds.heard(7, taken(version=2, learners=3), 0.5)  # it is no member
+    assert run.at(1.0) == []
+    run.rounds.heard(1, taken(version=2, learners=3), 1.0)
+    assert run.later.next_at == [2.0]
+
+
+def test_while_a_joiner_gets_its_state_neither_it_nor_who_sends_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(2, (0, 1, 2, 3), scheduled=True, joiners=(3,))
+    run = Watched(monkeypatch, View(1, (0, 1, 2)), view)
+    for worker in (1, 2):
+        run.rounds.heard(worker, Running(2, 12), 10.0)
+        run.rounds.heard(worker, taken(version=2, learners=2), 12.0)
+    assert [run.at(13.0 + look * STALL_S) for look in range(29)] == [[]] * 29
+    for worker in (0, 3):
+        run.rounds.heard(worker, Running(2, 12), 20.0)
+    run.membership = replace(run.membership, current=view, proposed=None)
+    run.rounds.heard(0, taken(version=2), 22.0)
+    assert [run.at(look) for look in (20.25, 22.9)] == [[]] * 2
+    assert run.at(23.0) == [3]  # two seconds and the grace after it could begin, as the others
+
+
+def test_what_is_no_part_of_a_round_is_refused() -> None:
+    assert decode(encode(taken())) == taken()
+    for wrong in (b'"learners":-1', b'"learners":"1"'):
+        with pytest.raises(ValidationError):
+            decode(encode(taken()).replace(b'"learners":1', wrong))
+    with pytest.raises(ValidationError):
+        decode(encode(taken()).replace(b'"grace_s":1.0', b'"grace_s":NaN'))

@@ -1,0 +1,62 @@
+"""A regression in double precision whose every number is written down here: what learners come to can be calculated."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune import Policy
+from elastune.testing.faults import inject
+from elastune.testing.pace import Rests
+
+config = {"batch_size": 32, "epochs": 2, "faults": [], "file": "", "until": "", "pause_s": 0.0}
+
+
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.sin(torch.arange(384 * 6, dtype=torch.float64)).view(384, 6)
+    return x, torch.cos(x.sum(1, keepdim=True))
+
+
+def network() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.cos(torch.arange(p.numel(), dtype=torch.float64)).view_as(p) / 3)
+    return model
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
+
+
+class Counting(Policy):
+    """Asks for what changes nothing after each round that has ended without a learner."""
+
+    monitors = ()
+
+    def after_step(self, run) -> None:
+        if run.left_out() == 1:
+            run.remember()
+
+
+def train(session) -> None:
+    config = session.config
+    model = network()
+    model, optimizer = session.prepare(model, optimizer_of(model))
+    reach = inject(session)
+    data = TensorDataset(*samples())
+    pace = Rests(session, config["epochs"] * len(data) // config["batch_size"], {})
+    for _ in session.epochs(config["epochs"]):
+        for x, y in session.batches(data, batch_size=config["batch_size"]):
+            reach("before")
+            session.backward(((model(x) - y) ** 2).mean())
+            reach("after")
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.ends_step:
+                pace.rest()
+        session.report(loss=0.0)
+    if session.rank == 0:
+        save_file({name: p.detach() for name, p in model.named_parameters()}, config["file"])

@@ -1,0 +1,113 @@
+"""The physical form of a step's time: limits in which it is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastune.plan.steps.splits import StepSplits
+from elastune.plan.steps.terms import CONSTANTS, parts, seconds
+from elastune.plan.steps.work import Floats, StepWork, transformer
+
+NAMES = list(CONSTANTS)
+
+
+def constants(**some: float) -> Floats:
+    return np.array([some.get(name, 1e-30) for name in NAMES])
+
+
+def splits(batch: int = 8, micro: int = 1, per_node: int = 8, **axes: int) -> StepSplits:
+    sizes = {axis: axes.get(axis, 1) for axis in ("data", "shard", "tensor", "pipeline")}
+    told = (batch, micro, *sizes.values(), per_node)
+    return StepSplits(*(np.array([number], float) for number in told))
+
+
+def work(**some: float) -> StepWork:
+    plain = {
+        "blocks": 4.0,
+        "block_flops": 1.0,
+        "split_bytes": 1.0,
+        "boundary_bytes": 1.0,
+        "block_bytes": 10.0,
+        "edge_flops": 0.0,
+        "edge_bytes": 0.0,
+    }
+    return StepWork(**{name: np.float64(value) for name, value in {**plain, **some}.items()})
+
+
+def one(c: Floats, plan: StepSplits, of: StepWork | None = None) -> float:
+    return float(seconds(c, of or work(), plan)[0])
+
+
+def test_a_pipeline_idles_by_one_pass_for_every_further_stage() -> None:
+    c = constants(flop_s=1.0)
+    assert one(c, splits()) == pytest.approx(8 * 4)
+    assert one(c, splits(pipeline=4)) == pytest.approx((8 + 4 - 1) * 1)  # passes + stages - 1, each of one block
+
+
+def test_the_edge_holds_up_every_pass_but_is_in_no_other_stage() -> None:
+    assert one(constants(flop_s=1.0, edge_flop_s=1.0), splits(pipeline=2), work(edge_flops=3.0)) == pytest.approx(
+        (8 + 1) * 2 + 8 * 3
+    )
+
+
+def test_tensor_divides_arithmetic_and_adds_four_ring_sums_a_block() -> None:
+    assert one(constants(flop_s=1.0), splits(tensor=4)) == pytest.approx(8 * 4 / 4)
+    told = parts(constants(tensor_byte_s=1.0), work(), splits(tensor=4))
+    assert told["tensor"][0] == pytest.approx(8 * 4 * 4 * (2 * 3 / 4))  # passes, blocks, sums, a ring's share of 1 byte
+
+
+def test_what_is_launched_takes_no_less_however_little_it_computes() -> None:
+    c = constants(flop_s=1e-6, launch_s=2.0)
+    assert one(c, splits(tensor=4)) == pytest.approx(one(c, splits())) == pytest.approx(8 * 4 * 2)
+
+
+def test_gradients_are_summed_within_nodes_and_then_among_them() -> None:
+    near = parts(constants(gradient_byte_s=1.0), work(), splits(data=8))["gradients"][0]
+    assert near == pytest.approx(2 * 7 / 8 * 40)
+    c = constants(gradient_byte_s=1.0, across_byte_s=100.0)
+    far = parts(c, work(), splits(data=8, per_node=4))["gradients"][0]
+    assert far == pytest.approx(2 * 3 / 4 * 40 + 100 * 2 * 1 / 2 * 40)
+
+
+def test_workers_of_a_node_share_the_link_to_the_next() -> None:
+    """Four of a node, in two pairs of tensor parallel workers: each sums its half, both over one link."""
+    c = constants(across_byte_s=1.0)
+    assert one(c, splits(data=4, per_node=4)) == pytest.approx(0.0, abs=1e-20)
+    both = parts(c, work(), splits(data=4, tensor=2, per_node=4))["gradients"][0]
+    assert both == pytest.approx(2 * (1 / 2) * 20 * 2)
+
+
+def test_one_worker_sums_and_sends_nothing() -> None:
+    told = parts(np.ones(len(NAMES)), work(), splits())
+    assert told["gradients"][0] == told["tensor"][0] == told["pipeline"][0] == 0
+
+
+def test_a_hundred_thousand_plans_are_one_call_with_the_same_numbers_as_each_alone() -> None:
+    rng = np.random.default_rng(0)
+    draw = [2.0 ** rng.integers(0, 4, 1000) for _ in range(6)]
+    many = StepSplits(draw[0] * 64, *draw[1:], np.full(1000, 8.0))
+    c = np.exp(rng.normal(size=len(NAMES)))
+    together = seconds(c, work(edge_flops=2.0, edge_bytes=3.0), many)
+    for i in (0, 17, 999):
+        alone = seconds(c, work(edge_flops=2.0, edge_bytes=3.0), many.take(slice(i, i + 1)))
+        assert together[i] == pytest.approx(float(alone[0]))
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf")])
+def test_what_is_no_plan_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        splits(data=bad)  # type: ignore[arg-type]
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="block_flops"):
+        work(block_flops=float("nan"))
+
+
+def test_a_gpt_has_the_arithmetic_of_megatron_s_formula() -> None:
+    """Narayanan et al. 2021, equation 3, without recomputation: 72 B s l h^2 (1 + s/6h + V/12lh)."""
+    h, layers, s, vocabulary = 1024.0, 24.0, 1024.0, 51_200.0
+    of = transformer(np.float64(h), np.float64(layers), np.float64(16), np.float64(s), vocabulary)
+    published = 72 * s * layers * h * h * (1 + s / (6 * h) + vocabulary / (12 * layers * h))
+    assert float(of.blocks * of.block_flops + of.edge_flops) == pytest.approx(published)

@@ -1,0 +1,69 @@
+"""Every way to divide a cluster, and none that is not one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastune.core.errors import UserError
+from elastune.plan.divisions import Allowed, Nodes, divisions
+from elastune.plan.search_time import SearchModel
+
+
+def test_a_cluster_of_four_is_divided_in_every_way() -> None:
+    found = divisions(Nodes(2, 2), Allowed((8,), (8,), width=4, tensor=2, shard=False))
+    told = set(zip(found.width, found.splits.data, found.splits.tensor, strict=True))
+    assert told == {
+        *((w, 1, 1) for w in (1, 2, 4)),
+        *((w, 2, 1) for w in (1, 2)),
+        (1, 4, 1),
+        *((w, 1, 2) for w in (1, 2)),
+        (1, 2, 2),
+    }
+
+
+def test_no_plan_uses_more_than_there_is_or_more_parts_than_samples() -> None:
+    found = divisions(Nodes(3, 4), Allowed((2, 8), (1, 4), width=5, tensor=4, pipeline=3))
+    assert (found.workers <= 12).all()
+    assert (found.width <= 5).all()
+    assert (found.splits.parts <= found.splits.batch).all()
+    assert (found.splits.micro * found.splits.parts <= found.splits.batch + found.splits.parts).all()
+    assert (found.splits.tensor <= 4).all()
+    assert (found.splits.pipeline <= 3).all()
+    rows = np.stack([found.width, found.splits.batch, found.splits.micro, found.splits.data, found.splits.shard])
+    rows = np.concatenate([rows, [found.splits.tensor, found.splits.pipeline]])
+    assert len(np.unique(rows, axis=1).T) == len(found.width)
+
+
+@pytest.mark.parametrize(("nodes", "each", "words"), [(0, 4, "--nodes"), (2, 0, "--gpus-per-node")])
+def test_no_nodes_are_refused(nodes: int, each: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Nodes(nodes, each)
+
+
+def test_too_many_nodes_are_refused() -> None:
+    with pytest.raises(UserError, match="65,536"):
+        Nodes(65_537, 1)
+
+
+def test_more_plans_than_anybody_compares_are_refused_at_once() -> None:
+    with pytest.raises(UserError, match="plans are compared"):
+        divisions(Nodes(55_440, 1), Allowed(tuple(range(8, 24)), (1, 2, 4, 8), 55_440))
+
+
+def test_rounds_and_steps_of_a_search() -> None:
+    search = SearchModel(runs=128, steps=100.0, base_batch=32, noise_scale=96.0, crowding=0.01)
+    width = np.array([1.0, 16.0, 128.0])
+    assert search.rounds(width).tolist() == [128, 10, 3]  # ceil(128 x 1.15 / 16), ceil(128 x 2.27 / 128)
+    assert search.steps_of(np.array([32.0, 96.0])).tolist() == pytest.approx([100.0, 50.0])
+
+
+def test_without_noise_a_larger_batch_saves_no_step() -> None:
+    assert SearchModel(1, 100.0, 32, 0.0).steps_of(np.array([64.0])).tolist() == [100.0]
+
+
+@pytest.mark.parametrize("bad", [{"runs": 0}, {"steps": 0.0}, {"noise_scale": -1.0}, {"crowding": float("nan")}])
+def test_what_is_no_search_is_refused(bad: dict[str, float]) -> None:
+    plain = {"runs": 1, "steps": 1.0, "base_batch": 1, "noise_scale": 1.0}
+    with pytest.raises(ValueError, match="not"):
+        SearchModel(**{**plain, **bad})  # type: ignore[arg-type]

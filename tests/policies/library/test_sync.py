@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from elastune.core.errors import UserError
+from elastune.core.signals import Decision, Signal
+from elastune.core.sync_plan import SyncPlan
+from elastune.policies.library.registry import build
+from elastune.policies.library.sync import SyncByLink, SyncBySize, steps_apart
+from elastune.testing.kits.policy import ByHand, PolicyKit
+
+
+class TestBySize(PolicyKit):
+    def make(self):
+        return SyncBySize(above=2)
+
+
+class TestByLink(PolicyKit):
+    def make(self):
+        return SyncByLink()
+
+
+def test_large_clusters_are_apart_and_small_ones_together() -> None:
+    policy = ByHand(build("sync_by_size:above=4,strategy=local,learners=16,every=8"))
+    assert policy.decide("before_step", workers=4).empty
+    assert policy.decide("before_step", workers=5) == Decision(sync="local:learners=16,every=8")
+    assert policy.decide("before_step", workers=9, sync="local:learners=16,every=8").empty
+    assert policy.decide("before_step", workers=3, sync="local:learners=16,every=8") == Decision(sync="allreduce")
+
+
+def signals(reduce_s: float, noise: float = 1e4) -> dict[str, Signal]:
+    told = {"reduce_s": reduce_s, "compute_s": 0.08, "data_s": 0.02, "noise_scale": noise}
+    return {name: Signal(value) for name, value in told.items()}
+
+
+def test_a_dear_network_keeps_learners_apart() -> None:
+    policy, apart = ByHand(SyncByLink(share=0.5, again=100)), "local:learners=8,every=8"
+    assert policy.decide("before_step", step=5, signals=signals(0.75)).empty, "it has not looked for long enough"
+    assert policy.decide("before_step", step=10, signals=signals(0.05)).empty, "exchanges are cheap"
+    assert policy.decide("before_step", step=11, signals=signals(0.75, noise=7), batch_size=64).empty, "no noise"
+    assert policy.decide("before_step", step=12, signals=signals(0.75), batch_size=64) == Decision(sync=apart)
+    assert policy.decide("before_step", step=60, signals=signals(0.75), sync=apart).empty
+    assert policy.decide("before_step", step=112, signals=signals(0.75), sync=apart) == Decision(sync="allreduce")
+    assert policy.decide("before_step", step=115, signals=signals(0.75)).empty, "it looks anew"
+
+
+def test_nothing_is_known_yet() -> None:
+    nothing = {"signals": {}, "step": 50}
+    assert ByHand(SyncByLink()).decide("before_step", **nothing).empty
+
+
+@pytest.mark.parametrize(("exchange_s", "expected"), [(0.0, 0), (math.nan, 0), (0.1, 1), (0.3, 4), (0.4, 4), (9.0, 16)])
+def test_as_few_steps_apart_as_it_takes(exchange_s: float, expected: int) -> None:
+    assert steps_apart(exchange_s, 0.1, 0.5, 16) == expected
+
+
+def test_what_says_no_strategy_is_refused() -> None:
+    with pytest.raises(UserError, match="strategy"):
+        build("sync_by_size:strategy=nothing")
+    assert SyncPlan("averaging", 8, 16) == SyncPlan.parse("averaging:learners=8,every=16")

@@ -1,0 +1,71 @@
+"""A run in words: what its journal says of its model on its workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastune.journal.entry import Entry
+from elastune.journal.records import (
+    DataContext,
+    Record,
+    Regrouped,
+    RunContext,
+    RunFinished,
+    RunStarted,
+    StagesCut,
+    WorkerMemory,
+)
+from elastune.report.explain_run import explain_run
+from elastune.report.gather import gather_run
+
+MIB = 1 << 20
+CONTEXT = RunContext(DataContext(), MIB, "cpu", "a processor", 2)  # 4 MiB of parameters
+STARTED = RunStarted("f.py", {}, 0, {"workers": 4, "mechanism": "zero", "mesh": "shard=4"})
+HELD = [WorkerMemory(rank, 4 * MIB, 2 * MIB, 4 * MIB, 2 * MIB) for rank in range(4)]
+FINISHED = RunFinished("0" * 64, 4, 9, 90, 1.0, {}, context=CONTEXT, memory=HELD)
+
+
+def explained(*records: Record) -> dict[str, tuple[str, ...]]:
+    entries = [Entry(float(i), record) for i, record in enumerate(records)]
+    run = gather_run(entries)
+    assert run is not None
+    return {part.title: part.lines for part in explain_run(run, entries).parts}
+
+
+def test_memory_is_told_as_measured_and_as_modelled_beside_other_mechanisms() -> None:
+    lines = explained(STARTED, FINISHED)["Memory of a worker"]
+    held = "10 MiB: parameters 4 MiB, gradients 2 MiB, optimizer 4 MiB (2 MiB of it copies)."
+    assert lines == (
+        f"Measured, the fullest of 4 workers (zero, shard=4): {held}",
+        f"Modelled, if all that is divided divides evenly (2 holders of each part): {held}",
+        "Modelled under replicated (data=4): 16 MiB: parameters 4 MiB, gradients 4 MiB, optimizer 8 MiB.",
+        "Modelled under sharded (shard=4): 8 MiB: parameters 2 MiB, gradients 2 MiB, optimizer 4 MiB "
+        "(2 MiB of it copies).",
+        "Modelled under tensor (tensor=4): 8 MiB: parameters 2 MiB, gradients 2 MiB, optimizer 4 MiB "
+        "(2 MiB of it copies).",
+        "Modelled under pipeline (pipeline=4): 8 MiB: parameters 2 MiB, gradients 2 MiB, optimizer 4 MiB "
+        "(2 MiB of it copies).",
+    )
+
+
+def test_after_a_reshape_it_is_the_last_mesh() -> None:
+    alone = [WorkerMemory(0, 4 * MIB, 4 * MIB, 8 * MIB, 0)]
+    reshaped = Regrouped(2, [0], planned=True, step=5, pause_s=0.1, discarded=0)
+    ended = replace(FINISHED, memory=alone)
+    measured, modelled = explained(STARTED, reshaped, ended)["Memory of a worker"]
+    assert "1 worker (zero, data=1): 16 MiB" in measured
+    assert "each part): 16 MiB" in modelled
+    (resumed, *_) = explained(STARTED, reshaped, ended, STARTED, FINISHED)["Memory of a worker"]
+    assert "4 workers (zero, shard=4)" in resumed
+
+
+def test_before_the_end_nothing_is_known() -> None:
+    (line,) = explained(STARTED)["Memory of a worker"]
+    assert line.startswith("Not known before")
+
+
+def test_every_cut_of_a_pipeline_is_told_once() -> None:
+    cut = StagesCut(["the input", "blocks.2"], [0.6, 0.4], "counted operations")
+    assert explained(STARTED, cut, cut)["Stages"] == (
+        "2 stages, by counted operations, each from its first layer on: the input 60%, blocks.2 40%.",
+    )

@@ -1,0 +1,174 @@
+"""Beginning with another model's weights: what fits is taken bit by bit, the rest is told, and rubbish is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Means, Program, RunSpec
+from elastune.core.start_from import StartFrom, parse_renames
+from elastune.job.output_dir import JOURNAL
+from elastune.job.run import run_job
+from elastune.journal.reader import read
+from elastune.journal.records import Record, StartedFrom
+from elastune.mechanisms.scattered import whole
+from elastune.testing.sessions import lone_session
+from elastune.train.checkpoints.start_from import start_from, weights_in
+
+ASSETS = Path(__file__).parents[2] / "programs" / "assets.py"
+
+
+def net(classes: int = 3) -> nn.Module:
+    return nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), "head": nn.Linear(4, classes)})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    torch.manual_seed(1)
+    model = net()
+    with torch.no_grad():
+        model["body"][1].running_mean += 0.5
+    save_file(model.state_dict(), tmp_path / "source.safetensors")
+    return tmp_path / "source.safetensors"
+
+
+def test_what_fits_is_taken_and_the_rest_is_told(source: Path) -> None:
+    model = net(classes=5)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    told = start_from(model, StartFrom(source))
+    assert (told.taken, told.unused) == (7, 2)
+    assert told.fresh == {
+        "head.weight": "of shape [5, 4], [3, 4] there",
+        "head.bias": "of shape [5], [3] there",
+    }
+    with weights_in(source) as (found, digest):
+        assert told.sha256 == digest
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name] if name in told.fresh else found[name])
+
+
+def test_names_may_differ_and_be_left_out(source: Path) -> None:
+    model = nn.ModuleDict({"encoder": net()["body"], "head": nn.Linear(4, 3)})
+    asked = StartFrom(source, parse_renames(("body.=encoder.",)), ("head.*", "*.running_*"))
+    told = start_from(model, asked)
+    assert told.taken == 5
+    assert set(told.fresh) == {"head.weight", "head.bias", "encoder.1.running_mean", "encoder.1.running_var"}
+    assert set(told.fresh.values()) == {"asked for"}
+    assert StartFrom.from_json(asked.to_json()) == asked
+
+
+def test_a_transfer_of_nothing_is_refused(source: Path) -> None:
+    with pytest.raises(UserError, match="some weights fit"):
+        start_from(nn.Linear(7, 7), StartFrom(source))
+    with pytest.raises(UserError, match="some weights fit"):
+        start_from(net(), StartFrom(source, fresh=("*",)))
+    with pytest.raises(UserError, match="both become"):
+        start_from(net(), StartFrom(source, (("body.0.", "x."), ("body.1.", "x."))))
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=b=c"])
+def test_what_is_no_rename_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="a rename is"):
+        parse_renames((text,))
+
+
+def test_rubbish_is_no_source(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rubbish").write_bytes(b"\x10" + b"\0" * 7 + b"not a header at all, no")
+    (tmp_path / "cut").write_bytes(source.read_bytes()[:-4])
+    for name in ("empty", "rubbish", "cut", "none"):
+        with pytest.raises(UserError, match="weights come from"):
+            start_from(net(), StartFrom(tmp_path / name))
+
+
+def test_a_session_tells_what_it_took(source: Path, tmp_path: Path) -> None:
+    sent: list[Record] = []
+    session, model = lone_session(tmp_path / "out", send=sent.append), net()
+    told = session.start_from(model, source, fresh=["head.*"])
+    assert sent == [told]
+    model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match=r"before session\.prepare"):
+        session.start_from(model, source)
+    with pytest.raises(UserError, match="a list of names"):
+        lone_session(tmp_path / "more").start_from(net(), source, fresh="head.*")
+
+
+def test_every_worker_begins_with_what_a_run_has_learnt(cluster: LocalCluster, tmp_path: Path) -> None:
+    """With a rate of 0 the child ends with the parent's weights; resumed, it no longer needs the parent's folder."""
+    parent, child = tmp_path / "parent", tmp_path / "child"
+    run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
+    begins = RunSpec(
+        Program(ASSETS), child, {"lr": 0.0, "seed": 5}, means=Means(workers=2), start_from=StartFrom(parent)
+    )
+    run_job(begins, cluster=cluster)
+    told = [e.record for e in read(child / JOURNAL) if isinstance(e.record, StartedFrom)]
+    assert [(r.source, r.taken, r.fresh, r.unused) for r in told] == [(str(parent), 4, {}, 0)]
+    with weights_in(parent) as (theirs, _), weights_in(child) as (ours, _):
+        assert theirs.keys() == ours.keys()
+        for name in theirs:
+            assert torch.equal(whole(theirs[name]), whole(ours[name]))
+    parent.rename(tmp_path / "elsewhere")
+    resumed = run_job(replace(begins, resume=True, epochs=3), cluster=cluster)
+    assert resumed.steps == 15
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--start-from", "none"),
+        ("--fresh", "head.*"),
+        ("--rename", "a=b"),
+        ("--start-from", ".", "--rename", "a"),
+        ("--start-from", ".", "--from-dcp", "."),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], command_here: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = command_here("run", str(ASSETS), "--out", "out", *options)
+    assert said.line
+    assert not Path("out").exists()
+
+
+def test_the_command_line_says_what_was_taken(
+    cluster: LocalCluster, tmp_path: Path, command_here: Callable[..., Any]
+) -> None:
+    parent = tmp_path / "parent"
+    run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
+    said = command_here(
+        "run", str(ASSETS), "--out", str(tmp_path / "out"), "--start-from", str(parent), "--fresh", "2.*"
+    )
+    assert said.code == 0
+    assert "begins with 2 tensors of" in said.err
+    assert "fresh: 2.weight (asked for)" in said.err
+    study = ("tune", str(ASSETS), "--out", str(tmp_path / "study"), "--trials", "1")
+    assert command_here(*study, "--start-from", str(parent)).code == 0
+    assert "the weights it was begun with" in command_here(*study, "--resume").line
+    moved = parent.rename(tmp_path / "moved")
+    assert command_here(*study, "--resume", "--start-from", str(moved)).code == 0
+
+
+def test_a_source_that_has_changed_since_is_refused(source: Path) -> None:
+    """Else trials of one study would begin with different weights, and a soup of them be thought to have one root."""
+    told = start_from(net(), StartFrom(source))
+    begun = StartFrom.from_json(StartFrom(source, sha256=told.sha256).to_json())
+    assert start_from(net(), begun).taken == told.taken
+    save_file(net().state_dict(), source)
+    with pytest.raises(UserError, match="others in .* since"):
+        start_from(net(), begun)
+
+
+def test_what_is_to_be_fresh_is_there(source: Path) -> None:
+    """Else a head that was not to be taken is taken without a word."""
+    with pytest.raises(UserError, match=r"haed\.\*"):
+        start_from(net(), StartFrom(source, fresh=("haed.*",)))

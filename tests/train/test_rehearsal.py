@@ -1,0 +1,109 @@
+"""One step of a program without workers: its sizes, exactly, and its errors, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastune.core.errors import UserError
+from elastune.core.run import Program
+from elastune.train.program.load import load_as_guest
+from elastune.train.rehearsal import ProgramSize, rehearse
+from elastune.train.rehearse_apart import rehearse_apart
+
+TWO_LAYERS = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+config = {"batch_size": 16, "width": 32, "looks": False, "fails": False}
+
+def train(session):
+    data = TensorDataset(torch.randn(100, 8), torch.randn(100, 4))
+    width = session.config["width"]
+    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4))
+    model, optimizer = session.prepare(model, torch.optim.Adam(model.parameters()))
+    for _ in session.epochs(3):
+        for x, y in session.batches(data, batch_size=session.config["batch_size"]):
+            if session.config["fails"]:
+                raise SystemExit(3) if session.config["fails"] == "exit" else RuntimeError("no such thing")
+            loss = nn.functional.mse_loss(model(x), y)
+            if session.config["looks"]:
+                loss.item()
+            session.backward(loss)
+            optimizer.step()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    (tmp_path / "two.py").write_text(TWO_LAYERS)
+    return Program(tmp_path / "two.py")
+
+
+def size_of(program: Program, **config: object) -> ProgramSize:
+    return rehearse(load_as_guest(program), program, dict(config))  # type: ignore[arg-type]
+
+
+def test_the_sizes_of_two_layers_are_those_of_a_pencil(program: Program) -> None:
+    size = size_of(program)
+    numbers = 8 * 32 + 32 + 32 * 4 + 4
+    assert (size.samples, size.batch_size, size.epochs, size.steps) == (100, 16, 3, 21)
+    assert (size.parameter_bytes, size.gradient_bytes) == (4 * numbers, 4 * numbers)
+    assert size.optimizer_bytes == pytest.approx(8 * numbers, abs=100)  # two moments, and a count for each tensor
+    forward = 2 * (8 * 32 + 32 * 4)
+    assert size.flops == pytest.approx(3 * forward - 2 * 8 * 32)  # nobody asks for the gradient of the data
+    assert size.layers == 3
+    assert size.divided == pytest.approx(1.0, abs=0.05)
+    assert size.fake
+
+
+def test_what_is_kept_grows_with_the_width_and_parameters_are_not_in_it(program: Program) -> None:
+    narrow, wide = size_of(program), size_of(program, width=64)
+    per_unit = (wide.kept_bytes - narrow.kept_bytes) / 32
+    assert 4 <= per_unit <= 8  # the output of ReLU, and perhaps its input
+    assert narrow.kept_bytes < narrow.parameter_bytes
+
+
+def test_a_program_that_looks_at_values_is_rehearsed_with_real_ones(program: Program) -> None:
+    size = size_of(program, looks=True)
+    assert not size.fake
+    fake = size_of(program)
+    assert size.pass_bytes == pytest.approx(fake.pass_bytes, rel=0.2)
+    alike = {"fake": False, "pass_bytes": size.pass_bytes, "pass_fixed_bytes": size.pass_fixed_bytes}
+    assert size == ProgramSize(**{**vars(fake), **alike})
+
+
+def test_what_a_pass_needs_grows_with_its_samples_and_gradients_are_not_in_it(program: Program) -> None:
+    size = size_of(program, width=512)
+    assert 512 * 4 <= size.pass_bytes < 3 * 512 * 4 + 200  # of one sample: outputs, and the gradient on its way back
+    assert size.pass_bytes >= size.kept_bytes
+    assert size.pass_fixed_bytes <= 9 * 512 * 4 + 100  # one layer's gradient until it is where it belongs
+
+
+def test_a_program_that_fails_tells_its_own_error_and_line(program: Program) -> None:
+    with pytest.raises(UserError, match=r"RuntimeError: no such thing \(two.py:16\)"):
+        size_of(program, fails=True)
+
+
+def test_a_program_that_exits_is_told_as_one_that_fails(program: Program) -> None:
+    with pytest.raises(UserError, match=r"sys\.exit\(3\)"):
+        size_of(program, fails="exit")
+
+
+def test_an_unknown_setting_is_refused(program: Program) -> None:
+    with pytest.raises(UserError, match="one of the program's config"):
+        size_of(program, nothing=1)
+
+
+def test_a_program_that_never_trains_is_told(tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text("def train(session):\n    pass\n")
+    with pytest.raises(UserError, match=r"no session\.backward was called"):
+        size_of(Program(tmp_path / "idle.py"))
+
+
+def test_a_program_that_ends_its_process_ends_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "gone.py").write_text("import os\n\ndef train(session):\n    os._exit(9)\n")
+    with pytest.raises(UserError, match="exit code 9"):
+        rehearse_apart(Program(tmp_path / "gone.py"), {})
