@@ -180,7 +180,7 @@ def test_killed_again_and_again_on_a_host(
         run.until(lambda: 2 in run.workers() and [len(record.members) for record in run.records(Regrouped)][-1:] == [2])
         assert run.workers()[0] == before[0]
 
-        as_if_nothing_had_happened(run, run.result(), alone)
+        as_if_nothing_had_happened(run, run.result(), alone, lost=True)
         assert not list(run.out.glob(".elastune-*")), "of the controllers that were killed"
         assert [record.worker for record in run.records(WorkerGone) if record.how == "lost"] == [1]
         assert agent.wait(LIMIT_S) == 0

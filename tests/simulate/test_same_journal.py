@@ -35,9 +35,9 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "b118b64688551296"),
-    "asha": ({"stopping": "asha"}, "678cdcdc4719c901"),
-    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "9e76e155a8bc39b0"),
+    "plain": ({}, "72ab2a1c1b18bfd2"),
+    "asha": ({"stopping": "asha"}, "2401de69d0d64748"),
+    "shared": ({"stopping": "asha", "trial_workers": (1, 4), "seed": 3}, "571734d33fa9b7b9"),
 }
 
 

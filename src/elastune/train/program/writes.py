@@ -10,8 +10,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 FOLDER = "ELASTUNE_WATCH_WRITES"  # where workers tell it, each in a file; set by who looks
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -54,6 +52,8 @@ def watched(train: Callable[[Any], None], program: Path, folder: Path) -> Callab
 
     @wraps(train)
     def told(session: Any) -> None:
+        import torch  # a controller that loads programs of others need not have it
+
         watch, save = _Watch(program), cast(Any, torch.save)
         sys.addaudithook(watch.hear)
 
