@@ -28,7 +28,7 @@ test: lint
 
 # Exit code 1: tests failed. A few of them get a second run, alone, and are told by name.
 suite: $(VENV)/.installed-dev
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m "not soak" || { test $$? = 1 && $(BIN)/python tests/again.py; }
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --durations 20 --durations-min 10 -m "not soak" || { test $$? = 1 && $(BIN)/python tests/again.py; }
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -m soak
