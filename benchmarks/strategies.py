@@ -12,6 +12,7 @@ steps, bytes as the collectives count them, and as they come in by the host's in
 steps of the accuracy runs times the measured time of a step. "whole": runs to the target, measured from end to end.
 
     python benchmarks/strategies.py --only accuracy [--minutes 30]    # build/strategies.jsonl keeps trainings
+    python benchmarks/strategies.py --only accuracy --rows cnn:parameter_server:8    # others stay as they are
     python benchmarks/strategies.py --only links,whole                # takes root and a quiet machine
     python benchmarks/strategies.py --smoke                           # seconds, digits, writes nothing
 """
@@ -24,7 +25,10 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,7 +45,8 @@ RESULTS = Path(__file__).parent / "results" / "strategies.json"
 SEEDS = (1, 2, 3)
 SELDOM = ("local", "diloco")
 MIXING = ("averaging", "gossip", "pair_averaging")
-STRATEGIES = ("allreduce", *SELDOM, *MIXING)
+STALE = "parameter_server"
+STRATEGIES = ("allreduce", *SELDOM, *MIXING, STALE)
 PARTS = ("accuracy", "links", "whole")
 LINKS = ("50mbit", "200mbit", "1gbit")
 BELOW = 0.01
@@ -55,8 +60,9 @@ CELLS: tuple[tuple[Task, int, tuple[str, ...]], ...] = (
     (GRU, 8, MIXING),
     (GRU, 16, SELDOM),
     (GRU_LONG, 8, ("allreduce", *SELDOM)),
-    (CNN, 16, MIXING),
-    (GRU, 16, MIXING),
+    (GRU, 8, (STALE,)),
+    (CNN, 16, (*MIXING, STALE)),
+    (GRU, 16, (*MIXING, STALE)),
 )
 
 
@@ -64,17 +70,40 @@ def plan_of(strategy: str, learners: int, every: int) -> SyncPlan:
     """Momenta begin anew with each round, so that a round sends what one step of ``allreduce`` sends."""
     if strategy == "allreduce":
         return SyncPlan()
-    own = {"local": "", "diloco": ",outer_momentum=0.5"}.get(strategy, f",mix={max(1, every // 5)}")
+    own = {"local": "", "diloco": ",outer_momentum=0.5", STALE: ",staleness=2"}.get(
+        strategy, f",mix={max(1, every // 5)}"
+    )
     return SyncPlan.parse(f"{strategy}:learners={learners},every={every},moments=fresh{own}")
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def accuracies(cache: Cache, cells: tuple[tuple[Task, int, tuple[str, ...]], ...]) -> list[Row]:
-    """A row for each task, strategy and number of learners that is complete."""
+@dataclass(frozen=True)
+class Baseline:
+    """What synchronous SGD came to, in the same training: of this command, or of a row that was kept.
+
+    ``test``: mean and half-width over seeds; ``by_seed``: one each.
+    """
+
+    test: tuple[float, float]
+    by_seed: tuple[float, ...]
+    target: float
+
+    @classmethod
+    def of(cls, row: Row) -> Baseline:
+        """``row``: of ``allreduce``, no seed of which was lost."""
+        return cls((row["test"], row["test_ci"]), tuple(row["by_seed"]), row["target"])
+
+
+Cells = tuple[tuple[Task, int, tuple[str, ...]], ...]
+
+
+def accuracies(cache: Cache, cells: Cells, kept: Sequence[Row] = ()) -> list[Row]:
+    """A row for each task, strategy and number of learners that is complete, beside ``kept`` ones of ``allreduce``."""
     rows: list[Row] = []
-    baselines: dict[Task, Tuned] = {}
+    known = [row for row in kept if row["strategy"] == "allreduce" and not row["lost"]]
+    baselines = {row["task"]: Baseline.of(row) for row in known}
     for task, learners, strategies in cells:
         for strategy in strategies:
             found = tuned(cache, task, plan_of(strategy, learners, task.every), SEEDS)
@@ -82,23 +111,37 @@ def accuracies(cache: Cache, cells: tuple[tuple[Task, int, tuple[str, ...]], ...
                 print(f"{task.name} {strategy} {learners}: not complete", flush=True)
                 continue
             if strategy == "allreduce" and not found.lost:
-                baselines[task] = found
-            if task in baselines:
-                rows.append(accuracy_row(found, baselines[task]))
+                baselines[task.name] = baseline_of(found)
+            if task.name in baselines:
+                rows.append(accuracy_row(found, baselines[task.name]))
                 print(accuracy_line(rows[-1]), flush=True)
     return rows
 
 
-def accuracy_row(found: Tuned, baseline: Tuned) -> Row:
+def baseline_of(found: Tuned) -> Baseline:
+    """Of synchronous SGD, tuned; none of its seeds was lost."""
+    (mean, half), score = found.test, found.score
+    assert mean is not None
+    assert half is not None
+    assert score is not None
+    return Baseline((mean, half), tuple(course.test or 0.0 for course in found.courses), score - BELOW)
+
+
+def merged(kept: Sequence[Row], new: Sequence[Row], told: Row) -> list[Row]:
+    """``kept`` rows but those that are ``new``; these say by which command they came (``told``)."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return row["task"], row["strategy"], row["learners"]
+
+    came = {key(row): row | told for row in new}
+    return [came.pop(key(row), row) for row in kept] + list(came.values())
+
+
+def accuracy_row(found: Tuned, baseline: Baseline) -> Row:
     """``equal``: its mean is no lower than the lower end of the baseline's interval, and no seed was lost."""
     mean, half = found.test
-    base, base_half = baseline.test
-    assert base is not None
-    assert base_half is not None
-    assert baseline.score is not None
-    target = baseline.score - BELOW
-    pairs = [(a.test, b.test) for a, b in zip(found.courses, baseline.courses, strict=True)]
-    gaps = [a - b for a, b in pairs if a is not None and b is not None]
+    (base, base_half), target = baseline.test, baseline.target
+    gaps = [c.test - own for c, own in zip(found.courses, baseline.by_seed, strict=True) if c.test is not None]
     return {
         "task": found.task.name,
         "strategy": found.plan.strategy,
@@ -264,6 +307,9 @@ def main() -> int:
         "--only", nargs="+", choices=PARTS, default=PARTS, help="others stay in the results as they are"
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="after so many no further training is begun")
+    parser.add_argument(
+        "--rows", nargs="+", type=cell_of, default=(), metavar="TASK:STRATEGY:LEARNERS", help="of accuracy"
+    )
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--tasks", nargs="+", choices=("cnn", "gru"), default=("cnn", "gru"), help="on hosts")
     parser.add_argument("--whole", choices=TASKS, default="cnn_long", help="the task of whole runs")
@@ -281,10 +327,17 @@ def main() -> int:
         return 0
     told: Row = json.loads(args.out.read_text()) if args.out.exists() else {}
     if "accuracy" in args.only:
-        load = context()
-        rows = accuracies(Cache(args.cache, time.monotonic() + 60 * args.minutes), CELLS)
-        kept = f"of this command and earlier ones alike, in {args.cache.name}"
-        told["accuracy"] = {**load, "trainings": kept, "text_sha256": text_sha256(), "tasks": sizes(), "rows": rows}
+        load, before = context(), told.get("accuracy", {})
+        if before.get("text_sha256", text_sha256()) != text_sha256():
+            raise UserError(
+                "rows that are kept are of the same text", "another CPython's", f"another --out than {args.out}"
+            )
+        cells = tuple((TASKS[task], learners, (name,)) for task, name, learners in args.rows) or CELLS
+        kept = before.get("rows", [])
+        rows = merged(kept, accuracies(Cache(args.cache, time.monotonic() + 60 * args.minutes), cells, kept), load)
+        whence = f"of the commands that rows name, or of the one here; trainings are kept in {args.cache.name}"
+        facts = {"trainings": whence, "text_sha256": text_sha256(), "tasks": sizes(), "rows": rows}
+        told["accuracy"] = {**load, **before, **facts}
         keep(args.out, told)
     for name in args.tasks if "links" in args.only else []:
         for link in args.links:
@@ -301,6 +354,14 @@ def main() -> int:
             keep(args.out, told)
     print("\n".join(told.get("goals", [])))
     return 0
+
+
+def cell_of(text: str) -> tuple[str, str, int]:
+    """Of "cnn:parameter_server:8". Raises ``ValueError``, which argparse tells."""
+    task, strategy, learners = text.split(":")
+    if task not in TASKS or strategy not in STRATEGIES:
+        raise ValueError(text)
+    return task, strategy, int(learners)
 
 
 def sizes() -> Row:

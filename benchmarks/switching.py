@@ -21,7 +21,6 @@ import itertools
 import json
 import math
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -31,9 +30,9 @@ from typing import Any
 
 from pauses import Tick, Ticks
 from programs.workload import OWNER, SAMPLE_S
+from switching_verdict import cell, judge, words
 
 from elastune.job.machine import machine_context
-from elastune.plan.intervals import mean_ci
 from elastune.testing.agent_runs import AgentRun
 from elastune.testing.hosts import Network
 
@@ -41,7 +40,6 @@ PROGRAM = Path(__file__).parent / "programs" / "switching_train.py"
 BATCH, LEARNERS, EVERY = 256, 16, 10
 PASS = 50  # batches of a pass over the data: whole rounds
 BURST = "256k"
-BEHIND = 0.05
 Row = dict[str, Any]
 APART = {
     "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
@@ -175,25 +173,11 @@ def facts(result: Row) -> Row:
 
 
 def summary(story: Story, rows: list[Row]) -> Row:
-    """Medians over seeds, by name; and how far each policy is behind the best fixed strategy of each phase."""
-    cells = {}
-    for name in story.words:
-        own = [row for row in rows if row["name"] == name]
-        phases = [round(statistics.median(row["phases"][at] for row in own)) for at in range(len(story.phases))]
-        accuracy = mean_ci([row["accuracy"] for row in own])
-        whole = [row["whole"] for row in own]
-        cells[name] = {"phases": phases, "whole": round(statistics.median(whole)), "whole_of_seeds": whole}
-        cells[name] |= {"accuracy": accuracy[0], "accuracy_ci": accuracy[1]}
-    fixed = [name for name in cells if not name.startswith("sync_by")]
-    for name in cells:
-        if name in fixed:
-            continue
-        best = [max(cells[other]["phases"][at] for other in fixed) for at in range(len(story.phases))]
-        behind = [round(1 - ours / theirs, 3) for ours, theirs in zip(cells[name]["phases"], best, strict=True)]
-        ahead = cells[name]["whole"] / max(cells[other]["whole"] for other in fixed)
-        cells[name] |= {"behind_best_fixed": behind, "whole_over_best_fixed": round(ahead, 3)}
-        cells[name] |= {"met": max(behind) <= BEHIND and ahead > 1}
-    return cells
+    """What each came to, and the verdict on each policy, as ``switching_verdict`` has them."""
+    own = {name: [row for row in rows if row["name"] == name] for name in story.words}
+    cells = {name: cell(found, len(story.phases)) for name, found in own.items()}
+    fixed = {name: each for name, each in cells.items() if not name.startswith("sync_by")}
+    return {name: each if name in fixed else each | judge(each, fixed) for name, each in cells.items()}
 
 
 def main() -> int:
@@ -208,13 +192,22 @@ def main() -> int:
     stories = [by_size(True)] if args.smoke else [by_size(False), by_link()]
     for story in [each for each in stories if each.name in args.only.split(",")]:
         os.environ |= {OWNER: str(os.getpid()), SAMPLE_S: str(story.sample_s), "OMP_NUM_THREADS": "1"}
-        rows = []
+        rows, load = [], [os.getloadavg()[0]]
         for seed, name in itertools.product(range(1, 2 if args.smoke else args.seeds + 1), story.words):
             rows.append(told(story, name, seed, args.smoke))
+            load.append(os.getloadavg()[0])
             print(f"{story.name} {name:20} seed {seed}: {rows[-1]}", flush=True)
-        shape = {"sample_s": story.sample_s, "link": story.link, "slow_link": story.slow_link, "phases": story.phases}
+        loads = {"load_average": [round(each, 1) for each in load]}  # before each run, and after the last
+        shape = {
+            **loads,
+            "sample_s": story.sample_s,
+            "link": story.link,
+            "slow_link": story.slow_link,
+            "phases": story.phases,
+        }
         found[story.name] = {**shape, "cells": summary(story, rows), "runs": rows}
-        print(json.dumps(found[story.name]["cells"], indent=1), flush=True)
+        judged = {name: each for name, each in found[story.name]["cells"].items() if "met" in each}
+        print("\n".join(words(name, each) for name, each in judged.items()), flush=True)
         if args.out is not None:
             args.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -262,6 +262,17 @@ def test_a_run_of_learners_that_change_how_they_agree(
     assert "diloco:learners=2,every=2" in capfd.readouterr().out
 
 
+def test_a_policy_switches_in_a_run_of_up_to_sixteen_workers(
+    tiny: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """To as many learners as that run can have, though nobody has said how many."""
+    policy = ["--policy", "sync_by_size:above=1,every=2", "--workers", "2:16"]
+    words = ["run", str(tiny.path), "--max-steps", "8", *policy, "--out", str(tmp_path / "out")]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert [each["strategy"] for each in told["sync_changes"]] == ["averaging:learners=16,every=2"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -270,6 +281,11 @@ def test_a_run_of_learners_that_change_how_they_agree(
         (["--sync", "local:learners=2,every=2", "--workers", "1:3"], "a learner for every worker"),
         (["--sync", "local:learners=2,every=2", "--policy", "gns"], "not summed up"),
         (["--sync-schedule", "5=local:every=3; 4=allreduce"], "ascend"),
+        (
+            ["--sync", "local:learners=4,every=9", "--max-steps", "8"],
+            "longer than the run (got local:learners=4,every=9",
+        ),
+        (["--policy", "sync_by_size:learners=8", "--workers", "1:16"], "a learner for every worker"),
     ],
 )
 def test_wrong_strategies_are_refused_before_a_worker_starts(

@@ -15,6 +15,7 @@ from elastune.journal.records import (
     Measured,
     PolicyFailed,
     Reported,
+    RoundsCut,
     RunFailed,
     RunFinished,
     RunStarted,
@@ -66,6 +67,8 @@ def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:
     assert tracker.done(9.0) == 0.25
     assert tracker.hear(reported(1, 8)) == (f"epoch 1/4, step 8: accuracy 0.9; {now}", False), "neither hides the other"
     assert tracker.state().startswith("epoch 1/4, step 8")
+    line = "rounds of local:every=64 end after 47 steps, as each pass over the data does"
+    assert tracker.hear(RoundsCut("local:every=64", 47)) == (line, True)
     decided = Decided("gns", 11, {"batch_size": 128, "lr_factor": 2**0.5}, seen, "applied")
     line = "step 11: gns: batch 64 -> 128, lr 0.05 -> 0.0707 (noise scale 412 ± 30, loss 0.312)"
     assert tracker.hear(decided) == (line, True)

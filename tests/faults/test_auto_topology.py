@@ -1,10 +1,11 @@
 """Links between hosts are measured, one turns slow, workers die in the midst of it: none of it shows.
 
-What is chosen depends on how busy this machine is: tests of the model hold that, and the benchmark.
+What is chosen by measured links depends on how busy this machine is, so where routes are to change links are told.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
-from elastune.journal.records import Reported
+from elastune.journal.records import Reported, TopologyLaid
 from elastune.testing.elastic_runs import Runs
 from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
 from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
+LINKED = Program(Path(__file__).parent / "programs" / "linked.py")
+CAUSE = r"links measured: the slowest is that of (\S+), ([0-9.]+) MB/s; modelled: ([0-9.]+) ms, native ([0-9.]+) ms"
 WIDE = {"wide": 4096, "epochs": 2}
 
 
@@ -49,3 +52,24 @@ def test_a_link_turns_slow_and_a_worker_dies(
     assert ran.ledger.exact
     assert sorted(ran.lost) == [1, 2]
     assert slow, "the link turned slow while it trained"
+
+
+def test_routes_change_where_a_link_turns_slow_and_back_and_the_journal_says_why(
+    cluster: LocalCluster, four_hosts: NamespaceLauncher, tmp_path: Path
+) -> None:
+    """That of the fourth host to 5 MB/s at step 12, and to 125 MB/s as the others at step 30 of 48."""
+    config = {"wide": 1024, "epochs": 3, "optimizer": "sgd"}
+    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, **config)
+    ran = HostRuns(four_hosts, tmp_path / "hosts", LINKED)(4, means={"topology": "auto"}, **config)
+    assert ran.sha256 == alone.sha256
+    assert ran.ledger.exact
+    away, back = (record for record in ran.records if isinstance(record, TopologyLaid))
+    assert 12 < away.step <= 12 + 20
+    assert 30 < back.step <= 30 + 20
+    assert (away.topology == "native", back.topology, away.workers) == (False, "native", 4)
+    found = [re.fullmatch(CAUSE, record.cause) for record in (away, back)]
+    assert all(found), (away.cause, back.cause)
+    (host, *numbers), (_, rate_after, *_) = (each.groups() for each in found if each)
+    rate, now_ms, native_ms = map(float, numbers)
+    assert (host, rate, float(rate_after)) == (four_hosts.network.hosts[3].address, 5.0, 125.0)
+    assert now_ms <= 0.85 * native_ms, "it is expected to pay"

@@ -1,4 +1,5 @@
-"""What user code reads as its rank and the number of workers, at every step, against what the journal says."""
+"""What user code reads as its rank, the number of workers and its parent in a topology, at every step, against what the
+journal says."""
 
 from __future__ import annotations
 
@@ -7,26 +8,32 @@ from pathlib import Path
 import pytest
 
 from elastune.cluster.local import LocalCluster
+from elastune.core.routes import routes_of
 from elastune.core.run import Program
-from elastune.journal.records import Regrouped, Reported
+from elastune.core.topology import Topology
+from elastune.journal.records import Regrouped, Reported, TopologyLaid
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "watching.py")
 
 
 @pytest.mark.parametrize(
-    ("workers", "resize", "faults"),
+    ("workers", "resize", "faults", "route"),
     [
-        (1, ["3 3", "14 2"], []),
-        (3, ["8 1"], []),
-        (3, [], ["kill 0 5 before", "kill 2 9 gather"]),
-        (2, ["3 4"], ["kill 1 7 scatter"]),
+        (1, ["3 3", "14 2"], [], []),
+        (3, ["8 1"], [], []),
+        (3, [], ["kill 0 5 before", "kill 2 9 gather"], []),
+        (2, ["3 4"], ["kill 1 7 scatter"], []),
+        (3, ["6 4", "20 3"], [], ["2 parents=[2,0,2]", "12 binary_tree", "17 ring", "24 star"]),
+        (3, ["12 4"], ["kill 0 9 before", "kill 2 24 relaying"], ["1 tree", "4 parents=[2,0,2]", "20 star"]),
     ],
 )
 def test_rank_and_size_are_never_stale(
-    cluster: LocalCluster, tmp_path: Path, workers: int, resize: list[str], faults: list[str]
+    cluster: LocalCluster, tmp_path: Path, workers: int, resize: list[str], faults: list[str], route: list[str]
 ) -> None:
-    ran = Runs(cluster, tmp_path, PROGRAM)(workers, resize=resize, faults=faults)
+    ran = Runs(cluster, tmp_path, PROGRAM)(workers, resize=resize, faults=faults, route=route)
+    laid = [found for found in ran.records if isinstance(found, TopologyLaid)]
+    assert len(laid) >= len(route)
     views = {found.step: len(found.members) for found in ran.records if isinstance(found, Regrouped)}
     reports = [found for found in ran.records if isinstance(found, Reported)]
     assert views, "the workers changed"
@@ -38,3 +45,7 @@ def test_rank_and_size_are_never_stale(
         assert told.metrics["size"] == size, f"step {told.step + 1}"
         assert told.metrics["rank"] == (size - 1) / 2
         assert told.metrics["squares"] == pytest.approx(sum(rank**2 for rank in range(size)) / size)
+        topology = next((found.topology for found in reversed(laid) if found.step <= told.step), "native")
+        routes = routes_of(Topology.parse(topology), size)
+        gives = [(rank + 1) * sum(route.up[rank] + 1 for route in routes) for rank in range(size)]
+        assert told.metrics["gives"] == pytest.approx(sum(gives) / size), f"step {told.step + 1}, {topology}"

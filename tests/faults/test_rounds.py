@@ -14,7 +14,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan
 from elastune.core.sync_schedule import SyncSchedule
-from elastune.journal.records import SyncChanged
+from elastune.journal.records import RoundsCut, SyncChanged
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
@@ -110,9 +110,9 @@ def tour(names: Sequence[str]) -> list[str]:
 def test_every_strategy_takes_every_others_place(runs: Runs) -> None:
     """All pairs, two steps each, or a whole round of fragments, with two deaths and two changes of workers."""
     rounds = [f"{name}:learners=4,every=2" for name in ("local", "diloco", "averaging", "gossip", "pair_averaging")]
-    rounds.append(STREAMING)
+    rounds += [STREAMING, "parameter_server:learners=4,every=2,staleness=1"]
     begin, *others = tour(["allreduce", *rounds])
-    assert len(set(pairwise([begin, *others]))) == len(others) == 42
+    assert len(set(pairwise([begin, *others]))) == len(others) == 56
     ends = list(accumulate(4 if plan == STREAMING else 2 for plan in [begin, *others]))
     schedule = SyncSchedule.parse("; ".join(f"{at}={plan}" for at, plan in zip(ends, others, strict=False)))
     how: dict[str, Any] = {"spec": {"sync_schedule": schedule}, "epochs": -(-ends[-1] // 16)}
@@ -162,11 +162,19 @@ def test_the_program_and_a_policy_change_how_workers_agree(runs: Runs) -> None:
     changes = [record for record in asked.records if isinstance(record, SyncChanged)]
     assert [(each.step, each.why) for each in changes] == [(6, "session.set_sync"), (25, "session.set_sync")]
     same(asked, runs(1, spec={"sync_schedule": SyncSchedule.parse(f"6={sync}; 25=allreduce")}))
-    policy = Adapt(policies=("sync_by_size:above=2,strategy=local,learners=4,every=3",))
+    policy = Adapt(policies=("sync_by_size:above=2,strategy=local,every=3",))  # as many learners as fit
     grown = runs(2, resize=["12 4"], pause_s=0.1, elastic=Elastic(low=1, high=4), spec={"adapt": policy})
     (change,) = [record for record in grown.records if isinstance(record, SyncChanged)]
     assert (change.sync, change.why) == (sync, "policy sync_by_size")
     same(grown, runs(1, spec={"sync_schedule": SyncSchedule.parse(f"{change.step}={sync}")}))
+
+
+def test_rounds_that_a_pass_cuts_short_are_told_once(runs: Runs) -> None:
+    """Passes have 16 steps."""
+    ran = runs(2, spec={"sync": SyncPlan("local", learners=4, every=20)})
+    told = [record for record in ran.records if isinstance(record, RoundsCut)]
+    assert told == [RoundsCut("local:learners=4,every=20", 16)]
+    same(ran, runs(1, spec={"sync": SyncPlan("local", learners=4, every=16)}))
 
 
 def test_two_die_and_workers_are_more_and_fewer(runs: Runs, undisturbed: Ran) -> None:

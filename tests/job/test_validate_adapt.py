@@ -13,10 +13,13 @@ from elastune.cluster.base import Message
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.launcher import Launcher, ProcessEvent
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Means, Place, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec
+from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.job.validate_adapt import check_adapt, policies_of
+from elastune.job.validate_run import check_run
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
+from elastune.policies.library.registry import build
 from elastune.study.request import StudyRequest
 from elastune.study.run import check
 from elastune.study.trial_results import settings, system_defaults
@@ -94,6 +97,43 @@ def test_texts_are_checked_before_a_run(tiny: Program) -> None:
     for wrong in (Adapt(("wizard",)), Adapt(("gns:luck=7",)), Adapt(monitors=("wizard",))):
         with pytest.raises(UserError, match="wizard|luck"):
             check_adapt(wrong, program)
+
+
+@pytest.mark.parametrize("policy", ["sync_by_size", "sync_by_link"])
+@pytest.mark.parametrize(("high", "slots"), [(16, 16), (16, 64), (6, 6), (8, 24), (3, 4)])
+def test_a_policy_has_as_many_learners_as_fit(
+    tiny: Program, tmp_path: Path, policy: str, high: int, slots: int
+) -> None:
+    means, elastic = Means(workers=1, num_slots=slots), Elastic(low=1, high=high)
+    spec = RunSpec(tiny, tmp_path, means=means, elastic=elastic, adapt=Adapt((f"{policy}:strategy=local",)))
+    check_run(spec)
+    (text,) = build(f"{policy}:above=2" if policy == "sync_by_size" else policy).policy.strategies(slots, high)
+    SyncPlan.parse(text).check(slots, high, "replicated", "exact")
+    assert SyncPlan.parse(text).learners == {(16, 16): 16, (16, 64): 16, (6, 6): 6, (8, 24): 8, (3, 4): 4}[high, slots]
+
+
+@pytest.mark.parametrize(
+    ("policy", "changed", "words"),
+    [
+        ("sync_by_size:learners=8", {}, "there must be a learner for every worker .*up to 16 .*sync_by_size"),
+        ("sync_by_link:learners=8", {}, "there must be a learner for every worker .*up to 16 .*sync_by_link"),
+        ("sync_by_size:learners=24", {}, "each learner must have as many slots .*--slots"),
+        ("sync_by_size:every=99", {"max_steps": 98}, "a round must not be longer than the run .*98 steps"),
+        ("sync_by_size", {"means": {"mechanism": "zero"}}, "a learner lies whole on its worker"),
+        ("sync_by_size", {"means": {"mode": "fast", "compress": "int8"}}, "learners exchange parameters"),
+    ],
+)
+def test_what_a_policy_would_switch_to_is_checked_before_a_run(
+    tiny: Program, tmp_path: Path, policy: str, changed: dict[str, Any], words: str
+) -> None:
+    means = Means(workers=1, num_slots=16, **changed.pop("means", {}))
+    elastic = Elastic(low=1, high=16)
+    spec = RunSpec(tiny, tmp_path, means=means, elastic=elastic, adapt=Adapt((policy,)), **changed)
+    with pytest.raises(UserError, match=words):
+        check_run(spec)
+    name, _, options = policy.partition(":")
+    if name == "sync_by_size":  # with so few workers it never switches
+        check_run(replace(spec, adapt=Adapt((f"{name}:above=16,{options}".rstrip(","),))))
 
 
 def test_a_journal_holds_what_adapts_a_run() -> None:

@@ -97,8 +97,8 @@ def test_what_it_cannot_do_is_refused_before_launch(name: str, tmp_path: Path) -
     with pytest.raises(UserError, match="offload"):
         check_means(spec_of(tmp_path, name, offload=True))
     with pytest.raises(UserError, match="noise_scale"):
-        check_adapt(Adapt(monitors=("noise_scale",)), load_as_guest(PROGRAM), spec_of(tmp_path, name).means)
-    check_adapt(Adapt(monitors=("performance",)), load_as_guest(PROGRAM), spec_of(tmp_path, name).means)
+        check_adapt(Adapt(monitors=("noise_scale",)), load_as_guest(PROGRAM), spec_of(tmp_path, name))
+    check_adapt(Adapt(monitors=("performance",)), load_as_guest(PROGRAM), spec_of(tmp_path, name))
 
 
 def test_exact_sums_of_fully_shard_need_a_torch_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from elastune.core.seeds import derive
 from elastune.core.slots import tree_sum
 from elastune.core.sync_plan import SyncPlan
 from elastune.core.sync_schedule import SyncSchedule
+from elastune.core.topology import Topology
 from elastune.job.run import JobFailed, run_job
 from elastune.journal.reader import read
 from elastune.journal.records import Measured, SyncChanged
@@ -36,6 +37,13 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("samples") / "samples"
     save_file({"images": images, "labels": labels}, file)
     return str(file)
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[LocalCluster]:
+    """Room for as many workers as there are learners."""
+    with LocalCluster(capacity=8) as place:
+        yield place
 
 
 def spec(out: Path, workers: int, sync: str, steps: int = STEPS, mode: Any = "exact", **config: Any) -> RunSpec:
@@ -124,7 +132,7 @@ def mix(plan: SyncPlan, crowd: list[Learner], rounds: int, turn: int, history: l
         sources = [(i - hops[turn % len(hops)]) % learners for i in range(learners)]
     if plan.strategy == "pair_averaging":
         drawn = list(range(learners))
-        random.Random(derive(0, "pairs", rounds, turn)).shuffle(drawn)
+        random.Random(derive(SEED, "pairs", rounds, turn)).shuffle(drawn)
         for one, other in zip(drawn[::2], drawn[1::2], strict=False):
             sources[one], sources[other] = other, one
     for learner, source in enumerate(sources):
@@ -254,6 +262,37 @@ def test_workers_do_not_show(cluster: LocalCluster, tmp_path: Path, samples: str
     expected = reference(optimizer, samples, SyncPlan.parse(sync))
     assert {workers: run.sha256 for workers, run in found.items()} == dict.fromkeys(found, expected)
     assert {run.steps for run in found.values()} == {STEPS}
+
+
+@pytest.mark.parametrize(
+    ("sync", "carried"),
+    [
+        ("averaging:learners=4,every=4,mix=2", {(1, "native"), (2, "ring"), (3, "binary_tree"), (4, "native")}),
+        ("local:learners=8,every=5", {(2, "binary_tree"), (3, "ring"), (8, "native"), (8, "tree:chunk_kib=32")}),
+    ],
+)
+def test_neither_workers_nor_topologies_show(
+    eight: LocalCluster, tmp_path: Path, samples: str, sync: str, carried: set[tuple[int, str]]
+) -> None:
+    """Of up to one worker for each learner."""
+    expected, found = reference("sgd", samples, SyncPlan.parse(sync)), {}
+    for workers, topology in sorted(carried):
+        out = tmp_path / f"{workers}-{topology}"
+        asked = spec(out, workers, sync, samples=samples, optimizer="sgd", schedule="step")
+        asked = replace(asked, means=replace(asked.means, topology=Topology.parse(topology)))
+        found[workers, topology] = run_job(asked, cluster=eight).sha256
+    assert found == dict.fromkeys(carried, expected)
+
+
+def test_a_parameter_server_without_staleness_takes_the_steps_of_all_reduce(
+    cluster: LocalCluster, tmp_path: Path, samples: str
+) -> None:
+    config = {"samples": samples, "optimizer": "adamw", "schedule": "step"}
+    ways = (2, "parameter_server"), (3, "parameter_server"), (2, "allreduce")
+    ran = {way: run_job(spec(tmp_path / "-".join(map(str, way)), *way, **config), cluster=cluster) for way in ways}
+    assert {way: each.sha256 for way, each in ran.items()} == dict.fromkeys(
+        ways, reference("adamw", samples, SyncPlan.parse("allreduce"))
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -34,6 +34,7 @@ from elastune.journal.records import (
     Record,
     Regrouped,
     Reported,
+    RoundsCut,
     RunFinished,
     RunStarted,
     StagesCut,
@@ -56,6 +57,7 @@ from elastune.journal.trials import fold
 from elastune.plan.slot_cost import slot_cost_text
 from elastune.report.tables.decision_text import (
     begun_line,
+    cut_line,
     decided_line,
     failed_line,
     left_out_line,
@@ -142,6 +144,8 @@ class RunTracker:
                 return left_out_line(record), True
             case SyncChanged() | TopologyLaid():
                 return since_line(record), True
+            case RoundsCut():
+                return cut_line(record), True
             case StagesCut():
                 return stages_line(record), True
             case CheckpointFailed():

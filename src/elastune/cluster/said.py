@@ -13,6 +13,7 @@ from elastune.journal.records import (
     Record,
     Reported,
     Restarted,
+    RoundsCut,
     StepsPlanned,
     SyncChanged,
     encode,
@@ -47,6 +48,8 @@ class Said:
                 return _first(self._decided, (step, policy, hook))
             case SyncChanged(step=step, sync=sync):
                 return _first(self._decided, (step, "", sync))
+            case RoundsCut(sync=sync, steps=steps):
+                return _first(self._decided, (0, f"a pass of {steps}", sync))
             case LearnerLeftOut(last_step=step, learner=learner, version=version):
                 return _first(self._decided, (step, f"without learner {learner}", str(version)))
             case NotMeasured(monitor=monitor):

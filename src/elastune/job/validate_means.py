@@ -9,7 +9,7 @@ from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Means, RunSpec, Schedule
-from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_check import check_strategy
 from elastune.mechanisms.registry import check_workers
 
 SHORTEST_HEARTBEAT_S = 0.1
@@ -39,8 +39,7 @@ def why_impossible(spec: RunSpec) -> UserError | None:
             raise UserError(rule, f"{means.num_slots} slots, {parts} workers", "use more --slots or fewer --workers")
         check_workers(spec)
         for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
-            plan.check(means.num_slots, most, means.mechanism, means.mode)
-            _check_round(plan, spec.max_steps)
+            check_strategy(plan, spec)
         _check_compression(spec)
         means.topology.check(means.workers, means.mechanism)
     except UserError as error:
@@ -117,12 +116,6 @@ def _check_mesh(means: Means, most: int) -> None:
         raise UserError("a ZeRO stage is 0, 1, 2 or 3", means.zero_stage, "for example --zero-stage 2")
 
 
-def _check_round(plan: SyncPlan, max_steps: int | None) -> None:
-    if max_steps is not None and plan.in_rounds and plan.every > max_steps:
-        rule = "a round must not be longer than the run"
-        raise UserError(rule, f"{plan}, {max_steps} steps", "use fewer steps a round (every), or more --max-steps")
-
-
 def _check_compression(spec: RunSpec) -> None:
     """Only sums that may be rounded can be of compressed gradients, and only where our own collectives make them."""
     means = spec.means
@@ -135,10 +128,6 @@ def _check_compression(spec: RunSpec) -> None:
     if means.parts != MechanismName():
         rule = "gradients are compressed where every worker holds all of the model"
         raise UserError(rule, f"{told} --mechanism {means.mechanism}", f"use --mechanism replicated, {fix}")
-    plans = spec.sync, *(plan for _, plan in spec.sync_schedule.changes)
-    if rounds := [plan for plan in plans if plan.in_rounds]:
-        rule = "learners exchange parameters, not gradients"
-        raise UserError(rule, f"{told} --sync {rounds[0]}", f"--sync allreduce, {fix}")
     if means.topology.routed:
         rule, ours = "compressed gradients go from everybody to everybody", f"{told} --topology {means.topology}"
         raise UserError(rule, ours, f"leave --topology out, {fix}")

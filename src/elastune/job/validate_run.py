@@ -16,4 +16,4 @@ def check_run(spec: RunSpec) -> None:
     check_means(spec)
     program = load_as_guest(spec.program)
     merge(program.config, spec.config)
-    check_adapt(spec.adapt, program, spec.means, spec.sync)
+    check_adapt(spec.adapt, program, spec)

@@ -67,7 +67,7 @@ from elastune.journal.study_records import (
     TrialStarted,
     WarmStarted,
 )
-from elastune.journal.sync_records import LearnerLeftOut, SyncChanged
+from elastune.journal.sync_records import LearnerLeftOut, RoundsCut, SyncChanged
 
 __all__ = [
     "LONGEST_DETAIL",
@@ -103,6 +103,7 @@ __all__ = [
     "Regrouped",
     "Reported",
     "Restarted",
+    "RoundsCut",
     "RunContext",
     "RunFailed",
     "RunFinished",
@@ -158,6 +159,7 @@ Record = Annotated[
     | PolicyFailed
     | Restarted
     | SyncChanged
+    | RoundsCut
     | LearnerLeftOut
     | StateLost
     | MembershipEvent

@@ -27,6 +27,15 @@ class SyncChanged:
 
 
 @dataclass(frozen=True, config=_RULES)
+class RoundsCut:
+    """A round of ``sync`` would be longer than a pass over the data, of ``steps`` steps, and ends where that does."""
+
+    sync: str
+    steps: Count
+    kind: Literal["rounds_cut"] = "rounds_cut"
+
+
+@dataclass(frozen=True, config=_RULES)
 class LearnerLeftOut:
     """The round of the steps ``first_step`` to ``last_step`` (counted from 1) ended without ``learner``, whose
     ``worker`` was lost in it or came too late (its ``WorkerGone`` says why; -1: nobody knows which it was), under

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from elastune.policies.json_values import NotJson, copied
@@ -64,6 +65,18 @@ class Policy:
                 attributes[name] = tuple(attributes[name])
         getattr(copy, hook)(run)
         return {name: x for name, x in self._copied(attributes).items() if name not in own or x != own[name]}
+
+    def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
+        """What it may ask ``run.set_sync`` for, where that is known before a run starts: it is checked then.
+
+        Args:
+            num_slots: Into how many equal shares every global batch is cut.
+            most_workers: The most that the run may have at once.
+
+        Returns:
+            Strategies as ``--sync`` has them. Those that it does not name are checked when it asks for them.
+        """
+        return ()
 
     def _copied(self, attributes: dict[str, Any]) -> dict[str, Any]:
         try:

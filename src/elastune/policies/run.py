@@ -31,6 +31,7 @@ class Limits:
         low: The fewest workers.
         high: The most workers; equal to ``low`` where they cannot change.
         longest_batch: Samples of an epoch, where that is known.
+        num_slots: Into how many equal shares every global batch is cut, where that is known.
         ended: Training is over, nothing can be changed any more.
     """
 
@@ -38,6 +39,7 @@ class Limits:
     high: int = 1
     longest_batch: int | None = None
     ended: bool = False
+    num_slots: int | None = None
 
 
 class Run(RunView):

@@ -118,7 +118,7 @@ def run(
             divergence=Divergence(check_factor(divergence)),
         )
         loaded = load_as_guest(program)
-        check_adapt(spec.adapt, loaded, spec.means, spec.sync)
+        check_adapt(spec.adapt, loaded, spec)
         spot = spot_watch(spec, loaded)
         if place is not None:
             code = run_here(spec, on_device(place, spec.means.device, os.environ), print_failure)

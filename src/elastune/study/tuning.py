@@ -68,7 +68,7 @@ class Tuning:
         """Why it cannot run as it is meant to; "" where it can."""
         try:
             check_means(spec)
-            check_adapt(spec.adapt, self._plan.program, spec.means, spec.sync)
+            check_adapt(spec.adapt, self._plan.program, spec)
         except UserError as error:
             return str(error)
         return ""

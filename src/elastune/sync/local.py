@@ -20,13 +20,14 @@ class Local:
 
     ``taken``: how often in this round a learner here took another's values as they had come, without waiting for it;
     ``taken_age``: how many mixes old they were, added up. ``steps``: how many the round has, set before ``begin``.
+    ``seed``: the run's, of which what a strategy draws is derived, set before the first round.
     """
 
     def __init__(self, plan: SyncPlan, like: Values, group: Group) -> None:
         """``like``: the parameters, whose shapes and dtypes a learner's values have."""
         self.plan, self.group = plan, group
         self.rounds, self.steps = 0, plan.every
-        self.taken = self.taken_age = 0
+        self.taken = self.taken_age = self.seed = 0
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
         """Change the values of this worker's ``learners`` within a round, at its ``turn``-th mix, from 0.

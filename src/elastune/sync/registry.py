@@ -10,6 +10,7 @@ from torch import nn
 from elastune.comm.comms import Comms
 from elastune.core.errors import UserError
 from elastune.core.run import Means, RunSpec
+from elastune.core.sync_check import check_strategy
 from elastune.core.sync_plan import SyncPlan
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.engine import EngineReplica, SlotEngine
@@ -34,12 +35,13 @@ def prepare(
     *,
     control: int = 0,
     elastic: bool = False,
+    seed: int = 0,
 ) -> Sync:
     """This worker's part of a replica of ``model``, and its side of the strategy, as ``means`` ask.
 
     All workers must hold equal parameters already. ``plan``: how replicas agree; None: by all-reduce. ``control``: how
     many numbers each worker adds to an exchange beside gradients. ``elastic``: the group may change or break, and a
-    result may be asked for by another worker.
+    result may be asked for by another worker. ``seed``: of the run.
     """
     mechanism = mechanism_for(means)
     if not any(p.requires_grad for p in model.parameters()):
@@ -49,7 +51,7 @@ def prepare(
     if plan is not None:
         check_optimizer(plan, optimizer)
     replica = mechanism.attach(model, optimizer, comms, means)
-    return sync_of(replica, comms, means, plan, control=control, elastic=elastic)
+    return sync_of(replica, comms, means, plan, control=control, elastic=elastic, seed=seed)
 
 
 def in_use(sync: Sync, spec: RunSpec, control: int, *, elastic: bool) -> SyncInUse:
@@ -57,16 +59,13 @@ def in_use(sync: Sync, spec: RunSpec, control: int, *, elastic: bool) -> SyncInU
     replica, means = sync.replica, spec.means
 
     def make(plan: SyncPlan) -> Sync:
-        return sync_of(replica, replica.comms, means, plan, control=control, elastic=elastic)
+        return sync_of(replica, replica.comms, means, plan, control=control, elastic=elastic, seed=spec.seed)
 
     def check(plan: SyncPlan) -> None:
-        plan.check(means.num_slots, spec.most_workers, means.mechanism, means.mode)
+        check_strategy(plan, spec)
         check_optimizer(plan, replica.optimizer)
         check_model(plan, replica.params)
         plan.check_quorum(elastic=elastic)
-        if plan.in_rounds and means.compress is not None:
-            fix = "leave --compress out"
-            raise UserError("learners exchange parameters, not gradients", f"{plan} with --compress", fix)
 
     return SyncInUse(sync, make, check)
 
@@ -85,10 +84,11 @@ def sync_of(
     *,
     control: int = 0,
     elastic: bool = False,
+    seed: int = 0,
 ) -> Sync:
     """The strategy of ``plan`` that ``means`` ask for, over ``replica``; see ``prepare``."""
     if plan is not None and plan.in_rounds:
-        return RoundSync(replica, comms, plan, means.num_slots, control, mode=means.mode, elastic=elastic)
+        return RoundSync(replica, comms, plan, means.num_slots, control, mode=means.mode, elastic=elastic, seed=seed)
     if isinstance(replica, SlotEngine):
         return OrderedEngineReduce(replica, comms, means.num_slots, control)
     if isinstance(replica, EngineReplica):

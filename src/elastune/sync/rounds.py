@@ -55,6 +55,7 @@ class RoundSync(Sync):
         *,
         mode: Mode = "exact",
         elastic: bool = False,
+        seed: int = 0,
     ) -> None:
         super().__init__(replica, comms, control)
         self.exact = mode == "exact"
@@ -66,6 +67,7 @@ class RoundSync(Sync):
         )
         self._learners = Learners(replica, keeps_moments=plan.moments == "mean")
         self._strategy = strategy_of(plan, replica.params, self.group, mode)
+        self._strategy.seed = seed
         self._reducer: ExactReducer | None = None
         self._sums = [0.0] * len(STATISTICS)
         self._starts = True

@@ -72,7 +72,8 @@ class SessionModels(SessionState):
         self._adapter.routing.lay(workers.comms)
         control = len(self._stepper.control(ControlVector()).to_list())
         with self.model_context():  # a division makes parameters of its own
-            sync = prepare_sync(model, optimizer, means, workers.comms, sync_plan, control=control, elastic=elastic)
+            how = {"control": control, "seed": self._spec.seed}
+            sync = prepare_sync(model, optimizer, means, workers.comms, sync_plan, elastic=elastic, **how)
         self.state.watch(sync.replica)
         in_use = sync_in_use(sync, self._spec, control, elastic=elastic)
         self.state.trained = TrainingState(in_use, schedulers, tuple(learning_rates(optimizer)))

@@ -97,7 +97,7 @@ class Stepper:
         try:
             while outcome == "again":
                 self._size = batch_size if progress.batch_size is None else progress.batch_size
-                self._planned.tell(source, progress.position, self._size, epochs)
+                self._planned.tell(source, progress.position, self._size, epochs, trained.sync.plan)
                 outcome = yield from self._under_one_view(source, trained)
         finally:
             self.in_pass = False

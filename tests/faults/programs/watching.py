@@ -1,4 +1,4 @@
-"""Says at every step who it believes to be: its rank, and how many workers there are."""
+"""Says at every step who it believes to be: its rank, how many workers there are, and to whom it gives its sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastune.recipes.datasets import digits
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes
 
-config = {"batch_size": 64, "epochs": 2, "samples": 1000, "pause_s": 0.0, "faults": [], "resize": []}
+config = {"batch_size": 64, "epochs": 2, "samples": 1000, "pause_s": 0.0, "faults": [], "resize": [], "route": []}
 
 
 def train(session) -> None:
@@ -21,7 +21,7 @@ def train(session) -> None:
     reach = inject(session)
     images, labels = digits().train[: config["samples"]]
     samples = TensorDataset(images.flatten(1), labels)
-    wishes = parse_wishes(config["resize"])
+    wishes, topologies = parse_wishes(config["resize"]), parse_wishes(config["route"])
     pace = Rests(session, config["epochs"] * -(-len(samples) // config["batch_size"]), wishes)
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(samples, batch_size=config["batch_size"]):
@@ -33,4 +33,9 @@ def train(session) -> None:
                 pace.rest()
                 if session.step in wishes:
                     session.resize(int(wishes[session.step]))
-                session.report(rank=session.rank, size=session.size, squares=session.rank**2)
+                if session.step in topologies:
+                    session.set_topology(topologies[session.step])
+                routes = session.state.workers.comms.group("data").routes
+                parents = [route.up[session.rank] + 1 for route in routes] or [0]
+                gives = (session.rank + 1) * sum(parents)
+                session.report(rank=session.rank, size=session.size, squares=session.rank**2, gives=gives)

@@ -9,6 +9,7 @@ from elastune.core.signals import Decision, Signal
 from elastune.core.sync_plan import SyncPlan
 from elastune.policies.library.registry import build
 from elastune.policies.library.sync import SyncByLink, SyncBySize, steps_apart
+from elastune.policies.run import Limits
 from elastune.testing.kits.policy import ByHand, PolicyKit
 
 
@@ -28,6 +29,13 @@ def test_large_clusters_are_apart_and_small_ones_together() -> None:
     assert policy.decide("before_step", workers=5) == Decision(sync="local:learners=16,every=8")
     assert policy.decide("before_step", workers=9, sync="local:learners=16,every=8").empty
     assert policy.decide("before_step", workers=3, sync="local:learners=16,every=8") == Decision(sync="allreduce")
+
+
+def test_by_default_there_are_as_many_learners_as_the_run_can_have() -> None:
+    policy = ByHand(build("sync_by_size:above=4,strategy=local"))
+    for high, slots, learners in ((16, 16, 16), (16, 48, 16), (8, 32, 8), (6, 12, 6), (8, None, 8), (12, None, 12)):
+        asked = policy.decide("before_step", workers=5, limits=Limits(1, high, num_slots=slots))
+        assert asked == Decision(sync=f"local:learners={learners},every=16")
 
 
 def signals(reduce_s: float, noise: float = 1e4) -> dict[str, Signal]:

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastune.core.errors import UserError
 from elastune.core.run import Means, Position
-from elastune.journal.records import StepsCompleted, StepsPlanned
+from elastune.core.sync_plan import SyncPlan
+from elastune.journal.records import RoundsCut, StepsCompleted, StepsPlanned
 from elastune.testing.sessions import lone_session
 from elastune.train.control import PRIME
 from elastune.train.data.loading import Loading
-from elastune.train.data.planned import steps_planned
+from elastune.train.data.planned import PlannedSteps, steps_planned
 from elastune.train.data.source import MapStyleSource, StepSource, plan_steps
 
 
@@ -106,6 +108,30 @@ def test_a_run_tells_its_steps_and_again_when_its_batch_changes(tmp_path: Path) 
     told = [record.steps for record in sent if isinstance(record, StepsPlanned)]
     assert told[0] == 12
     assert told[-1] == session.step > 12
+
+
+def test_rounds_that_are_longer_than_a_pass_are_told_and_those_longer_than_training_refused() -> None:
+    """A pass over 50 samples has 5 steps."""
+    sent: list[Any] = []
+    planned, begin = PlannedSteps(sent.append), Position()
+
+    def tell(every: int, at: Position = begin, epochs: int = 2, source: Any = None) -> list[Any]:
+        sent.clear()
+        planned.tell(source or map_style(50), at, 12, epochs, SyncPlan("local", 4, every))
+        return [record for record in sent if isinstance(record, RoundsCut)]
+
+    assert tell(5) == []
+    assert tell(6) == [RoundsCut("local:learners=4,every=6", 5)]
+    assert tell(6) == [], "it was told"
+    assert tell(10) == [RoundsCut("local:learners=4,every=10", 5)]
+    with pytest.raises(UserError, match="longer than training .*every=11, 10 steps.*: use every=5 or less"):
+        tell(11)
+    with pytest.raises(UserError, match="longer than training"):
+        tell(6, epochs=1)
+    assert tell(11, Position(1, 0, 5)) == [RoundsCut("local:learners=4,every=11", 5)], "a policy's, in mid-run"
+    assert tell(99, epochs=0) == [RoundsCut("local:learners=4,every=99", 5)], "nobody knows how many epochs"
+    assert tell(99, source=Stream()) == []
+    planned.tell(map_style(50), begin, 12, 1, SyncPlan())
 
 
 def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:

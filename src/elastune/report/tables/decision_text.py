@@ -13,6 +13,7 @@ from elastune.journal.records import (
     Measured,
     NotMeasured,
     PolicyFailed,
+    RoundsCut,
     StagesCut,
     StartedFrom,
     SyncChanged,
@@ -116,6 +117,11 @@ def _new_lr(asked: Mapping[str, Any], old: float) -> float | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def cut_line(told: RoundsCut) -> str:
+    """``rounds of local:learners=8,every=64 end after 47 steps, as each pass over the data does``."""
+    return f"rounds of {plain(told.sync, 120)} end after {count(told.steps, 'step')}, as each pass over the data does"
 
 
 def stages_line(cut: StagesCut) -> str:

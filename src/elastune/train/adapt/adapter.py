@@ -288,7 +288,8 @@ class Adapter:
     def _limits(self, ended: bool = False) -> Limits:
         elastic, size = self._spec.elastic, self._workers.size
         low, high = (elastic.low, self._spec.most_workers) if self._workers.elastic else (size, size)
-        return Limits(min(low, size), max(high, size), self._decisions.longest_batch, ended)
+        slots = self._spec.means.num_slots
+        return Limits(min(low, size), max(high, size), self._decisions.longest_batch, ended, slots)
 
     def snapshot(self, trained: TrainingState, batch_size: int) -> Snapshot:
         """Where the run stands."""

@@ -1,11 +1,16 @@
-"""How many steps a run is to take: told whenever that has changed, for controllers that have a deadline to meet."""
+"""How many steps a run is to take: told whenever that has changed, for controllers that have a deadline to meet.
+
+What asks for more steps than there are is told here, too: rounds of learners that are longer than a pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from elastune.core.errors import UserError
 from elastune.core.run import Position
-from elastune.journal.records import Record, StepsPlanned
+from elastune.core.sync_plan import SyncPlan
+from elastune.journal.records import Record, RoundsCut, StepsPlanned
 from elastune.train.data.source import StepSource
 
 
@@ -15,13 +20,29 @@ class PlannedSteps:
     def __init__(self, send: Callable[[Record], None]) -> None:
         self._send = send
         self._told: int | None = None
+        self._cut: RoundsCut | None = None
 
-    def tell(self, source: StepSource, at: Position, size: int, epochs: int) -> None:
-        """Of the run that goes on so; see ``steps_planned``."""
+    def tell(self, source: StepSource, at: Position, size: int, epochs: int, sync: SyncPlan) -> None:
+        """Of the run that goes on so; see ``steps_planned``. ``sync``: how its workers agree from here on.
+
+        Raises:
+            UserError: Before the first step, where a round would be longer than all of training.
+        """
         steps = steps_planned(source, at, size, epochs)
         if steps is not None and steps != self._told:
             self._told = steps
             self._send(StepsPlanned(steps))
+        whole = source.length(0, size)
+        a_pass = -(-whole // size)
+        if not sync.in_rounds or not whole or sync.every <= a_pass:
+            return
+        if at.step == 0 and steps is not None and sync.every > steps:
+            fix = f"use every={a_pass} or less: a round ends with a pass over the data, of {a_pass} steps"
+            raise UserError("a round must not be longer than training", f"{sync}, {steps} steps", fix)
+        cut = RoundsCut(str(sync), a_pass)
+        if cut != self._cut:
+            self._cut = cut
+            self._send(cut)
 
 
 def ignore(record: Record) -> None:

@@ -1,0 +1,51 @@
+"""The pure part of benchmarks/switching.py: who is as accurate as whom, and whether a policy meets the goal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from switching_verdict import cell, judge, words
+
+
+def ran(accuracies: tuple[float, ...], phases: tuple[float, float], whole: float) -> dict[str, Any]:
+    return cell([{"accuracy": each, "phases": phases, "whole": whole} for each in accuracies], 2)
+
+
+ACCURATE, LESS = (0.80, 0.81, 0.82), (0.70, 0.71, 0.72)
+FIXED = {"allreduce": ran(ACCURATE, (100, 100), 100), "local": ran(ACCURATE, (90, 300), 150)}
+LOSSY = {**FIXED, "lossy": ran(LESS, (500, 500), 500)}
+
+
+def test_a_less_accurate_strategy_is_nothing_to_keep_up_with() -> None:
+    found = judge(ran(ACCURATE, (96, 290), 160), LOSSY)
+    assert (found["left_out"], found["more_accurate"]) == (["lossy"], [])
+    assert found["behind_best_fixed"] == [0.04, 0.033]
+    assert (found["whole_over_best_fixed"], found["met"]) == (1.067, True)
+    assert "without lossy" in words("it", found)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "phases", "whole"),
+    [
+        (ACCURATE, (94, 300), 160),  # 6 % behind in the first phase
+        (ACCURATE, (100, 300), 150),  # not ahead
+        (LESS, (100, 300), 160),  # fast, and less accurate
+    ],
+)
+def test_what_misses_the_goal(accuracies: tuple[float, ...], phases: tuple[float, float], whole: float) -> None:
+    found = judge(ran(accuracies, phases, whole), FIXED)
+    assert found["met"] is False
+    assert words("it", found).endswith("MISSED")
+    assert (found["more_accurate"] == ["allreduce", "local"]) == (accuracies == LESS)
+
+
+def test_of_one_seed_nothing_is_shown() -> None:
+    found = judge(ran((0.9,), (100, 300), 200), {name: ran((0.1,), (100, 100), 100) for name in FIXED})
+    assert (found["left_out"], found["met"]) == ([], None)
+    assert "not shown" in words("it", found)

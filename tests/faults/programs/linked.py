@@ -1,0 +1,33 @@
+"""The program of ``elastic.py`` on links between hosts that are told instead of measured, and as told turn slow.
+
+All else is as it is: who notices that reductions take longer, what is chosen by the links, how the routes are changed.
+"""
+
+from __future__ import annotations
+
+import elastic
+import elastune.train.adapt.routing as routing
+from elastic import config  # noqa: F401
+from elastune.train.adapt.link_watch import LinkWatch
+
+SLOW_HOST, SLOW_FROM, SLOW_UNTIL = 3, 12, 30  # steps
+FAST_BYTES_S, SLOW_BYTES_S, LATENCY_S = 125e6, 5e6, 2e-4
+
+
+def train(session) -> None:
+    def slow() -> bool:
+        return SLOW_FROM <= session.step < SLOW_UNTIL
+
+    def told(group, hosts) -> list[float]:
+        names = list(dict.fromkeys(hosts))
+        own = names.index(hosts[group.rank])
+        rates = [SLOW_BYTES_S if slow() and SLOW_HOST in (own, to) else FAST_BYTES_S for to in range(len(names))]
+        return [value for to, rate in enumerate(rates) for value in ((LATENCY_S, rate) if to != own else (0.0, 0.0))]
+
+    class Watch(LinkWatch):
+        def hear(self, waits_s) -> None:
+            super().hear([0.4 if slow() else 0.02] * len(waits_s))
+
+    routing.probe_links = told
+    session._adapter.routing._watch = Watch()
+    elastic.train(session)
