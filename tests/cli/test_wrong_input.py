@@ -253,3 +253,26 @@ def test_what_is_refused_leaves_nothing(here: Path, elastune: Command, arguments
 def test_a_byte_order_mark_is_no_error(here: Path, elastune: Command) -> None:
     (here / "bom.py").write_bytes(b"\xef\xbb\xbf" + (here / "linear.py").read_bytes())
     assert "wizard" in elastune("run", "bom.py", "--policy", "wizard").line
+
+
+HEADS = """
+import torch
+from torch import nn
+
+config = {"heads": 3}
+
+def train(session):
+    layer = nn.TransformerEncoderLayer(12, session.config["heads"])
+    session.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+"""
+
+
+def test_a_model_that_its_mechanism_does_not_take_is_refused_before_a_worker_starts(
+    here: Path, elastune: Command
+) -> None:
+    """No worker, so no folder of a run: from ``session.prepare`` on a worker it would come with one."""
+    (here / "heads.py").write_text(HEADS)
+    said = elastune("run", "heads.py", "--mesh", "tensor=2", "--out", "mine")
+    assert "layer of the plan (got self_attn has 3 heads): use --virtual-tensor with a divisor" in said.line
+    assert not (here / "mine").exists()
+    assert not (here / "elastune-out").exists()

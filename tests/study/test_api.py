@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import elastune
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.train.session import Session
 
@@ -155,6 +157,17 @@ def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Pa
     assert [run.metrics["size"] for run in found] == [1, 2, 2, 3]
     means = [json.loads((tmp_path / str(i) / "journal.jsonl").read_text().splitlines()[0])["means"] for i in range(4)]
     assert [(m["mode"], m["num_slots"]) for m in means] == [("exact", 4), ("exact", 4), ("fast", 4), ("fast", 3)]
+
+
+def trains_without_words(session: Session) -> None:
+    model = torch.nn.Linear(3, 1)
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_model_that_its_mechanism_does_not_take_starts_no_worker(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tensor divides layers that it knows"):
+        elastune.run(trains_without_words, out=tmp_path / "run", means=Means(mesh=Mesh(tensor=2), num_slots=4))
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_run_has_cost_is_told_where_a_price_is(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -97,6 +97,24 @@ def test_state_and_activations_of_each_worker_are_measured(program: Any, tmp_pat
     assert "copies" not in memory_line(plain)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "copies"), [("zero", 1), ("zero", 2), ("sharded", 1), ("sharded", 2), ("sharded", 3)]
+)
+def test_each_of_four_workers_has_its_share_of_the_state_and_of_its_copies(
+    program: Any, tmp_path: Path, cluster: LocalCluster, mechanism: str, copies: int
+) -> None:
+    """``copies / 4`` of what is divided, on the fullest worker, too; what is not divided whole."""
+    means = Means(workers=4, mechanism=mechanism, copies=copies)
+    told = run_of(program(PROGRAM), tmp_path / "run", cluster, means, epochs=1)
+    numbers, buffers = 8 * WIDE + 5 * WIDE + WIDE * WIDE + 1, 2 * 4 * WIDE + 8
+    share, of_values = copies / 4, copies / 4 if mechanism == "sharded" else 1.0
+    assert [each.rank for each in told] == [0, 1, 2, 3]
+    for each in told:
+        assert each.optimizer == pytest.approx(share * 8 * numbers, rel=0.05)
+        assert each.parameters - buffers == pytest.approx(of_values * 4 * numbers, rel=0.05)
+        assert each.copies == pytest.approx((share - 1 / 4) * 8 * numbers, rel=0.05, abs=200)
+
+
 def test_a_trial_that_runs_out_of_memory_tells_what_it_wanted(
     program: Any, tmp_path: Path, cluster: LocalCluster
 ) -> None:

@@ -39,6 +39,15 @@ class Mechanism(ABC):
     def check(self, means: Means, mesh: Mesh) -> None:
         """Raise ``UserError`` for what this mechanism cannot do; asked before a worker starts."""
 
+    def examine(  # noqa: B027 - most take every model
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means
+    ) -> None:
+        """Raise the ``UserError`` with which ``attach`` would refuse ``model`` and ``optimizer`` on every worker.
+
+        Asked before a worker starts: there is nobody to talk to, parameters may have shapes and no values, and the
+        model may be changed, since nobody uses it afterwards.
+        """
+
     @abstractmethod
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
         """This worker's part of a replica of ``model``, whose values are equal on all workers already.

@@ -32,11 +32,14 @@ class DeepSpeed(Engine):
     name: ClassVar[str] = "deepspeed"
     abilities: ClassVar[Abilities] = OF_ENGINES["deepspeed"]
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
-        open_default_group(comms.everyone)
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
         if narrow := [name for name, p in model.named_parameters() if p.dtype != torch.float32]:
             fix = "use --mechanism sharded, or a model in fp32"
             raise UserError("deepspeed keeps parameters and optimizer state in fp32", f"{narrow[0]} is not", fix)
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+        open_default_group(comms.everyone)
+        self.examine(model, optimizer, means)
         stage = self.abilities.stages[0] if means.zero_stage is None else means.zero_stage
         return DeepSpeedReplica(model, optimizer, comms, stage)
 

@@ -36,7 +36,7 @@ class Fsdp2(Engine):
             rule = f"fsdp2 in exact mode needs torch {ORDERED} or newer"
             raise UserError(rule, torch.__version__, "use --mode fast, or --mechanism sharded")
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
         for name, p in model.named_parameters():
             if not p.dim():
                 fix = "use --mechanism sharded, or give it one element: shape (1,)"
@@ -45,9 +45,12 @@ class Fsdp2(Engine):
                 fix = "use --mechanism sharded, or make it contiguous"
                 raise UserError("fsdp2 divides contiguous parameters", f"{name} is not", fix)
         if means.mode == "exact":
-            _refuse_inexact(model, optimizer)
-            if comms.everyone.size == 1:
-                return Replica(model, optimizer, comms)
+            _refuse_inexact(optimizer)
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+        self.examine(model, optimizer, means)
+        if means.mode == "exact" and comms.everyone.size == 1:
+            return Replica(model, optimizer, comms)
         open_default_group(comms.everyone)
         if means.mode == "exact":
             from elastune.mechanisms.fsdp2_exact import ExactFsdp2Replica
@@ -58,7 +61,7 @@ class Fsdp2(Engine):
         return Fsdp2Replica(model, optimizer, comms)
 
 
-def _refuse_inexact(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _refuse_inexact(optimizer: torch.optim.Optimizer) -> None:
     """Raise ``UserError`` where rows come to other bits than whole parameters."""
     refuse_unless_elementwise(optimizer)
     if any(group.get("fused") for group in optimizer.param_groups):  # its kernels have tails of their own

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from elastune.study.request import StudyRequest
 from elastune.study.results.run import RunResult
 from elastune.study.results.study import Study
 from elastune.study.run import tune as run_study
+from elastune.train.examine_apart import examined_meanwhile
 from elastune.train.program.load import load_as_guest
 
 Train = Callable[[Any], None]
@@ -117,15 +118,17 @@ def run(
             adapt=Adapt(tuple(policies), tuple(monitors)),
             divergence=Divergence(check_factor(divergence)),
         )
-        loaded = load_as_guest(program)
-        check_adapt(spec.adapt, loaded, spec)
-        spot = spot_watch(spec, loaded)
+        adopts = may_adopt(spec)
+        with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
+            loaded = load_as_guest(program)
+            check_adapt(spec.adapt, loaded, spec)
+            spot = spot_watch(spec, loaded)
         if place is not None:
             code = run_here(spec, on_device(place, spec.means.device, os.environ), print_failure)
             sys.stdout.flush()
             os._exit(code)  # see comm.group.join
         check_free(folder, resume)
-        room = RoomWanted(folder, count, spec.most_workers, grace_s=grace_s, adopts=may_adopt(spec), spot=spot)
+        room = RoomWanted(folder, count, spec.most_workers, grace_s=grace_s, adopts=adopts, spot=spot)
         with opened(asked, room) as found:
             finished = run_job(spec, cluster=found)
         return RunResult.of(finished, None if paid is None else money(read(folder / JOURNAL), paid))

@@ -44,14 +44,25 @@ def prepare(
     result may be asked for by another worker. ``seed``: of the run.
     """
     mechanism = mechanism_for(means)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
+    _refuse_untrainable(model)
     if means.copies is None:
         means = replace(means, copies=2 if elastic else 1)
     if plan is not None:
         check_optimizer(plan, optimizer)
     replica = mechanism.attach(model, optimizer, comms, means)
     return sync_of(replica, comms, means, plan, control=control, elastic=elastic, seed=seed)
+
+
+def refuse_unfit(model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
+    """Raise the ``UserError`` that ``prepare`` would raise on every worker. Nobody uses ``model`` afterwards."""
+    mechanism = mechanism_for(means)
+    _refuse_untrainable(model)
+    mechanism.examine(model, optimizer, means)
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
 
 
 def in_use(sync: Sync, spec: RunSpec, control: int, *, elastic: bool) -> SyncInUse:

@@ -60,9 +60,7 @@ class SessionModels(SessionState):
         given = Prepared.of(models_optimizers_schedulers)
         model, optimizer, schedulers = given.model, given.optimizer, given.schedulers
         means, workers, sync_plan, elastic = self._spec.means, self._workers, self._spec.sync, self._workers.elastic
-        if given.several and means.mechanism != "replicated":
-            rule = "several models or optimizers lie whole on every worker"
-            raise UserError(rule, f"--mechanism {means.mechanism}", "use --mechanism replicated")
+        given.check(means.mechanism)
         most = max(self._spec.most_workers, workers.group.size)
         self._transaction.evaluates_again = evaluates_again(optimizer, means, most)
         note_plan(model, plan)

@@ -62,6 +62,12 @@ class Prepared:
         alone = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
         return cls(joint, alone, tuple(rest), several=True)
 
+    def check(self, mechanism: str) -> None:
+        """Raise ``UserError`` where ``mechanism`` would divide several of them."""
+        if self.several and mechanism != "replicated":
+            rule = "several models or optimizers lie whole on every worker"
+            raise UserError(rule, f"--mechanism {mechanism}", "use --mechanism replicated")
+
     @property
     def models(self) -> list[nn.Module]:
         """Each of them."""

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -88,6 +88,7 @@ def run(
     from elastune.cluster.static import from_environment
     from elastune.job.adoption import may_adopt
     from elastune.job.output_journal import check_free
+    from elastune.train.examine_apart import examined_meanwhile
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution.mode, place)
@@ -124,7 +125,8 @@ def run(
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
     adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
-    tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
+    with nullcontext() if adopts else examined_meanwhile(spec):
+        tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
     room = RoomWanted(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
     with opened(asked, room) as cluster:
         if cluster is not None and changes and execution.mesh is None and cluster.free:
@@ -209,6 +211,9 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     own = {}
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
+        from elastune.job.validate_means import check_means
+
+        check_means(spec)
         own = load_as_guest(spec.program).config
     epochs = spec.epochs or {**own, **spec.config}.get("epochs")
     return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)

@@ -50,12 +50,19 @@ class Owned(Mechanism):
         if means.copies is not None and means.copies < 1:
             raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
+        self._divided(model, optimizer, means)
+
+    def _divided(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> Division:
         refuse_unless_elementwise(optimizer)  # shares are flat, and a part of a parameter
-        program = ProgramModel(model)
         division = Division(model)
         for divide in self._divides:
             division = divide(division, means)
+        return division
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+        program = ProgramModel(model)
+        division = self._divided(model, optimizer, means)
         if self._frees:
             blocks = blocks_of(division.model, division.parameters)
             division.split = gathered_in(division.split, [block.leaves for block in blocks])

@@ -1,0 +1,46 @@
+"""Eight workers with a slot each: the bits of one worker, on meshes of up to three axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import run_job
+
+PROGRAM = Path(__file__).parent / "programs" / "shares.py"
+WORKERS = 8
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[LocalCluster]:
+    with LocalCluster(capacity=WORKERS) as cluster:
+        yield cluster
+
+
+def trained(cluster: LocalCluster, out: Path, **means: Any) -> tuple[str, dict[str, float]]:
+    """An epoch of four steps, of which the last has 16 samples, so two a slot; and an evaluation."""
+    spec = RunSpec(Program(PROGRAM), out, means=Means(num_slots=WORKERS, **means), epochs=1, checkpoint_every_steps=0)
+    finished = run_job(spec, cluster=cluster)
+    assert finished.steps == 4
+    return finished.sha256, finished.metrics
+
+
+@pytest.mark.parametrize("mechanism", ["zero", "sharded"])
+def test_eight_shares(eight: LocalCluster, tmp_path: Path, mechanism: str) -> None:
+    alone = trained(eight, tmp_path / "alone", workers=1)
+    assert trained(eight, tmp_path / "eight", mesh=Mesh(shard=8), mechanism=mechanism) == alone
+
+
+def test_three_axes(eight: LocalCluster, tmp_path: Path) -> None:
+    """With divided layers: what one worker computes in as many blocks."""
+    alone = trained(eight, tmp_path / "alone", mechanism="tensor")
+    shares = {"mesh": Mesh(data=2, shard=2, tensor=2), "mechanism": "tensor+zero"}
+    stages = {"mesh": Mesh(data=2, tensor=2, pipeline=2), "mechanism": "tensor+pipeline"}
+    for name, means in (("shares", shares), ("stages", stages)):
+        assert trained(eight, tmp_path / name, **means) == alone, name

@@ -1,0 +1,74 @@
+"""Kinds of models under mechanisms that divide a replica: exact to the bit, fast to rounding in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import run_job
+from elastune.recipes.datasets import digits
+from elastune.train.checkpoints.export import export_run
+
+PROGRAMS = Path(__file__).parent / "programs"
+BOUND = 1e-6
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of digits as large as LeNet takes them."""
+    found, labels = digits().train[:300]
+    found = torch.nn.functional.interpolate(found.view(-1, 1, 8, 8), size=(28, 28))
+    file = tmp_path_factory.mktemp("images") / "images"
+    save_file({"images": found.contiguous(), "labels": labels.contiguous()}, file)
+    return str(file)
+
+
+def spec(out: Path, program: str, config: dict[str, Any], steps: int, **means: Any) -> RunSpec:
+    """Clipped by the session; a checkpoint at the end."""
+    told = {**config, "own_clip": False}
+    return RunSpec(Program(PROGRAMS / program), out, config=told, seed=3, means=Means(**means), max_steps=steps)
+
+
+@pytest.mark.parametrize("model", ["cnn", "transformer", "gru"])
+def test_exact_bits_of_one_worker(cluster: LocalCluster, tmp_path: Path, images: str, model: str) -> None:
+    """LeNet with BatchNorm and dropout, its last batch a smaller one; a GPT with tied words; a GRU of three layers."""
+    program, config = {
+        "cnn": ("lenet.py", {"samples": images, "batch_size": 70, "optimizer": "adamw"}),
+        "transformer": ("transformer.py", {}),
+        "gru": ("transformer.py", {"layer": "gru"}),
+    }[model]
+    found = {
+        mechanism: run_job(spec(tmp_path / mechanism, program, config, 5, mechanism=mechanism, workers=workers), cluster=cluster)
+        for mechanism, workers in (("replicated", 1), ("zero", 3), ("sharded", 3))
+    }  # fmt: skip
+    assert len({each.sha256 for each in found.values()}) == 1, found
+
+
+def test_fast_is_plain_up_to_rounding_in_double_precision(cluster: LocalCluster, tmp_path: Path, images: str) -> None:
+    """LeNet without what sees how a batch is cut (BatchNorm, dropout)."""
+    config = {"samples": images, "plain": True, "double": True}
+
+    def weights(name: str, **means: Any) -> dict[str, torch.Tensor]:
+        run_job(spec(tmp_path / name, "lenet.py", config, 6, **means), cluster=cluster)
+        export_run(tmp_path / name, None, tmp_path / f"{name}.safetensors")
+        return load_file(tmp_path / f"{name}.safetensors")
+
+    plain = weights("plain", workers=1)
+    assert plain["conv1.weight"].dtype == torch.float64
+    for name, means in {
+        "zero": {"mesh": Mesh(shard=3), "mechanism": "zero"},
+        "sharded": {"mesh": Mesh(shard=3), "mechanism": "sharded"},
+        "pipeline": {"mesh": Mesh(data=2, pipeline=2)},
+    }.items():
+        found = weights(name, mode="fast", **means)
+        assert found.keys() == plain.keys()
+        gaps = {key: float((found[key] - value).norm() / value.norm()) for key, value in plain.items()}
+        assert max(gaps.values()) < BOUND, (name, gaps)
+        assert max(gaps.values()) > 0, f"{name} has run in exact mode"
