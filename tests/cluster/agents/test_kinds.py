@@ -13,7 +13,10 @@ from elastune.cluster.agents.agent import Link, hello_of, join
 from elastune.cluster.agents.launcher import AgentLauncher
 from elastune.cluster.kinds.kind import Access, ClusterRequest, RoomWanted, opened
 from elastune.cluster.kinds.local import LocalKind
+from elastune.cluster.kinds.ray import RayKind
+from elastune.cluster.kinds.slurm import SlurmKind
 from elastune.cluster.launcher import Bootstrap, Needs, ProcessNoticed
+from elastune.cluster.slurm.launch import agent_command
 from elastune.cluster.spot_watch import SpotWatch
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
@@ -97,6 +100,17 @@ def test_only_hosts_that_tell_their_kind_can_be_chosen_among(tmp_path: Path) -> 
     for cluster, told in ((None, "another cluster"), (ClusterRequest(LocalKind(), Access()), "local")):
         with pytest.raises(UserError, match=f"hosts that tell their kind .got {told}"), opened(cluster, room):
             pass
+
+
+@pytest.mark.parametrize("kind", [SlurmKind, RayKind])
+def test_jobs_and_actors_tell_their_kind_where_it_is_said(kind: type[SlurmKind | RayKind]) -> None:
+    spot, usual = kind.parse("kind=spot"), kind.parse("")
+    assert (spot.kind, spot.tells_kinds) == ("spot", True)
+    assert (usual.kind, usual.tells_kinds) == ("on-demand", False)
+    with pytest.raises(UserError, match="kind: input should be 'spot' or 'on-demand'"):
+        kind.parse("kind=cheap")
+    command = agent_command("python", "10.0.0.1:7", None, 4, spot.kind)
+    assert command[command.index("--kind") + 1] == "spot"
 
 
 def test_an_agent_shows_the_label_that_it_was_given() -> None:
