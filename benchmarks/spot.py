@@ -3,9 +3,10 @@
 ``simulated``: a job on windows of two recorded traces (``$ELASTUNE_DATA/spot_traces``, from uclasystem/bamboo, MIT),
 at constant assumed prices: 3.06 on demand, 0.918 spot (the traces have none). Its work is a part of what all workers do
 by the deadline, the window's end; speed is linear. The policy ``spot`` beside spot alone, on demand alone, the same
-choices with all restarting at each change (20 s at a join, 74 s at a loss: elastic Ray Train, as measured by us), the
-published all-or-nothing policy with these restarts, and the hindsight optimum. What changes cost elastune is taken from
-the live part of the same run. ``stable``: the window with the fewest changes, where elasticity brings little.
+choices with all restarting at each change (20 s at a join, 74 s at a loss: elastic Ray Train, as measured by us once;
+``hosts.py`` saw 69 s and 104 s, once, at load 8), the published all-or-nothing policy with these restarts, and the
+hindsight optimum. What changes cost elastune is taken from the live part of the same run. ``stable``: the window with
+the fewest changes, where elasticity brings little.
 
 ``live``: the AWS trace, compressed in time and to four workers: each loss is a kill -9 without notice, each machine
 that comes a worker that joins, while a small network trains on digits in ``exact`` mode. Hash and ledger against one

@@ -124,8 +124,7 @@ def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> 
 
 def test_mpirun_gives_the_same_state(here: Path, finished_run: Path) -> None:
     mpirun = shutil.which("mpirun")
-    if mpirun is None:
-        pytest.skip("no mpirun here: apt-get install openmpi-bin")
+    assert mpirun is not None, "apt-get install openmpi-bin"
     root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
     given = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", "launched")
     command = [mpirun, *root, "--oversubscribe", "-n", "2", sys.executable, "-m", "elastune", *given]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,6 +124,12 @@ def controlled(tmp_path: Path) -> Iterator[Callable[..., Controlled]]:
         one.close()
 
 
+def ended(said: str) -> dict[int, str]:
+    """How workers have ended without a controller, as their agent has ``said``."""
+    found = re.findall(r"worker (\d+) has ended without a controller: (.*)", said)
+    return {int(worker): how for worker, how in found}
+
+
 def port() -> int:
     import socket
 
@@ -217,9 +224,37 @@ def test_nobody_comes(controlled: Callable[..., Controlled], alone: Ran) -> None
     run.kill()
     run.until(lambda: not any(Path(f"/proc/{process}").exists() for process in before.values()), alive=False)
     assert run.saved() > saved
+    said = (run.out / "logs" / "agent.log").read_text()
+    assert ended(said) == {0: "code 75", 1: "code 75"}, said
     saved = run.saved()
     run.start("--resume")
     run.until(lambda: len(run.records(RunStarted)) == 2)
     assert run.records(RunStarted)[-1].resumed_step == saved
     assert run.result()["sha256"] == alone.sha256
     assert ledger(read(run.out / "journal.jsonl")).exact
+
+
+@pytest.mark.timeout(300)
+def test_nobody_comes_to_a_host(
+    controlled: Callable[..., Controlled], tmp_path: Path, all_gone: Callable[..., None]
+) -> None:
+    """Its agent looks for the next controller in vain: workers have written a checkpoint, and all end with code 75."""
+    at, token = port(), tmp_path / "token"
+    run = controlled("--workers", "2", "--cluster", f"hosts:{at}", "--token-file", str(token), "--grace", "3s")
+    run.until(token.exists)
+    join = ["--join", f"127.0.0.1:{at}", "--token-file", str(token), "--workers", "2"]
+    with (tmp_path / "agent").open("wb") as out:
+        agent = subprocess.Popen([*ELASTUNE, "agent", *join], stdout=out, stderr=out)
+    try:
+        run.until(lambda: run.saved() >= 2 and len(run.workers()) == 2)
+        before, saved = run.workers(), run.saved()
+        run.kill()
+        assert agent.wait(LIMIT_S) == 75
+        all_gone(before.values())
+        said = (tmp_path / "agent").read_text()
+        assert ended(said) == {0: "code 75", 1: "code 75"}, said
+        assert "looking for the next one for up to 3 s" in said
+        assert run.saved() > saved, "they trained on, and their last step is in a checkpoint"
+    finally:
+        agent.kill()
+        agent.wait()

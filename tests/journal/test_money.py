@@ -1,12 +1,17 @@
 """What a run has cost, from its journal."""
 
+import time
+from pathlib import Path
+
 import pytest
 
 from elastune.core.cost import ANY, ON_DEMAND, SPOT, UNTOLD, Paid, Prices
 from elastune.core.errors import UserError
 from elastune.journal.entry import Entry
 from elastune.journal.money import RunMoney, money, paid_for
-from elastune.journal.records import HostsHeld, Record, Regrouped, Reported, RunFailed, RunStarted
+from elastune.journal.reader import read
+from elastune.journal.records import Adopted, HostsHeld, Record, Regrouped, Reported, RunFailed, RunStarted
+from elastune.journal.writer import JournalWriter
 
 BEGUN = 1_700_000_000.0
 HOUR = 3600.0
@@ -75,3 +80,29 @@ def test_between_a_controller_s_death_and_the_resume_nothing_is_known_and_nothin
 def test_workers_that_outlive_their_controller_are_paid_for_meanwhile() -> None:
     run = entries((0, started(2)), (0, held({SPOT: 2})), (60, SAID), (500, held({SPOT: 1})), (560, FAILED))
     assert times(paid_for(run).workers) == [(SPOT, 2, 0, 500), (SPOT, 1, 500, 560)]
+
+
+def test_a_controller_whose_clock_is_an_hour_ahead_costs_no_hour() -> None:
+    """Workers that it takes over were without one for no longer than they look for one."""
+    two, back = held({SPOT: 2}), Adopted([0, 1], 7, 0.1, [], grace_s=60.0)
+    ahead = entries((0, started(2)), (0, two), (100, SAID), (3700, two), (3700, back), (3750, FAILED))
+    assert times(paid_for(ahead).workers) == [(SPOT, 2, 0, 160), (SPOT, 2, 3700, 3750)]
+    behind = entries((0, started(2)), (0, two), (100, SAID), (40, two), (40, back), (90, FAILED))
+    assert times(paid_for(behind).workers) == [(SPOT, 2, 0, 40), (SPOT, 2, 40, 90)]
+
+
+@pytest.mark.parametrize("jump_s", [HOUR, -HOUR])
+def test_a_date_that_is_set_while_a_run_trains_costs_nothing(
+    jump_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with JournalWriter(path) as journal:
+        journal.write(started(2))
+        journal.write(held({SPOT: 2}))
+        date = time.time
+        monkeypatch.setattr(time, "time", lambda: date() + jump_s)
+        journal.write(SAID)
+        journal.write(FAILED)
+    found = money(read(path), Prices.constant(3.06))
+    assert 0 <= found.worker_hours < 0.1
+    assert 0 <= found.cost < 0.5

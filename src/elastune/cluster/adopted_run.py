@@ -87,7 +87,8 @@ class AdoptedRun(ElasticRun):
         told = {record.worker for record in self._kept if isinstance(record, WorkerGone)}
         told |= {*self._workers, *self._ends}
         gone: list[Record] = [WorkerGone(worker, "lost", GONE) for worker in sorted(lost - told)]
-        adopted = Adopted(sorted(back), self.coordinator.step, seconds, sorted(lost))
+        grace_s = self.spec.elastic.grace_s
+        adopted = Adopted(sorted(back), self.coordinator.step, seconds, sorted(lost), grace_s)
         self._events.extendleft(Message(NOBODY, record) for record in (*gone, adopted))
         self._announce()
         return True

@@ -14,6 +14,7 @@ from elastune.cluster.agents.fleet import AgentSeen, Fleet, NotStarted, Starter
 from elastune.cluster.base import Handle, LeftRun
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.hosts import LOOK_S, HostsCluster
+from elastune.cluster.spot_watch import SpotWatch
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 
@@ -42,7 +43,7 @@ class FleetCluster(HostsCluster):
 
     ``expected``: how many workers there is to be room for until a run begins, or always, where somebody else gives
     the workers out (not ``grows``); a run's own target counts from then on. ``grace_s``, ``gather_s``, ``out``,
-    ``own_folders``: as there. Raises ``UserError`` where nothing can be started.
+    ``spot``, ``own_folders``: as there. Raises ``UserError`` where nothing can be started.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class FleetCluster(HostsCluster):
         grace_s: float = 0.0,
         gather_s: float = 0.0,
         tell: Callable[[str], None] = lambda line: None,
+        spot: SpotWatch | None = None,
         out: Path | None = None,
         own_folders: bool | None = False,
     ) -> None:
         super().__init__(
             address, port, token, tls=tls, grows=grows, grace_s=grace_s, gather_s=gather_s, tell=tell,
-            out=out, own_folders=own_folders,
+            spot=spot, out=out, own_folders=own_folders,
         )  # fmt: skip
         self._size, self._expected = size, expected
         self._idle_since: dict[str, float] = {}
@@ -110,6 +112,8 @@ class FleetCluster(HostsCluster):
             return
         self._next_steer = now + STEER_S
         agents = {agent.label or f"#{number}": (number, agent) for number, agent in self.launcher.agents.items()}
+        if self._spot is not None:  # those that came by themselves may be on-demand ones, which replace none
+            agents = {label: (number, agent) for label, (number, agent) in agents.items() if agent.label}
         idle = {label for label, (_, agent) in agents.items() if not (agent.workers or agent.unnamed)}
         self._idle_since = {label: self._idle_since.get(label, now) for label in idle}
         seen = {

@@ -20,6 +20,7 @@ from elastune.cluster.spot_watch import Seen, SpotWatch
 from elastune.cluster.worker import WORK
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
+from elastune.elastic.protocol.client import Contact
 from elastune.train.machine import software
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class HostsCluster(ElasticCluster):
         if self._pushed:
             self._pushed.ring = launcher.ring
         super().__init__(launcher, host=address, entry=entry, silence_s=silence_s)
+        launcher.runs = self._reached
         self._grows = grows
         self._gather_s = gather_s
         self._tell, self._spot, self._next_spot, self._spent = tell, spot, 0.0, False
@@ -96,6 +98,10 @@ class HostsCluster(ElasticCluster):
                 HostsCluster.close(self)
                 raise
             self.launcher.look_for(*(("", "") if self._mark is None else (str(self._mark.path), self._mark.text)))
+
+    def _reached(self) -> dict[Path, Contact]:
+        runs = [run for run in self._runs.values() if not run.over]
+        return {run.spec.out: Contact(run.coordinator.address, run.coordinator.token) for run in runs}
 
     @property
     def host_rooms(self) -> tuple[int, ...]:

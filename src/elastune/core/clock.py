@@ -19,13 +19,25 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's own clock.
+
+    ``wall`` is looked at once: it then goes on as seconds pass, whoever sets the machine's date meanwhile, since what
+    is paid for and how long something took are told by differences. Time in which the machine sleeps counts, on Linux.
+    """
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - _passed()
 
     def now(self) -> float:
         return time.monotonic()
 
     def wall(self) -> float:
-        return round(time.time(), 6)
+        return round(self._offset_s + _passed(), 6)
+
+
+def _passed() -> float:
+    """Seconds by a clock that nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class VirtualClock:

@@ -14,7 +14,7 @@ from typing import Any
 from elastune.core.cost import Paid, Prices, bill
 from elastune.core.text import duration, number
 from elastune.journal.entry import Entry
-from elastune.journal.records import HostsHeld, RunFailed, RunFinished, RunStarted
+from elastune.journal.records import Adopted, HostsHeld, RunFailed, RunFinished, RunStarted
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,18 @@ class RunMoney:
 def paid_for(entries: Sequence[Entry]) -> RunPaid:
     """What ``entries`` tell was paid for.
 
-    What was held when a controller died is counted up to the last line that it wrote, unless another took it over.
+    What was held when a controller died is counted up to the last line that it wrote; where another took it over, on to
+    that, but for no longer than workers would have looked for it: two controllers' clocks may differ by any amount.
     """
     workers: list[Paid] = []
     idle: list[Paid] = []
     held, since_s, last_s = HostsHeld({}, {}), 0.0, 0.0
-    for entry in entries:
+    for at, entry in enumerate(entries):
         match entry.record:
             case HostsHeld() as now:
-                until_s = entry.at
+                following = entries[at + 1].record if at + 1 < len(entries) else None
+                grace_s = following.grace_s if isinstance(following, Adopted) else 0.0  # it begins with these two lines
+                until_s = min(entry.at, last_s + grace_s) if grace_s else entry.at
             case RunStarted():
                 now, until_s = HostsHeld({}, {}), last_s  # whoever held them before has said nothing after that
             case RunFinished() | RunFailed():

@@ -6,9 +6,9 @@ Times: every ``*_s`` or ``seconds`` is a duration.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from elastune.journal.values import Count, MeansUsed, Whole
@@ -43,12 +43,14 @@ class RunStarted:
 @dataclass(frozen=True, config=_RULES)
 class Adopted:
     """A controller has taken over a run that goes on, whose controller had died: ``workers`` came back within
-    ``seconds`` of its start, in or after step ``step``. ``lost``: members of the newest view that did not."""
+    ``seconds`` of its start, in or after step ``step``. ``lost``: members of the newest view that did not; ``grace_s``:
+    for how long they would have looked for it (0: not told)."""
 
     workers: list[Count]
     step: Count
     seconds: float
     lost: list[Count] = field(default_factory=list)
+    grace_s: Annotated[float, Field(ge=0)] = 0.0
     kind: Literal["adopted"] = "adopted"
 
 

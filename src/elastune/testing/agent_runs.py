@@ -46,13 +46,18 @@ class AgentRun:
             self.controller = subprocess.Popen([*self._command, *more], stdout=result, stderr=said)
         return self.controller
 
-    def agent(self, at: int, workers: int = 2) -> None:
-        """Start one with so many workers on host ``at``."""
-        address = f"[{self.network.address}]" if ":" in self.network.address else self.network.address
-        options = ["--join", f"{address}:{PORT}", "--token-file", str(self.token), "--workers", str(workers)]
-        command = self.network.hosts[at].space.command(*ELASTUNE, "agent", *options, "--name", f"host{at}")
+    def agent(self, at: int, workers: int = 2, *more: str) -> None:
+        """Start one with so many workers, and ``more`` options, on host ``at``."""
+        options = ["--join", self.join, "--token-file", str(self.token), "--workers", str(workers)]
+        command = self.network.hosts[at].space.command(*ELASTUNE, "agent", *options, *more, "--name", f"host{at}")
         with (self.folder / f"agent{at}").open("ab") as said:
             self.agents[at] = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+
+    @property
+    def join(self) -> str:
+        """Where agents go to."""
+        address = f"[{self.network.address}]" if ":" in self.network.address else self.network.address
+        return f"{address}:{PORT}"
 
     def lose(self, at: int) -> None:
         """SIGKILL to all that runs on host ``at``."""

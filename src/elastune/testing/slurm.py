@@ -47,14 +47,15 @@ PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=10
 PartitionName=brief Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=1
+PartitionName=cheap Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 GraceTime=1 PreemptMode=CANCEL
 PartitionName=spot Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 GraceTime=60
 """
 NODE = "NodeName=n{at} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=2000 State=UNKNOWN\n"
 
 
 class VirtualSlurm:
-    """``nodes`` nodes of ``cpus`` CPUs, n1 and so on, in the partitions main, spot and brief; jobs of main preempt
-    those of spot, after a minute, and of brief, after a second.
+    """``nodes`` nodes of ``cpus`` CPUs, n1 and so on, in the partitions main, spot, brief and cheap; jobs of main
+    preempt those of spot, after a minute, and of brief and cheap, after a second; those of cheap are cancelled by it.
 
     A context manager. ``environment``: in which commands find it. Raises ``OSError`` where it does not come up.
     """

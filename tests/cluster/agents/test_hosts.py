@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -57,6 +58,18 @@ def ask_from(run: AgentRun, at: int, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
 
 
+def ask_without_the_folder(run: AgentRun, at: int, *words: str) -> str:
+    """Likewise, with no more than what its agents have been given: an address, and a copy of the token."""
+    elsewhere = run.folder / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(run.token, elsewhere / "token")
+    where = ["--cluster", f"hosts:{run.join}", "--token-file", "token"]
+    command = run.network.hosts[at].space.command(*ELASTUNE, *words, *where)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.timeout(400)
 def test_hosts_come_die_and_go(begin: Begin, tmp_path: Path) -> None:
     """By IPv6 alone; numbers and meshes are asked for on a host that has no worker."""
@@ -68,7 +81,7 @@ def test_hosts_come_die_and_go(begin: Begin, tmp_path: Path) -> None:
     run.until(lambda: run.records(Reported))
     run.agent(1)
     run.until_on(4)
-    assert ask_from(run, 2, "resize", "3") == "from 4 to 3 workers"
+    assert ask_without_the_folder(run, 2, "resize", "run", "3") == "from 4 to 3 workers"
     run.until_on(3)
     assert ask_from(run, 2, "reshape", "data=2,shard=2") == "from 3 workers to the mesh data=2,shard=2"
     run.until_on(4)

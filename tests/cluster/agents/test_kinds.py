@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from elastune.cluster.agents.agent import Link, hello_of, join
+from elastune.cluster.agents.fleet import Phase, Starter
 from elastune.cluster.agents.launcher import AgentLauncher
+from elastune.cluster.fleet import FleetCluster, FleetSize
 from elastune.cluster.kinds.kind import Access, ClusterRequest, RoomWanted, opened
 from elastune.cluster.kinds.local import LocalKind
+from elastune.cluster.kinds.ray import RayKind
+from elastune.cluster.kinds.slurm import SlurmKind
 from elastune.cluster.launcher import Bootstrap, Needs, ProcessNoticed
+from elastune.cluster.slurm.launch import agent_command
 from elastune.cluster.spot_watch import SpotWatch
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
 from elastune.policies.library.spot import SpotRules
+from elastune.train.machine import software
 
 TOKEN, VERSIONS = "a token of this test", {"elastune": "1", "torch": "2"}
 NEEDS = Needs("cpu", Path("/nowhere"))
@@ -97,6 +104,69 @@ def test_only_hosts_that_tell_their_kind_can_be_chosen_among(tmp_path: Path) -> 
     for cluster, told in ((None, "another cluster"), (ClusterRequest(LocalKind(), Access()), "local")):
         with pytest.raises(UserError, match=f"hosts that tell their kind .got {told}"), opened(cluster, room):
             pass
+
+
+@pytest.mark.parametrize("kind", [SlurmKind, RayKind])
+def test_jobs_and_actors_tell_their_kind_where_it_is_said(kind: type[SlurmKind | RayKind]) -> None:
+    spot, usual = kind.parse("kind=spot"), kind.parse("")
+    assert (spot.kind, spot.tells_kinds) == ("spot", True)
+    assert (usual.kind, usual.tells_kinds) == ("on-demand", False)
+    with pytest.raises(UserError, match="kind: input should be 'spot' or 'on-demand'"):
+        kind.parse("kind=cheap")
+    command = agent_command("python", "10.0.0.1:7", None, 4, spot.kind)
+    assert command[command.index("--kind") + 1] == "spot"
+
+
+class Waiting(Starter):
+    """Nothing that is started here ever comes."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self.cancelled: list[str] = []
+
+    def start(self, count: int) -> None:
+        self.waiting += [f"job{len(self.waiting) + n}" for n in range(count)]
+
+    def look(self) -> dict[str, Phase]:
+        return dict.fromkeys(self.waiting, "waiting")
+
+    def cancel(self, labels: Sequence[str]) -> None:
+        self.cancelled += labels
+        self.waiting = [label for label in self.waiting if label not in labels]
+
+    def why(self, label: str) -> str:
+        return ""
+
+    def waits(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.waiting = []
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_an_on_demand_agent_takes_no_spot_job_s_place(spot: bool) -> None:
+    """One that came by itself: without the policy ``spot`` it is as good as a job."""
+    starter, watch = Waiting(), SpotWatch(SpotRules(3600.0, 4), Prices.constant(1.0))
+    cluster = FleetCluster(
+        "127.0.0.1", 0, TOKEN, starter=lambda where: starter, size=FleetSize(2, 1), expected=2,
+        spot=watch if spot else None,
+    )  # fmt: skip
+    with cluster:
+        hello = hello_of(software(), "mine", 1, "on-demand")
+        link: list[Link] = []
+        thread = threading.Thread(
+            target=lambda: link.append(join(f"127.0.0.1:{cluster.launcher.port}", TOKEN, hello, 20.0))
+        )
+        thread.start()
+        while thread.is_alive():
+            cluster.pump(0.01)
+        until = time.monotonic() + (60.0 if not spot else 2.0)
+        while time.monotonic() < until and not starter.cancelled:
+            cluster.pump(0.05)
+        assert starter.cancelled == ([] if spot else ["job1"])
+        assert cluster.rooms == {"on-demand": 1}
+        link[0].socket.close()
 
 
 def test_an_agent_shows_the_label_that_it_was_given() -> None:

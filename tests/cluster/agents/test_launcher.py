@@ -13,13 +13,15 @@ import pytest
 
 from elastune.cluster.agents import remembered as elder
 from elastune.cluster.agents.agent import Agent, Link, hello_of, join
+from elastune.cluster.agents.inquiry import find_run
 from elastune.cluster.agents.launcher import AgentLauncher
-from elastune.cluster.agents.token import Credentials, credentials
+from elastune.cluster.agents.token import SHORTEST, Credentials, credentials
 from elastune.cluster.fork.launcher import ForkLauncher
 from elastune.cluster.launcher import Launcher, ProcessEnded, ProcessNoticed
 from elastune.cluster.notices import FileNotice
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator import connections
+from elastune.elastic.protocol.client import Contact
 from elastune.elastic.protocol.tls import MARK, fingerprint_of
 from elastune.testing.kits.launcher import LauncherKit, Scene
 
@@ -244,3 +246,36 @@ def test_an_agent_that_says_nothing_is_lost() -> None:
     thread.join()
     links[0].socket.close()
     launcher.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_run_is_found_by_who_has_the_token(tmp_path: Path, tls: bool) -> None:
+    """And by nobody else; who asks is no agent."""
+    own = credentials(tmp_path / "token", tls=tls)
+    launcher = Hosted(own=own)
+    contact = Contact("127.0.0.1:9", launcher.new_token())
+    launcher.runs = lambda: {Path("/shared/run"): contact}
+    another = "x" * SHORTEST + own.token[own.token.index(MARK) :] if tls else "x" * SHORTEST
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            launcher.poll()
+            over.wait(0.01)
+
+    looks = threading.Thread(target=look)
+    looks.start()
+    try:
+        at = f"127.0.0.1:{launcher.port}"
+        assert find_run(at, own.token, Path("run")) == contact
+        with pytest.raises(UserError, match="other; it has /shared/run"):
+            find_run(at, own.token, Path("other"))
+        with pytest.raises(UserError, match="another token"):
+            find_run(at, another, Path("run"))
+    finally:
+        over.set()
+        looks.join()
+        launcher.close()
+    assert not launcher.hosts
+    with pytest.raises(UserError, match="a controller must answer there"):
+        find_run(at, own.token, Path("run"))

@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastune.cluster.agents.inquiry import answer
 from elastune.cluster.agents.messages import (
     AgentBeat,
     AgentBye,
     AgentHello,
+    AgentRefused,
     AgentWelcome,
     EndWorker,
     HostLooked,
     HostNoticed,
     LookFor,
+    RunAsked,
+    RunFound,
     StartWorker,
     TakeFiles,
     WorkerEnded,
@@ -35,6 +39,7 @@ from elastune.cluster.agents.token import certificate_path, credentials, make_to
 from elastune.cluster.launcher import Bootstrap
 from elastune.comm.interfaces import address_of, addresses, interface_with
 from elastune.core.errors import UserError
+from elastune.elastic.protocol.client import Contact
 from elastune.elastic.protocol.tls import MARK, fingerprint_of
 
 
@@ -150,9 +155,10 @@ SAID = [
     AgentBeat([WorkerSeen(1, "S", 0.5, "epoch 3")]),
     HostNoticed(30.0, "spot"),
     HostLooked(False, 6),
+    RunAsked("out"),
 ]
 TOLD = [AgentWelcome(1.0, 15.0), StartWorker(1, Bootstrap(0, "a:1", "t"), "cpu", "/out/logs"), EndWorker(1), AgentBye()]
-TOLD += [LookFor("/out/mark", "text"), TakeFiles(7071)]
+TOLD += [LookFor("/out/mark", "text"), TakeFiles(7071), RunFound("10.0.0.1:40000", "0" * 32)]
 
 
 def test_what_is_said_is_what_is_heard() -> None:
@@ -171,3 +177,20 @@ def test_what_no_agent_says_is_a_value_error() -> None:
         for wrong in ({**message, "more": 1}, {**message, "kind": "other"}, {"kind": message["kind"], "x": 0}):
             with pytest.raises(ValueError, match="validation error"):
                 decode_said(json.dumps(wrong).encode())
+
+
+def test_a_run_is_asked_for_by_its_folder_or_the_end_of_that() -> None:
+    salt = "5" * 32
+    runs = {
+        Path("/shared/a/out"): Contact("a:1", salt + "secret"),
+        Path("/shared/b/out"): Contact("b:2", "6" * 32 + "x"),
+    }
+    assert answer(RunAsked("/shared/a/out"), runs) == RunFound("a:1", salt)
+    assert answer(RunAsked("a/out"), runs) == RunFound("a:1", salt)
+    for asked, why in (
+        ("out", "out may be each of /shared/a/out, /shared/b/out"),
+        ("ut", "ut; it has /shared/a/out, /shared/b/out"),
+        ("/out", "/out; it has /shared/a/out, /shared/b/out"),
+    ):
+        assert answer(RunAsked(asked), runs) == AgentRefused(why)
+    assert answer(RunAsked("/out"), {}) == AgentRefused("/out; it has none")

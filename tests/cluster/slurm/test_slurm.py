@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from elastune.journal.reader import read
 from elastune.journal.records import (
     Adopted,
     Checkpointed,
+    HostsHeld,
     LinkMeasured,
     MembershipEvent,
     Regrouped,
@@ -186,6 +188,50 @@ def test_jobs_come_and_go_while_a_run_trains(
     assert run.go()["sha256"] == undisturbed
     assert ledger(read(run.out / "journal.jsonl")).exact
     assert len([record for record in run.records(WorkerGone) if record.how == "lost"]) == 2
+
+
+@pytest.mark.timeout(400)
+def test_jobs_that_slurm_itself_ends(
+    slurm: VirtualSlurm, controllers: Callable[..., Controller], undisturbed: str
+) -> None:
+    """One is preempted where that cancels it, others come to the end of their minute, and others come in their place.
+    An agent that somebody has started by hand stays."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    spot = "partition=cheap,kind=spot,time=1,notice_s=5,workers_per_node=1,cpus_per_worker=2,idle_s=0"
+    run = controllers(f"slurm:{spot},port={port}", words=RUN)
+    token = run.out / "cluster" / "token"
+    run.until(token.exists)
+    join = ["agent", "--join", f"127.0.0.1:{port}", "--token-file", str(token), "--name", "mine", "--workers", "1"]
+    with (run.folder / "agent").open("wb") as said:
+        agent = subprocess.Popen([*ELASTUNE, *join], stdout=said, stderr=said)
+    try:
+        run.until_on(4)
+        job, node = list(slurm.running.items())[-1]
+        slurm.preempt(node)
+        run.until(lambda: f"host {node} has gone" in run.said)
+        told = slurm.order("scontrol", "show", "job", job)
+        assert "Partition=cheap" in told
+        assert "PreemptTime=None" not in told
+        assert "PreemptMode=CANCEL" in slurm.order("scontrol", "show", "partition", "cheap")
+
+        others = {each for each, at in slurm.running.items() if at != node}
+        assert others
+        run.until(lambda: not others & set(slurm.queue()))  # nobody ends them: they leave before Slurm does
+        for each in others:
+            assert "JobState=FAILED Reason=NonZeroExitCode" in slurm.order("scontrol", "show", "job", each)
+        run.until(lambda: run.on > 1)
+        assert run.go()["sha256"] == undisturbed
+        assert agent.wait(LIMIT_S) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+    gone = run.records(WorkerGone)
+    assert len(gone) >= 3
+    assert {(record.how, record.why.rpartition(": ")[2]) for record in gone} == {("left", "its agent was asked to end")}
+    assert ledger(read(run.out / "journal.jsonl")).exact
+    held = run.records(HostsHeld)
+    assert {kind for record in held for kind in record.workers} == {"spot", "on-demand"}
 
 
 @pytest.mark.timeout(400)

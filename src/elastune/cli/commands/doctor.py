@@ -166,7 +166,7 @@ def _launchers() -> list[Finding]:
             "torchrun", "with torch" if importlib.util.find_spec("torch.distributed.run") else None, "pip install torch"
         ),
         Finding("Slurm", has_slurm, "apt-get install slurm-wlm"),
-        Finding("Ray", _version("ray"), "pip install ray"),
+        Finding("Ray", _version("ray"), "pip install 'elastune[ray]'"),
     ]
 
 

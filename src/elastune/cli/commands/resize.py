@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +17,25 @@ from elastune.core.mesh import MOST_WORKERS
 if TYPE_CHECKING:
     from elastune.elastic.protocol.messages import ReshapeAsked, ResizeAsked
 
+Elsewhere = Annotated[
+    str | None,
+    typer.Option(metavar="hosts:HOST:PORT", help="The run's controller, on another machine. [default: OUT is here]"),
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="That controller's token file, copied to this machine.")
+]
+
 
 def resize(
     out: Annotated[Path, typer.Argument(help="The output folder of a run that is running.")],
     workers: Annotated[int, typer.Argument(help="How many workers it shall have.")],
+    cluster: Elsewhere = None,
+    token_file: TokenFile = None,
     json: options.Json = False,
 ) -> int:
     """Give a running job more or fewer workers. It goes on meanwhile; within the bounds of its --workers LOW:HIGH.
+
+    Where OUT is not on this machine: --cluster hosts:HOST:PORT --token-file FILE, as its agents are given them.
 
     --json: {kind: "resize", taken, detail, members: [worker, ...] (those at the time of asking), out}.
     """
@@ -29,14 +43,46 @@ def resize(
         raise UserError(f"workers must be from 1 to {MOST_WORKERS}", workers, "such as elastune resize OUT 4")
     from elastune.elastic.protocol.messages import ResizeAsked
 
-    return wish(out, "resize", ResizeAsked(workers, "elastune resize"), json=json)
+    return wish(out, "resize", ResizeAsked(workers, "elastune resize"), elsewhere(cluster, token_file), json=json)
 
 
-def wish(out: Path, kind: str, request: ResizeAsked | ReshapeAsked, *, json: bool) -> int:
-    """Ask the run in ``out`` for it, and tell what it says."""
+@dataclass(frozen=True)
+class Controller:
+    """One that runs on another machine: where it listens for agents ("host:port"), and the file of their token."""
+
+    address: str
+    token_file: Path
+
+
+def elsewhere(cluster: str | None, token_file: Path | None) -> Controller | None:
+    """What --cluster and --token-file say; None: the run's folder is here. Raises ``UserError``."""
+    if cluster is None:
+        if token_file is not None:
+            rule = "a token is for a controller on another machine"
+            raise UserError(rule, "--token-file without --cluster", "--cluster hosts:HOST:PORT")
+        return None
+    name, _, address = cluster.partition(":")
+    if name != "hosts" or not re.fullmatch(r"(\[[^\]\s]+\]|[^:\s]+):[0-9]{1,5}", address):
+        fix = "such as hosts:login1:7070, also for a controller on Slurm or Ray (its port=)"
+        raise UserError("a running controller is reached by --cluster hosts:HOST:PORT", repr(cluster), fix)
+    if token_file is None:
+        raise UserError("a controller lets in who has its token", "no --token-file", "--token-file FILE, a copy of its")
+    return Controller(address, token_file)
+
+
+def wish(
+    out: Path, kind: str, request: ResizeAsked | ReshapeAsked, controller: Controller | None, *, json: bool
+) -> int:
+    """Ask the run in ``out`` for it, of ``controller`` where that is elsewhere, and tell what it says."""
     from elastune.elastic.protocol.client import ask
 
-    answer = ask(out, request)
+    contact = None
+    if controller is not None:
+        from elastune.cluster.agents.inquiry import find_run
+        from elastune.cluster.agents.token import read_token
+
+        contact = find_run(controller.address, read_token(controller.token_file), out)
+    answer = ask(out, request, contact)
     if not answer.taken:
         print_error(answer.detail)
         return WRONG

@@ -207,6 +207,9 @@ class Agent:
         for event in self._launcher.poll():
             if event.bootstrap in self._key_of:
                 self._note(event)
+                if isinstance(event, ProcessEnded):  # should nobody come, nobody else would ever say so
+                    how = f"code {event.code}" if event.code is not None else event.why
+                    self._tell(f"worker {event.bootstrap.worker} has ended without a controller: {how}")
 
     @property
     def leaves(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from elastune.cluster.agents.facts import HostReport
-from elastune.cluster.agents.messages import HostLooked, HostNoticed, WorkerSeen
+from elastune.cluster.agents.messages import AgentHello, HostLooked, HostNoticed, WorkerSeen
 from elastune.cluster.launcher import Bootstrap
 from elastune.core.cost import ON_DEMAND
 from elastune.elastic.coordinator.connection import Connection
@@ -38,6 +38,12 @@ class AgentHost:
     looks_again: bool = False
     blind: bool = False
     mixes: bool = False
+
+    @classmethod
+    def greeted(cls, hello: AgentHello, connection: Connection, now: float) -> AgentHost:
+        """One that begins with ``hello`` at the time ``now``."""
+        kept, label = hello.kept, hello.label
+        return cls(hello.host, hello.workers, connection, now, kind=hello.host_kind, unnamed=kept, label=label)
 
     @property
     def usable(self) -> bool:

@@ -9,10 +9,12 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from elastune.cluster.agents import messages
 from elastune.cluster.agents.facts import HostReport
 from elastune.cluster.agents.host import AgentHost
+from elastune.cluster.agents.inquiry import answer
 from elastune.cluster.agents.lookout import Lookout
 from elastune.cluster.agents.messages import (
     AgentBeat,
@@ -25,6 +27,7 @@ from elastune.cluster.agents.messages import (
     HostLooked,
     HostNoticed,
     ProbeHost,
+    RunAsked,
     StartWorker,
     TakeFiles,
     WorkerEnded,
@@ -48,6 +51,7 @@ from elastune.elastic.coordinator.connection import Closed, Connection, Greeted,
 from elastune.elastic.coordinator.connections import ConnectionServer
 from elastune.elastic.coordinator.liveness import Vitals
 from elastune.elastic.coordinator.refusals import refusal_line
+from elastune.elastic.protocol.client import Contact
 from elastune.elastic.protocol.handshake import SALT_DIGITS, derived
 from elastune.elastic.protocol.transport import WakeupPipe
 from elastune.journal.records import NotLetIn
@@ -94,7 +98,7 @@ class AgentLauncher(Launcher):
                 purpose=messages.PURPOSE,
                 tls=tls,
                 port=port,
-                greeting=AgentHello,
+                greeting=(AgentHello, RunAsked),
                 decode=messages.decode_said,
             )
         except OSError as error:
@@ -118,6 +122,7 @@ class AgentLauncher(Launcher):
         self._most_on_demand: int | None = None
         self._going: set[Bootstrap] = set()  # on-demand workers that were asked to leave
         self._lookout = Lookout(self._agents, self._tell, tell)
+        self.runs: Callable[[], Mapping[Path, Contact]] = dict  # by their folders: those that may be asked about
 
     @property
     def capacity(self) -> int:
@@ -302,6 +307,9 @@ class AgentLauncher(Launcher):
             self._hub.send([agent.connection for agent in self._agents.values()], BEAT)
         for event in self._hub.wait(min(timeout_s, BEAT_S)):
             match event:
+                case Greeted(connection, RunAsked() as asked):
+                    self._hub.send([connection], messages.encode(answer(asked, self.runs())))
+                    self._hub.end(connection)
                 case Greeted(connection, hello):
                     self._greet(connection, hello)
                 case Heard(connection, message, _) if connection in self._number_of:
@@ -330,16 +338,8 @@ class AgentLauncher(Launcher):
             self._say(f"host {hello.host} was refused: it has {there}; here there is {here}")
             return
         self._numbers += 1
-        agent = AgentHost(
-            hello.host,
-            hello.workers,
-            connection,
-            time.monotonic(),
-            kind=hello.host_kind,
-            unnamed=hello.kept,
-            label=hello.label,
-        )
-        self._agents[self._numbers], self._free_now = agent, None
+        self._agents[self._numbers] = AgentHost.greeted(hello, connection, time.monotonic())
+        self._free_now = None
         self._number_of[connection] = self._numbers
         self._tell(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
         self._lookout.greet(self._numbers)

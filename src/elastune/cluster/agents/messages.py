@@ -44,6 +44,19 @@ class AgentHello:
 
 
 @dataclass(frozen=True, config=_RULES)
+class RunAsked:
+    """The only line of a command that has the token but not the folder ``out`` of a run: how is that run reached?"""
+
+    out: Annotated[str, Field(min_length=1, max_length=2048)]
+    kind: Literal["run_asked"] = "run_asked"
+
+    @property
+    def stays(self) -> bool:
+        """It is gone with the answer."""
+        return False
+
+
+@dataclass(frozen=True, config=_RULES)
 class WorkerStarted:
     """The worker that ``key`` names runs, as ``pid`` on the agent's machine."""
 
@@ -150,6 +163,15 @@ class AgentRefused:
 
 
 @dataclass(frozen=True, config=_RULES)
+class RunFound:
+    """The run's coordinator listens at ``address``; its token is the one that is derived with ``salt``."""
+
+    address: Name
+    salt: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    kind: Literal["run_found"] = "run_found"
+
+
+@dataclass(frozen=True, config=_RULES)
 class StartWorker:
     """Start one, on a ``device`` of that kind. ``logs``: the folder of its log, where that can be had.
 
@@ -205,8 +227,10 @@ class AgentBye:
     kind: Literal["agent_bye"] = "agent_bye"
 
 
-Said = AgentHello | WorkerStarted | WorkerKept | WorkerEnded | AgentBeat | HostNoticed | HostFacts | HostLooked
-Told = AgentWelcome | AgentRefused | StartWorker | EndWorker | AgentBye | AgentBeat | ProbeHost | LookFor | TakeFiles
+Greeting = AgentHello | RunAsked
+Said = Greeting | WorkerStarted | WorkerKept | WorkerEnded | AgentBeat | HostNoticed | HostFacts | HostLooked
+_Orders = StartWorker | EndWorker | AgentBye | AgentBeat | ProbeHost | LookFor | TakeFiles
+Told = AgentWelcome | AgentRefused | RunFound | _Orders
 _SAID: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="kind")])
 _TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="kind")])
 

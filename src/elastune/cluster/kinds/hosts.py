@@ -42,7 +42,10 @@ class HostsKind(ClusterKind):
     name = "hosts"
     form = "hosts:PORT[,token_file=FILE,interface=NAME,tls=true,folder=local], such as hosts:7070"
     first = "port"
-    tells_kinds = True
+
+    @property
+    def tells_kinds(self) -> bool:
+        return True
 
     def check(self, access: Access) -> None:
         if access.token_file is None and self.token_file is None:

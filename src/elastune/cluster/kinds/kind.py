@@ -23,6 +23,8 @@ from elastune.core.errors import UserError
 if TYPE_CHECKING:
     from elastune.cluster.spot_watch import SpotWatch
 
+HostKind = Literal["spot", "on-demand"]
+"""Of what a batch system or Ray gives (``core.cost.KINDS``)."""
 Folder = Literal["auto", "shared", "local"]
 """Whether hosts see the folder of a run, or have folders of their own; "auto": as is found out."""
 
@@ -84,12 +86,15 @@ class ClusterKind(ABC):
     name: ClassVar[str]
     form: ClassVar[str]
     """How it is written, such as "hosts:PORT"."""
-    tells_kinds: ClassVar[bool] = False
-    """Whether hosts tell of which kind they are, spot or on-demand, so that the policy ``spot`` can choose."""
     here: ClassVar[bool] = False
     """Whether workers run on this machine."""
     first: ClassVar[str | None] = None
     """The setting whose value may stand first, without its key."""
+
+    @property
+    def tells_kinds(self) -> bool:
+        """Whether hosts tell of which kind they are, spot or on-demand, so that the policy ``spot`` can choose."""
+        return False
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -169,7 +174,8 @@ def opened(cluster: Cluster | ClusterRequest | None, room: RoomWanted) -> Iterat
     asked = cluster.kind if isinstance(cluster, ClusterRequest) else None
     if room.spot is not None and (asked is None or not asked.tells_kinds):
         rule = "the policy spot chooses among hosts that tell their kind"
-        raise UserError(rule, "another cluster" if asked is None else asked.name, "use --cluster hosts:PORT")
+        fix = "use --cluster hosts:PORT, or kind=spot on Slurm and Ray"
+        raise UserError(rule, "another cluster" if asked is None else asked.name, fix)
     if not isinstance(cluster, ClusterRequest):
         yield cluster
     elif (mine := cluster.open(room)) is None:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from elastune.cluster.kinds.kind import Access, ClusterFact, ClusterKind, Folder, RoomWanted, own_folders_of
+from elastune.cluster.kinds.kind import (
+    Access,
+    ClusterFact,
+    ClusterKind,
+    Folder,
+    HostKind,
+    RoomWanted,
+    own_folders_of,
+)
+from elastune.core.cost import SPOT
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +37,7 @@ class RayKind(ClusterKind):
     """``address``: of Ray's head; by default that of the job or machine that this is. ``workers_per_node``: how many an
     agent has, by default what most nodes have room for; ``cpus_per_worker``, ``gpus_per_worker``: what Ray gives each.
     ``idle_s``: how long an agent is kept without workers. ``port``: where agents come to, 0 for any that is free.
-    ``folder``: as of ``HostsKind``.
+    ``kind``, ``folder``: as of ``SlurmKind`` and ``HostsKind``.
     """
 
     address: Annotated[str, Field(pattern=r"^[^/\s]+:[0-9]{1,5}$")] | None = None
@@ -37,11 +46,16 @@ class RayKind(ClusterKind):
     gpus_per_worker: Amount = 0.0
     idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
     port: Annotated[int, Field(ge=0, le=65535)] = 0
+    kind: HostKind = "on-demand"
     folder: Folder = "auto"
 
     name = "ray"
     form = "ray[:HOST:PORT,workers_per_node=4,cpus_per_worker=1,gpus_per_worker=1]"
     first = "address"
+
+    @property
+    def tells_kinds(self) -> bool:
+        return self.kind == SPOT
 
     def check(self, access: Access) -> None:
         from elastune.cluster.ray.connection import need_ray
@@ -67,15 +81,15 @@ class RayKind(ClusterKind):
 
             def starter(where: str) -> Actors:
                 kept = self._keeping(folder, room, left, where)  # before there is an actor
-                return Actors(where, own.token, each, self._shape, leave, kept)
+                return Actors(where, own.token, each, self._shape, leave, kept, self.kind)
 
             cluster = FleetCluster(
                 address, self.port if left is None else left.port, own.token, tls=own.tls,
                 starter=starter,
                 size=FleetSize(-(-room.most // each), each, idle_s=self.idle_s),
                 expected=room.most, grows=room.grows, grace_s=room.grace_s,
-                gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell, out=room.out,
-                own_folders=own_folders_of(self.folder, room),
+                gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
+                spot=room.spot, out=room.out, own_folders=own_folders_of(self.folder, room),
             )  # fmt: skip
         except BaseException:
             leave()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from elastune.cluster.kinds.kind import Access, ClusterFact, ClusterKind, RoomWanted, own_folders_of
+from elastune.cluster.kinds.kind import Access, ClusterFact, ClusterKind, HostKind, RoomWanted, own_folders_of
+from elastune.core.cost import SPOT
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class SlurmKind(ClusterKind):
     each is asked for, one worker a GPU where nothing else is said. ``partition``, ``account``, ``qos``, ``time``: of
     the jobs, as ``sbatch`` takes them. ``idle_s``: how long a node is kept without workers; ``notice_s``: how long
     before its time is up a job's workers begin to leave. ``port``: where agents come to, 0 for any that is free.
+    ``kind``: of the nodes, for prices and the policy ``spot``; other agents may come to ``port`` beside them.
     ``folder``: "local" where nodes do not see the run's folder: their agents then push checkpoints to the controller.
     """
 
@@ -58,10 +60,15 @@ class SlurmKind(ClusterKind):
     idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
     notice_s: Annotated[int, Field(ge=1, le=65535)] = 120
     port: Annotated[int, Field(ge=0, le=65535)] = 0
+    kind: HostKind = "on-demand"
     folder: Literal["shared", "local"] = "shared"
 
     name = "slurm"
     form = "slurm[:partition=NAME,nodes=1:16,time=8:00:00,workers_per_node=4]"
+
+    @property
+    def tells_kinds(self) -> bool:
+        return self.kind == SPOT
 
     def check(self, access: Access) -> None:
         from elastune.cluster.slurm.commands import need
@@ -113,7 +120,7 @@ class SlurmKind(ClusterKind):
             starter=lambda where: starter(where, entry),
             size=size, expected=room.most, grows=room.grows, grace_s=room.grace_s,
             gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
-            out=room.out, own_folders=own_folders_of(self.folder, room),
+            spot=room.spot, out=room.out, own_folders=own_folders_of(self.folder, room),
         )  # fmt: skip
         if left is not None:  # its agents may have no room: their workers are to be taken over first
             return cluster
@@ -168,7 +175,7 @@ class SlurmKind(ClusterKind):
             name = new_name() if left is None else left.name
             if room.grace_s:  # before there is a job
                 remember(folder, name, address)
-            command = agent_command(sys.executable, address, entry.file, each)
+            command = agent_command(sys.executable, address, entry.file, each, self.kind)
             return Jobs(command, shape, folder, name, entry.token)
 
         return FleetSize(high, each, low, self.idle_s), starter
@@ -184,7 +191,7 @@ class SlurmKind(ClusterKind):
             raise UserError("nodes must be in the allocation", self.nodes, f"it has {len(nodes)}")
 
         def starter(address: str, entry: AgentsToken) -> Starter:
-            command = agent_command(sys.executable, address, entry.file, self.workers_per_node)
+            command = agent_command(sys.executable, address, entry.file, self.workers_per_node, self.kind)
             return Steps(command, nodes, folder, entry.token)
 
         return FleetSize(high, self.workers_per_node, low, self.idle_s), starter

@@ -16,6 +16,7 @@ from elastune.cluster.agents.fleet import NotStarted, Phase, Starter
 from elastune.cluster.agents.remembered import forget
 from elastune.cluster.ray.actor import CALLS, AgentActor, AgentEnd
 from elastune.cluster.ray.connection import WorkerShape, need_ray, one_line
+from elastune.core.cost import ON_DEMAND
 
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
 END_LIMIT_S = 5.0
@@ -48,7 +49,7 @@ class Actors(Starter):
     Ray knows the token: whoever may use its cluster may run anything there, agents and their workers included. It goes
     from this process to the actor's, and is stored nowhere on the way. The process must have joined a Ray cluster;
     ``leave`` is called once it is not needed any more. ``kept``: they outlive this process, and those of the
-    controller before it that are called so are taken over; ``close`` ends them.
+    controller before it that are called so are taken over; ``close`` ends them. ``kind``: of their nodes.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class Actors(Starter):
         shape: WorkerShape,
         leave: Callable[[], None],
         kept: Keeping | None = None,
+        kind: str = ON_DEMAND,
     ) -> None:
         self._leave, self._kept = leave, kept
         self._ray = need_ray()
         self._token = token
-        self._options = ["--join", address, "--workers", str(workers), "--patience", f"{PATIENCE_S}s"]
+        self._options = ["--join", address, "--workers", str(workers), "--patience", f"{PATIENCE_S}s", "--kind", kind]
         asked = shape.of(workers)
         self._asked = " and ".join(f"{asked[key]:g} {name}s" for key, name in _NAMES.items() if asked[key])
         self._class = self._ray.remote(AgentActor)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastune.cluster.agents.fleet import Never, Phase
+from elastune.core.cost import ON_DEMAND
 
 GRACE_S = 25  # below Slurm's usual KillWait of 30 s between SIGTERM and SIGKILL
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
@@ -53,11 +54,14 @@ class QueueEntry:
     reason: str
 
 
-def agent_command(python: str, address: str, token_file: Path | None, workers: int | None) -> list[str]:
-    """The agent that serves the controller at ``address``. ``token_file``: None where it reads the token."""
+def agent_command(
+    python: str, address: str, token_file: Path | None, workers: int | None, kind: str = ON_DEMAND
+) -> list[str]:
+    """The agent that serves the controller at ``address``. ``token_file``: None where it reads the token; ``kind``: of
+    its node."""
     where = "/dev/stdin" if token_file is None else str(token_file)
     command = [python, "-m", "elastune", "agent", "--join", address, "--token-file", where]
-    command += ["--patience", f"{PATIENCE_S}s", "--grace", f"{GRACE_S}s"]
+    command += ["--patience", f"{PATIENCE_S}s", "--grace", f"{GRACE_S}s", "--kind", kind]
     return command if workers is None else [*command, "--workers", str(workers)]
 
 

@@ -55,7 +55,7 @@ class ConnectionServer:
     """A listening socket and everybody who came. Used by one thread.
 
     ``token``, ``purpose``: see ``protocol.handshake``; ``tls``: see ``protocol.tls``. ``port``: 0 for any that is free.
-    ``greeting``: the kind of message that peers begin with; ``decode`` reads a line of theirs, and raises
+    ``greeting``: the kinds of message that peers begin with; ``decode`` reads a line of theirs, and raises
     ``ValueError`` for what is no message. Raises ``OSError`` where it cannot listen there.
     """
 
@@ -68,7 +68,7 @@ class ConnectionServer:
         purpose: str = messages.PURPOSE,
         port: int = 0,
         tls: ssl.SSLContext | None = None,
-        greeting: type[Greeting] = messages.Hello,
+        greeting: type[Greeting] | tuple[type[Greeting], ...] = messages.Hello,
         decode: Callable[[bytes], object] = messages.decode,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -73,9 +73,12 @@ def left_behind(folder: Path) -> Contact | None:
     return contact if contact.grace_s > 0 else None
 
 
-def ask(folder: Path, message: Message) -> Answer:
-    """What the coordinator of the run in ``folder`` answers to ``message``, a request. Raises ``UserError``."""
-    contact = read_contact(folder)
+def ask(folder: Path, message: Message, contact: Contact | None = None) -> Answer:
+    """What the coordinator of the run in ``folder`` answers to ``message``, a request. Raises ``UserError``.
+
+    ``contact``: how it is reached, where the folder is not here.
+    """
+    contact = contact or read_contact(folder)
     words = encode(Hello()) + encode(message)
     try:
         entered = enter_at(contact.address, Lines(), contact.token, PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
