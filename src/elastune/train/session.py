@@ -118,6 +118,9 @@ class Session(SessionModels):
         if until is not None and until < 1:
             raise UserError("a run pauses after a whole number of epochs, at least 1", until, "until_epoch=1")
         self._stepper.join()
+        if self._held is not None:
+            self._held.restore()
+            self._held = None
         total = self._planned = count if self._spec.epochs is None else self._spec.epochs
         while progress.position.epoch < total and self.stopped == "complete":
             epoch = progress.position.epoch

@@ -324,8 +324,8 @@ class RunState:
         except GroupBroken as error:
             self.workers.restart(error)
 
-    def begin(self) -> None:
-        """Go on from the newest checkpoint; without one from the parent's, or from the start."""
+    def begin(self) -> bool:
+        """Go on from the newest checkpoint; without one from the parent's, or from the start. True for the first."""
         assert self.trained is not None
         self.workers.layers_found(self.layers)
         self._tell_stages()
@@ -341,6 +341,7 @@ class RunState:
             self.workers.gather([], f"what is in {found}")
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
+        return bool(found)
 
 
 @dataclass(frozen=True)
