@@ -24,7 +24,7 @@ from elastune.sync.in_use import SyncInUse
 from elastune.train.checkpoints.by_name import by_name, by_number, names_of
 from elastune.train.checkpoints.parts import Named, Part, States, load_states, states_of
 from elastune.train.checkpoints.tree import fingerprint
-from elastune.train.freezing import Flags, AsItWas
+from elastune.train.freezing import AsItWas, Flags
 
 T = TypeVar("T")
 
