@@ -35,6 +35,7 @@ from elastune.train.metrics import Number, floats_of, sample_counts
 from elastune.train.predictions import EvaluatedSamples
 from elastune.train.progress import BY_PROGRAM, Progress
 from elastune.train.rng import seed_everything
+from elastune.train.scaling import is_scaled
 from elastune.train.session_models import SessionModels
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
@@ -222,6 +223,8 @@ class Session(SessionModels):
         After the last call of a step the gradients are those of the mean over the global batch, equal on all workers;
         before it no parameter has one. Raises ``Diverged`` where the loss is not finite, or has exploded.
         """
+        scaler = self._tracked.scaler if is_scaled(loss) else None
+        self.state.scale = None if scaler is None else scaler.get_scale
         self._stepper.backward(loss, self._trainable_of(model))
         for each in self._unfreezing:
             each.hide(self.epoch)

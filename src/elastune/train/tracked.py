@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import AveragedModel
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
 from elastune.train.checkpoints.tree import to_tree
+from elastune.train.scaling import scale_at_steps
 
 
 class Tracked:
@@ -22,6 +24,7 @@ class Tracked:
     name = "tracked"
 
     def __init__(self) -> None:
+        self.scaler: GradScaler | None = None
         self._objects: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}
 
@@ -45,6 +48,9 @@ class Tracked:
             _load(name, obj, self._waiting.pop(name))
         if isinstance(obj, AveragedModel):
             _average_at_steps(obj, ends_step)
+        if isinstance(obj, GradScaler):
+            scale_at_steps(obj, ends_step)
+            self.scaler = obj
 
     def refuse(self, plan: SyncPlan) -> None:
         """Raise ``UserError`` where learners of ``plan`` would differ, and what is tracked with them."""
