@@ -1,4 +1,4 @@
-"""A gradient scaler (fp16) in a loop that passes several times through a step: it acts once, on the sum over workers."""
+"""A gradient scaler (fp16) in a loop that passes several times through a step: it acts once, on the whole sum."""
 
 from __future__ import annotations
 

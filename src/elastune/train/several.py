@@ -125,10 +125,13 @@ class Optimizers(torch.optim.Optimizer):
         if next(groups, None) is not None:
             raise ValueError("loaded state dict has a different number of parameter groups")
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """That of each."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """That of each, of the gradients that ``closure`` brings once; its loss."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for each in self.optimizers:
             each.step()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for each in self.optimizers:

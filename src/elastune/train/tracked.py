@@ -85,11 +85,14 @@ def _load(name: str, obj: Any, state: Mapping[str, Any]) -> None:
 
 
 def _average_at_steps(average: AveragedModel, ends_step: Callable[[], bool]) -> None:
-    """With several slots a worker, a loop's body runs several times a step: average once."""
-    update = average.update_parameters
+    """With several slots a worker, a loop's body runs several times a step: average once.
 
-    def once_a_step(model: nn.Module) -> None:
+    By a subclass of its own class, as for schedulers: a copy of it averages its own weights.
+    """
+    kind = type(average)
+
+    def update_parameters(self: AveragedModel, model: nn.Module) -> None:
         if ends_step():
-            update(model)
+            kind.update_parameters(self, model)
 
-    average.update_parameters = once_a_step  # type: ignore[method-assign]
+    average.__class__ = type(kind.__name__, (kind,), {"update_parameters": update_parameters})
