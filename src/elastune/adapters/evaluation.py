@@ -26,9 +26,9 @@ class Evaluation:
 
     def __iter__(self) -> Iterator[Any]:
         loader, size = self._loader, self._loader.batch_size
-        if size is None or not hasattr(loader.dataset, "__len__"):  # the session says why it cannot be
-            yield from self._session.batches(loader, train=False)
-            return
+        if size is None or not hasattr(loader.dataset, "__len__"):
+            rule, fix = "a pass that is gathered has batches of one size", "give its DataLoader a batch_size"
+            raise UserError(rule, "a stream" if size is not None else "batches of the loader's own", fix)
         length, sampler = len(loader.dataset), loader.sampler
         places = list(range(length))
         if not isinstance(sampler, WHOLE):  # drawn as the session draws it: alike on all workers
