@@ -171,8 +171,8 @@ class Stepper:
         return self._spec.means if micro_batch is None else replace(self._spec.means, micro_batch=micro_batch)
 
     def _may_be_last(self, plan: StepPlan, source: StepSource) -> bool:
-        """Whether the pass ends with this step: what follows may have to be repeated, and begins with this step then, so
-        that the user's lines after the loop find what they use of a batch.
+        """Whether the pass ends with this step: what follows may have to be repeated, and begins with this step then:
+        so the user's lines after the loop find what they use of a batch.
         """
         stop, known = plan.offset + plan.moves, plan.length
         ends_pass = known <= stop if known else source.ends(stop)
