@@ -6,12 +6,12 @@ import importlib.util
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from elastune.adapters.accelerate import Accelerator
 from elastune.cluster.local import LocalCluster
@@ -131,12 +131,36 @@ def test_a_sampler_says_what_is_evaluated(alone: Any) -> None:
     alone(evaluate)
 
 
+def test_a_sampler_with_a_generator_of_its_own_is_drawn_from_the_run_s_seed(alone: Any) -> None:
+    def evaluate(accelerator: Accelerator) -> None:
+        data, told = TensorDataset(torch.arange(40)), []
+        for _ in range(2):  # on two workers the generators stand at other places after a death, say
+            own = torch.Generator().manual_seed(1)
+            own_at = WeightedRandomSampler([1.0] * 40, 6, generator=own)
+            torch.rand(len(told) + 1, generator=own)
+            loader = accelerator.prepare(DataLoader(data, batch_size=6, sampler=own_at))
+            told += [accelerator.gather_for_metrics(Pair(x, x)).first.tolist() for (x,) in loader]
+        assert told[0] == told[1]
+        assert len(told[0]) == 6
+
+    alone(evaluate)
+
+
+class Pair(NamedTuple):
+    """What a step may give."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
 def test_what_it_cannot_do_is_said(alone: Any) -> None:
     def ask(accelerator: Accelerator) -> None:
         with pytest.raises(UserError, match="prepared in one call"):
             accelerator.prepare(nn.Linear(1, 1))
         with pytest.raises(UserError, match="no split_between_processes"):
             accelerator.split_between_processes([1])
+        assert not hasattr(accelerator, "split_between_processes")
+        assert getattr(accelerator, "scaler", None) is None
         with pytest.raises(UserError, match="the norm of gradients"):
             accelerator.clip_grad_norm_([], 1.0, norm_type=1)
         with pytest.raises(UserError, match="deepspeed_plugin"):

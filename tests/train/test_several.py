@@ -73,3 +73,20 @@ def test_what_cannot_be_prepared_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=told):
             Prepared.of(given)
+
+
+def test_a_closure_is_evaluated_once_for_all() -> None:
+    one, two, first, second = _two()
+    called: list[float] = []
+
+    def closure() -> float:
+        loss = two(one(torch.ones(4, 3))).sum()
+        loss.backward()
+        called.append(loss.item())
+        return called[-1]
+
+    before = two.bias.clone()
+    with torch.no_grad():
+        found = Optimizers([first, second]).step(closure)
+    assert [found] == called
+    assert not torch.equal(two.bias, before)

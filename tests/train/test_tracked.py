@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -37,6 +38,20 @@ def test_averages_are_taken_once_a_step() -> None:
     for _ in range(4):
         average.update_parameters(model)
     assert int(average.n_averaged) == 2
+
+
+def test_a_copy_of_an_average_is_one_of_its_own() -> None:
+    model = torch.nn.Linear(2, 1)
+    average, tracked = AveragedModel(model), Tracked()
+    tracked.add("ema", average, always)
+    other = copy.deepcopy(average)
+    before = average.module.weight.clone()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    other.update_parameters(model)
+    assert torch.equal(average.module.weight, before)
+    assert torch.equal(other.module.weight, model.weight)
+    assert (int(average.n_averaged), int(other.n_averaged)) == (0, 1)
 
 
 @pytest.mark.parametrize(

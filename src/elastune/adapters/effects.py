@@ -16,6 +16,10 @@ from elastune.train.session import Session
 STATE = "elastune_state.pt"
 
 
+class Lacking(UserError, AttributeError):
+    """What a script asks of Accelerate's that is not here; ``hasattr`` finds that it is not."""
+
+
 class Effects:
     """The part of ``Accelerator`` that trains nothing."""
 
@@ -115,4 +119,4 @@ class Effects:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise UserError("elastune's Accelerator has a part of Accelerate's", f"no {name}", "see docs/programs.md")
+        raise Lacking("elastune's Accelerator has a part of Accelerate's", f"no {name}", "see docs/programs.md")

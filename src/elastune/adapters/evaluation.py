@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSamp
 
 from elastune.adapters.loaders import rebuilt
 from elastune.core.errors import UserError
+from elastune.train.data.drawing import drawn
 from elastune.train.session import Session
 
 WHOLE = SequentialSampler, RandomSampler, DistributedSampler
@@ -25,10 +26,13 @@ class Evaluation:
 
     def __iter__(self) -> Iterator[Any]:
         loader, size = self._loader, self._loader.batch_size
-        if size is None or not hasattr(loader.dataset, "__len__"):  # the session says why it cannot be
-            yield from self._session.batches(loader, train=False)
-            return
-        places = list(range(len(loader.dataset))) if isinstance(loader.sampler, WHOLE) else sorted(loader.sampler)
+        if size is None or not hasattr(loader.dataset, "__len__"):
+            rule, fix = "a pass that is gathered has batches of one size", "give its DataLoader a batch_size"
+            raise UserError(rule, "a stream" if size is not None else "batches of the loader's own", fix)
+        length, sampler = len(loader.dataset), loader.sampler
+        places = list(range(length))
+        if not isinstance(sampler, WHOLE):  # drawn as the session draws it: alike on all workers
+            places = sorted(drawn(sampler, length, self._session.seed, -1).tolist())
         numbered = _Numbered(loader.dataset, places, size, self._session.size)
         collate = _Collate(loader.collate_fn, len(places))
         padded = rebuilt(loader, dataset=numbered, sampler=None, collate_fn=collate, drop_last=False)
@@ -48,6 +52,8 @@ class Evaluation:
             return self._gather(given.detach())
         if isinstance(given, Mapping):
             return {name: self.gather(each) for name, each in given.items()}
+        if isinstance(given, tuple) and hasattr(given, "_fields"):
+            return type(given)(*map(self.gather, given))
         if isinstance(given, (list, tuple)):
             return type(given)(self.gather(each) for each in given)
         raise UserError("tensors are gathered, and lists and dicts of them", type(given).__name__, "make it a tensor")

@@ -181,7 +181,11 @@ class Replica:
 
     def refuse_leftovers(self) -> None:
         """Raise ``UserError`` where parameters have gradients of an earlier step."""
-        if any(p.grad is not None for p in self.params):
+        left = [p for p in self.params if p.grad is not None]
+        if left:
+            if not {id(p) for group in self.optimizer.param_groups for p in group["params"]} & set(map(id, left)):
+                rule, fix = "gradients are of what the optimizer trains", "give it to the optimizer, or freeze it"
+                raise UserError(rule, "those of a parameter that it does not have", fix)
             raise UserError(
                 "gradients must be cleared before session.backward",
                 "gradients of an earlier step",

@@ -43,6 +43,10 @@ class EvaluatedSamples:
         """A new evaluation begins."""
         self.length, self.batches = length, []
 
+    def came_to(self, length: int) -> None:
+        """It is of so many samples, as is known by now."""
+        self.length = length
+
     @property
     def places(self) -> list[int]:
         return [place for batch in self.batches for place in batch]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from elastune.comm.exactly import exact_mean, exact_sum
 from elastune.comm.group import CALLS_TAG, GroupBroken
@@ -29,12 +30,14 @@ from elastune.train.collectives import NamedCollectives
 from elastune.train.data.asked import asked_of
 from elastune.train.data.loading import Loading, batches_less, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
+from elastune.train.data.stream import evaluated
 from elastune.train.divergence import DivergenceWatch
 from elastune.train.memory import StepMemory
 from elastune.train.metrics import Number, floats_of, sample_counts
 from elastune.train.predictions import EvaluatedSamples
 from elastune.train.progress import BY_PROGRAM, Progress
 from elastune.train.rng import seed_everything
+from elastune.train.scaling import is_scaled
 from elastune.train.session_models import SessionModels
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
@@ -118,6 +121,9 @@ class Session(SessionModels):
         if until is not None and until < 1:
             raise UserError("a run pauses after a whole number of epochs, at least 1", until, "until_epoch=1")
         self._stepper.join()
+        if self._held is not None:
+            self._held.restore()
+            self._held = None
         total = self._planned = count if self._spec.epochs is None else self._spec.epochs
         while progress.position.epoch < total and self.stopped == "complete":
             epoch = progress.position.epoch
@@ -159,11 +165,11 @@ class Session(SessionModels):
     ) -> Iterator[Any]:
         """This worker's part of one pass over ``data``, collated and on ``session.device``.
 
-        ``data`` is a map-style data set, or a ``DataLoader``, whose data set, batch size, order and other options are
-        taken over. ``batch_size`` is global: all workers together use that many samples a step. A training pass goes on
-        where a resumed run left it; each batch it yields needs one ``session.backward``. With ``train=False`` the pass
-        is for evaluation: in order, each batch of ``batch_size`` goes to one worker, and sums over workers see every
-        sample once.
+        ``data`` is a map-style data set, a stream (``IterableDataset``), or a ``DataLoader`` of either, whose data set,
+        batches, order and other options are taken over. ``batch_size`` is global: all workers together use that many
+        samples a step. A training pass goes on where a resumed run left it; each batch it yields needs one
+        ``session.backward``. With ``train=False`` the pass is for evaluation: in order, each batch of ``batch_size``
+        goes to one worker, and sums over workers see every sample once.
 
         Args:
             shuffle: Whether an epoch visits samples in an order of its own, which the run's seed decides (default).
@@ -194,6 +200,7 @@ class Session(SessionModels):
             loader_workers=loader_workers,
             pin_memory=pin_memory,
             prefetch_factor=prefetch_factor,
+            seed=self.seed,
         )
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
@@ -219,6 +226,8 @@ class Session(SessionModels):
         After the last call of a step the gradients are those of the mean over the global batch, equal on all workers;
         before it no parameter has one. Raises ``Diverged`` where the loss is not finite, or has exploded.
         """
+        scaler = self._tracked.scaler if is_scaled(loss) else None
+        self.state.scale = None if scaler is None else scaler.get_scale
         self._stepper.backward(loss, self._trainable_of(model))
         for each in self._unfreezing:
             each.hide(self.epoch)
@@ -248,14 +257,14 @@ class Session(SessionModels):
             self._refuse_inside("batches(train=False)")
         self.state.evaluate()
         self._transaction.unrepeatable |= workers.synchronised
-        if workers.synchronised:
-            self._evaluated += f" after the evaluation of {len(dataset)} samples in batches of {batch_size}"
-        mesh = workers.comms.mesh
-        place = (mesh.batch, mesh.batch_rank(workers.comms.rank)) if workers.synchronised else (1, 0)
-        indices = evaluation_indices(len(dataset), batch_size, *place)
-        self._seen.begin(len(dataset))
-        given = evaluation_indices(len(dataset), batch_size, *place)
-        for batch, samples in zip(fetch(dataset, indices, loading, self.seed, -1), given, strict=True):
+        mesh, tells = workers.comms.mesh, workers.synchronised
+        place = (mesh.batch, mesh.batch_rank(workers.comms.rank)) if tells else (1, 0)
+        streams = isinstance(dataset, IterableDataset)
+        self._seen.begin(0 if streams else len(dataset))
+        what = " after the evaluation of {} samples in batches of " + str(batch_size)
+        if tells and not streams:
+            self._evaluated += what.format(len(dataset))
+        for samples, batch in self._evaluated_batches(dataset, batch_size, loading, place):
             if workers.broken:
                 workers.recover(GroupBroken("the view is over"))
             self._seen.batches.append(samples)
@@ -263,8 +272,20 @@ class Session(SessionModels):
             self.state.seed_batch(samples[0] if samples else -1)
             yield on_device
         self.state.seed_between("evaluation")
+        if tells and streams:  # how many there are is known by now
+            self._evaluated += what.format(self._seen.length)
         if self.trained is not None:
-            self.trained.replica.stand_in(batches_less(len(dataset), batch_size, *place))
+            self.trained.replica.stand_in(batches_less(self._seen.length, batch_size, *place))
+
+    def _evaluated_batches(
+        self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]
+    ) -> Iterator[tuple[list[int], Any]]:
+        """This worker's batches, each with the places of its samples."""
+        if isinstance(dataset, IterableDataset):
+            yield from evaluated(dataset, batch_size, loading, self.seed, *place, self._seen.came_to)
+            return
+        indices, given = (evaluation_indices(len(dataset), batch_size, *place) for _ in range(2))
+        yield from zip(given, fetch(dataset, indices, loading, self.seed, -1), strict=True)
 
     # -- numbers over workers -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from elastune.mechanisms.registry import Plans, note_plan
 from elastune.sync.registry import in_use as sync_in_use
 from elastune.sync.registry import prepare as prepare_sync
 from elastune.train.control import ControlVector
+from elastune.train.freezing import AsItWas
 from elastune.train.precision import autocast_forward
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.session_state import SessionState
@@ -24,6 +25,7 @@ class SessionModels(SessionState):
     """The part of ``Session`` that knows models and optimizers."""
 
     _models: list[nn.Module]
+    _held: AsItWas | None = None
     mean: Callable[[Any], float]
 
     @property
@@ -78,10 +80,12 @@ class SessionModels(SessionState):
         if means.precision == "bf16":
             for each in given.models:
                 autocast_forward(each, self.device)
+        goes_on = self._snapshot is not None
         if self._snapshot is not None:
             self.state.rewind(self._snapshot)
         elif workers.synchronised:
-            self.state.begin()
+            goes_on = self.state.begin()
+        self._held = self.state.trained.held() if goes_on else None
         for scheduler in schedulers:
             gate(scheduler, lambda: self._transaction.ends_local_step, self.mean)
         self._models = given.models
@@ -90,6 +94,8 @@ class SessionModels(SessionState):
 
     def _trainable_of(self, model: nn.Module | None) -> list[nn.Parameter] | None:
         """The parameters of ``model``, one of those that were prepared; None of all."""
+        if self.trained is not None:
+            self.trained.flags.check()
         if model is None:
             return None
         if not any(model is each for each in self._models):

@@ -29,8 +29,10 @@ class SessionState(SessionAssets):
     def leader(self) -> bool:
         """Whether this worker is the one that speaks for all: prints, writes a file, tells a dashboard.
 
-        One at a time, and none that is on its way back to where the run is. What it did since the last step is done
-        again, perhaps by another one, where a worker is lost just then: write files anew instead of adding to them.
+        One at a time, and none that is on its way back to where the run is. Between two steps without a loss it acts
+        once. Where a worker is lost just then, what it did since the last step may be done again, perhaps by another
+        one; and where it is the leader that is lost before it came to that line, by nobody. So write files anew instead
+        of adding to them; ``session.report`` keeps each value once.
         """
         return self.rank == 0 and self._workers.synchronised
 
@@ -110,7 +112,7 @@ class SessionState(SessionAssets):
             direction: Which values are better.
 
         Returns:
-            Whether this is the best so far.
+            Whether this is the best so far, and is kept: where there is no room for it, what was the best stays it.
 
         Raises:
             UserError: For a metric that was not reported, and where hosts do not share the run's folder.
@@ -138,6 +140,8 @@ class SessionState(SessionAssets):
             self._stepper.commit()
             self._progress.best[metric] = value
             self._stepper.save()
-            if not self.state.keep_best(metric):  # no room, which the journal says: what was the best stays
+            if not self.state.keep_best(metric):  # no room, which the journal says
+                del self._progress.best[metric]
                 self._progress.best |= {metric: best} if best is not None else {}
+                return False
         return better

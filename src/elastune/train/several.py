@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from elastune.core.errors import UserError
+from elastune.train.scaling import FIX
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Prepared:
             raise UserError(
                 "session.prepare takes a model and its optimizer", told, "session.prepare(model, optimizer)"
             )
+        if any(isinstance(each, GradScaler) for each in rest):
+            raise UserError("session.prepare takes models, optimizers and schedulers", "a gradient scaler", FIX)
         if odd := [type(each).__name__ for each in rest if not callable(getattr(each, "step", None))]:
             fix = "give other state to session.track"
             raise UserError("session.prepare takes models, optimizers and schedulers", ", ".join(odd), fix)
@@ -127,10 +131,13 @@ class Optimizers(torch.optim.Optimizer):
         if next(groups, None) is not None:
             raise ValueError("loaded state dict has a different number of parameter groups")
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """That of each."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """That of each, of the gradients that ``closure`` brings once; its loss."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for each in self.optimizers:
             each.step()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for each in self.optimizers:

@@ -35,11 +35,14 @@ class StepCheck:
         return self._workers.size > 1 and self.content is None
 
     def marks(self, plan: StepPlan, trained: TrainingState) -> Sequence[float]:
-        """This worker's, of the step that it is about to take."""
+        """This worker's, of the step that it is about to take. Raises ``UserError`` as ``Flags.check`` does."""
+        trained.flags.check()
         if self._workers.size == 1:
             return NO_MARKS
         at, settings = self._progress.position, self._settings.checksum(trained.optimizer)
-        return marks(hash((at.epoch, at.step, *plan.taken, self.content or CHANGES, settings)))
+        return marks(
+            hash((at.epoch, at.step, *plan.taken, self.content or CHANGES, settings, trained.flags.checksum()))
+        )
 
     def difference(self, plan: StepPlan, trained: TrainingState) -> UserError | None:
         """In what workers took the step differently, as an error; None where only data change by themselves.
@@ -48,6 +51,7 @@ class StepCheck:
         """
         workers, at, step = self._workers, self._progress.position, self._progress.position.step + 1
         settings, line = Settings.told(trained.optimizer), workers.where()
+        settings["frozen parameters"] = ", ".join(trained.flags.frozen) or "none"
         own = StepFacts(at.epoch, *plan.taken, self.content or CHANGES, settings, line)
         rows = workers.gather_bytes(own.encode(), "what the step is made of")
         found = differences(rows)

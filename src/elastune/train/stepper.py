@@ -133,7 +133,7 @@ class Stepper:
             changed = progress.batch_size not in (None, size) or self._means() != means or trained.sync is not agreed
             if workers.view != view or changed:
                 return "again"
-            if self._may_be_last(plan):
+            if self._may_be_last(plan, source):
                 self._state.remember()
             if probes:
                 self._alike.content, probes = content([next(data) for _ in range(READS)]), False
@@ -170,12 +170,12 @@ class Stepper:
         micro_batch = self._progress.micro_batch
         return self._spec.means if micro_batch is None else replace(self._spec.means, micro_batch=micro_batch)
 
-    def _may_be_last(self, plan: StepPlan) -> bool:
-        """Whether the pass ends with this step: what follows may have to be repeated, and begins with this step then.
-
-        A pass that is entered again has a batch at least, so that the user's lines after the loop find what they use.
+    def _may_be_last(self, plan: StepPlan, source: StepSource) -> bool:
+        """Whether the pass ends with this step: what follows may have to be repeated, and begins with this step then:
+        so the user's lines after the loop find what they use of a batch.
         """
-        ends_pass = 0 < plan.length <= plan.offset + plan.moves
+        stop, known = plan.offset + plan.moves, plan.length
+        ends_pass = known <= stop if known else source.ends(stop)
         return ends_pass or self._progress.position.step + plan.steps == self._spec.max_steps
 
     # -- a step -------------------------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import AveragedModel
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
 from elastune.train.checkpoints.tree import to_tree
+from elastune.train.scaling import scale_at_steps
 
 
 class Tracked:
@@ -22,6 +24,7 @@ class Tracked:
     name = "tracked"
 
     def __init__(self) -> None:
+        self.scaler: GradScaler | None = None
         self._objects: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}
 
@@ -45,6 +48,9 @@ class Tracked:
             _load(name, obj, self._waiting.pop(name))
         if isinstance(obj, AveragedModel):
             _average_at_steps(obj, ends_step)
+        if isinstance(obj, GradScaler):
+            scale_at_steps(obj, ends_step)
+            self.scaler = obj
 
     def refuse(self, plan: SyncPlan) -> None:
         """Raise ``UserError`` where learners of ``plan`` would differ, and what is tracked with them."""
@@ -79,11 +85,14 @@ def _load(name: str, obj: Any, state: Mapping[str, Any]) -> None:
 
 
 def _average_at_steps(average: AveragedModel, ends_step: Callable[[], bool]) -> None:
-    """With several slots a worker, a loop's body runs several times a step: average once."""
-    update = average.update_parameters
+    """With several slots a worker, a loop's body runs several times a step: average once.
 
-    def once_a_step(model: nn.Module) -> None:
+    By a subclass of its own class, as for schedulers: a copy of it averages its own weights.
+    """
+    kind = type(average)
+
+    def update_parameters(self: AveragedModel, model: nn.Module) -> None:
         if ends_step():
-            update(model)
+            kind.update_parameters(self, model)
 
-    average.update_parameters = once_a_step  # type: ignore[method-assign]
+    average.__class__ = type(kind.__name__, (kind,), {"update_parameters": update_parameters})

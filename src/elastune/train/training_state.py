@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from elastune.sync.in_use import SyncInUse
 from elastune.train.checkpoints.by_name import by_name, by_number, names_of
 from elastune.train.checkpoints.parts import Named, Part, States, load_states, states_of
 from elastune.train.checkpoints.tree import fingerprint
+from elastune.train.freezing import AsItWas, Flags
 
 T = TypeVar("T")
 
@@ -45,17 +46,21 @@ class _Schedulers:
 
 @dataclass(frozen=True)
 class _Built:
-    """What the program built: for a run that begins where this one is (``checkpoints.inherit``); nothing is loaded."""
+    """What the program built, for a run that begins where this one is (``checkpoints.inherit``), and has frozen since.
+
+    Only the latter is loaded.
+    """
 
     kinds: list[str]
     rates: tuple[float, ...]
+    flags: Flags
     name: str = "built"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kinds": self.kinds, "rates": self.rates}
+        return {"kinds": self.kinds, "rates": self.rates, "frozen": self.flags.frozen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """It is the program's."""
+        self.flags.set(state.get("frozen", ()))
 
 
 @dataclass(frozen=True)
@@ -141,12 +146,16 @@ def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 class TrainingState:
     """One worker's part of it, and how it comes together with others' (``in_use``).
 
-    ``built_rates``: the learning rates that the program built.
+    ``built_rates``: the learning rates that the program built. ``flags``: which parameters train.
     """
 
     in_use: SyncInUse
     schedulers: tuple[Any, ...]
     built_rates: tuple[float, ...] = ()
+    flags: Flags = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flags", Flags(self.replica))
 
     @property
     def sync(self) -> Sync:
@@ -179,7 +188,7 @@ class TrainingState:
             optimizer,
             Named("sync", self.in_use),
             _Schedulers(self.schedulers),
-            _Built(kinds, self.built_rates),
+            _Built(kinds, self.built_rates, self.flags),
         )
 
     @property
@@ -310,6 +319,10 @@ class TrainingState:
     def parameters(self) -> int:
         """How many numbers of the model are trained."""
         return self.replica.numbers
+
+    def held(self) -> AsItWas:
+        """What the lines of the program that ran when the run began are not to change where it goes on."""
+        return AsItWas(self.flags, self.optimizer)
 
     def remember_schedulers(self) -> list[Any]:
         """The schedulers' states, for ``restore_schedulers``."""

@@ -138,8 +138,11 @@ class StepTransaction:
         if self.phase is Phase.REDUCED and self.evaluates_again:
             return self.plan.slices[-1]
         if self._slice is None:
-            where = "outside of a training batch, or twice in one"
-            raise UserError("session.backward belongs once into each training batch", where, "add losses up first")
+            rule = "session.backward belongs once into each training batch"
+            if self._newest is None or self.phase in (Phase.BETWEEN, Phase.LEFT):
+                raise UserError(rule, "outside of one", "move it into the loop over session.batches")
+            fix = "add losses up, session.backward(one + other); updates that follow each other are turns=2 of batches"
+            raise UserError(rule, "a second time in one", fix)
         return self._slice
 
     # -- one step -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from elastune.train.program.causes import cause_of, text_of, trace_of
 from elastune.train.program.line import ProgramLine
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.program.shortage import lacks_memory, told_of_memory, wanted_bytes
+from elastune.train.scaling import untracked_scaler
 from elastune.train.session import Session
 from elastune.train.stepper import StopTraining
 from elastune.train.timing import steps_of_workers
@@ -96,7 +97,7 @@ def work(
     except Apart as error:
         return failed(error.found.reason, error)
     except BaseException as error:
-        if (refused := unordered_kernel(error)) is not None:
+        if (refused := unordered_kernel(error) or untracked_scaler(error)) is not None:
             return failed("user_error", refused)
         code = failed("out_of_memory" if lacks_memory(error) else "exception", error)
         if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself

@@ -1,4 +1,4 @@
-"""Averaged weights, the best value so far, a file that one worker writes, and an end that a metric decides."""
+"""Averaged weights, the best value so far, its checkpoint, and an end that a metric decides."""
 
 from __future__ import annotations
 

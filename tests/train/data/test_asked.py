@@ -103,11 +103,14 @@ def test_other_options_of_a_loader_are_taken_over() -> None:
             "brings its own options .got batch_size",
         ),
         (DataLoader(DATA, 8), {"shuffle": False, "pin_memory": True}, "got shuffle, pin_memory"),
-        (DataLoader(DATA, batch_size=None), {}, "so many samples each .got batch_size=None"),
-        (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), {}, "so many samples each .got list"),
-        (DataLoader(Stream(), batch_size=2), {}, "must be map-style"),
-        (DataLoader(Stream(), batch_size=None), {}, "must be map-style"),
-        (Stream(), {"batch_size": 2}, "must be map-style"),
+        (DataLoader(DATA, batch_size=None), {}, "must be of several samples .got batch_size=None"),
+        (DataLoader(DATA, batch_sampler=[[0, 1], []]), {}, "must draw samples .got none of list"),
+        (DataLoader(DATA, batch_sampler=[]), {}, "must draw samples .got none of list"),
+        (DataLoader(Stream(), batch_size=None), {}, "must be of several samples .got batch_size=None"),
+        (Stream(), {"batch_size": 2, "shuffle": True}, "an order of its own .got shuffle=True"),
+        (Stream(), {"batch_size": 2, "sampler": [0]}, "an order of its own .got a sampler"),
+        (Stream(), {}, "batch_size must be a whole number"),
+        (iter([]), {"batch_size": 2}, "or is torch's IterableDataset"),
         (DATA, {}, "batch_size must be a whole number"),
         (DATA, {"batch_size": 2, "sampler": [0], "shuffle": True}, "a sampler decides the order"),
         (DATA, {"batch_size": 2, "sampler": BatchSampler([0, 1], 2, False)}, "one index after another"),
@@ -152,6 +155,38 @@ def test_a_samplers_own_generator_decides_beside_the_run_and_is_left_alone() -> 
 def test_what_no_sampler_may_draw_is_refused(sampler: Any, rule: str) -> None:
     with pytest.raises(UserError, match=rule):
         drawn(sampler, 20, 0, 0)
+
+
+class ByLength:
+    """A batch sampler that puts like samples together: in batches of as many as have the same remainder by three."""
+
+    def __init__(self) -> None:
+        self.sampler = RandomSampler(DATA, generator=torch.Generator().manual_seed(4))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for kind in torch.randperm(3).tolist():
+            yield [index for index in self.sampler if index % 3 == kind]
+
+
+def test_batches_of_a_batch_sampler_keep_their_sizes() -> None:
+    asked = asked_of(DataLoader(DATA, batch_sampler=ByLength()), None)
+    assert asked.batch_size == 7  # on average
+    torch.manual_seed(1)
+    source = asked.source(3)(0)
+    parts = list(source.batches(0, 7))
+    assert sorted(map(len, parts)) == [6, 7, 7]
+    found = [[int(x) for x in batch[:, 0]] for batch, _ in source.fetch(iter(parts))]
+    assert all(len({x % 3 for x in batch}) == 1 for batch in found)
+    assert sorted(x for batch in found for x in batch) == list(range(20))
+    torch.manual_seed(2)
+    again = asked.source(3)(0)
+    assert list(again.batches(parts[0].stop, 7)) == parts[1:]
+    assert [[int(x) for x in batch[:, 0]] for batch, _ in again.fetch(iter(parts))] == found
+    others = [asked.source(*at[:1])(at[1]) for at in ((3, 1), (4, 0))]
+    assert found not in [[[int(x) for x in b[:, 0]] for b, _ in o.fetch(o.batches(0, 7))] for o in others]
+    with pytest.raises(UserError, match="its own sizes .got batches of 14"):
+        next(source.batches(0, 14))
+    assert len(asked.to_evaluate(3)) == 20
 
 
 def test_a_sample_drawn_twice_is_augmented_twice() -> None:

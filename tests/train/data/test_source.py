@@ -34,6 +34,9 @@ class Stream:
     def length(self, offset: int, size: int) -> int:
         return 0
 
+    def ends(self, place: int) -> bool:
+        return False
+
     def checksum(self, places: range) -> int:
         return sum(places) % PRIME
 

@@ -232,8 +232,8 @@ class Adapter:
     # -- epochs, and the run ------------------------------------------------------------------------------------------
 
     def begin_pass(self, trained: TrainingState, length: int, batch_size: int) -> None:
-        """A training pass over ``length`` samples goes on, or begins; the program asks for ``batch_size``."""
-        self._decisions.longest_batch = length
+        """A training pass over ``length`` samples (0: nobody knows) goes on, or begins; asked for: ``batch_size``."""
+        self._decisions.longest_batch = length or None
         if not self._at.batch_size:
             self._at.batch_size, self._at.lr = batch_size, _rate(trained)
 

@@ -42,6 +42,7 @@ def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> No
     for group in optimizer.param_groups:
         for p in group["params"]:
             _fit_options(group, optimizer.state.get(p), p)
+    trained.flags.set(state["built"].get("frozen", ()))
     _move(trained, state)
 
 

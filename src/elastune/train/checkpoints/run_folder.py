@@ -90,7 +90,7 @@ class RunFolder:
         while True:
             if self._workers.rank == 0 and kept < 0:
                 kept = int(keep_best(self._spec.out, metric, step, self._home.make))
-            if not self._workers.elastic or self._workers.size == 1:
+            if self._workers.size == 1:
                 return bool(kept)
             told = [int(own) for (own,) in self._workers.gather([float(kept)], f"the best by {metric}")]
             if max(told) >= 0:

@@ -35,6 +35,7 @@ from elastune.train.checkpoints.tree import Tensors
 from elastune.train.collectives import NamedCollectives
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
+from elastune.train.scaling import unscaled
 from elastune.train.training_state import TrainingState, described
 from elastune.train.transaction import Phase, StepTransaction
 
@@ -69,6 +70,7 @@ class RunState:
         self._evaluations = 0  # since the newest step
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
+        self.scale: Callable[[], float] | None = None  # of the loss that the program gives
         self._before_model: tuple[Part, ...] = (progress, _Adaptation(adapter), *parts)
         self._folder = RunFolder(spec, config, workers, progress, adapter, send, self._before_model)
 
@@ -282,6 +284,8 @@ class RunState:
         """The workers' sums of a step are here."""
         if self._progress.memory.due:
             self._progress.memory.reduced(sync.replica.memory())
+        if self.scale is not None and sync.wants_statistics:
+            sync.statistics = unscaled(sync.statistics, self.scale())
         if sync.wants_statistics:
             self._progress.loss = sync.statistics.parts["loss"]
         self.seed_between("step")
@@ -324,8 +328,8 @@ class RunState:
         except GroupBroken as error:
             self.workers.restart(error)
 
-    def begin(self) -> None:
-        """Go on from the newest checkpoint; without one from the parent's, or from the start."""
+    def begin(self) -> bool:
+        """Go on from the newest checkpoint; without one from the parent's, or from the start. True for the first."""
         assert self.trained is not None
         self.workers.layers_found(self.layers)
         self._tell_stages()
@@ -341,6 +345,7 @@ class RunState:
             self.workers.gather([], f"what is in {found}")
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
+        return bool(found)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,13 @@ CHANGES = 0  # the checksum of what is not the same when read again
 
 def content(batches: Sequence[Any]) -> int:
     """The checksum of what was read several times, or ``CHANGES``."""
-    found = {_checksum(batch, 1) for batch in batches}
+    found = {checksum_of(batch) for batch in batches}
     return found.pop() if len(found) == 1 else CHANGES
+
+
+def checksum_of(value: Any) -> int:
+    """Of tensors, text and numbers in it, and of what kind anything else is."""
+    return _checksum(value, 1)
 
 
 def _checksum(value: Any, start: int) -> int:

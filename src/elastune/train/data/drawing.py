@@ -43,11 +43,9 @@ def drawn(sampler: Iterable[int], length: int, seed: int, epoch: int) -> torch.T
     Raises:
         UserError: For indices that are none of a data set of ``length`` samples, for none, and for too many.
     """
-    own = getattr(sampler, "generator", None)
-    own_seed = own.initial_seed() if isinstance(own, torch.Generator) else 0
-    stream = derive(seed, "sampler", epoch, own_seed)
+    stream = sampler_stream(sampler, seed, epoch)
     name, most = type(sampler).__name__, MOST_DRAWN * length
-    with streams_kept(), _own_generator(sampler, stream):
+    with streams_kept(), own_generator(sampler, stream):
         seed_everything(stream)
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(epoch)
@@ -71,8 +69,15 @@ def _index(given: Any, length: int, name: str) -> int:
     return int(index)
 
 
+def sampler_stream(sampler: Any, seed: int, epoch: int, *others: Any) -> int:
+    """The seed of what ``sampler``, with ``others`` that it asks, draws for ``epoch``: of the run's and its own."""
+    own = [getattr(each, "generator", None) for each in (sampler, *others)]
+    seeds = [each.initial_seed() for each in own if isinstance(each, torch.Generator)]
+    return derive(seed, "sampler", epoch, *(seeds or [0]))
+
+
 @contextmanager
-def _own_generator(sampler: Any, seed: int) -> Iterator[None]:
+def own_generator(sampler: Any, seed: int) -> Iterator[None]:
     """Where ``sampler`` has a generator of its own it draws from one that begins at ``seed``."""
     if not hasattr(sampler, "generator"):
         yield

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from elastune.journal.records import DataContext
 from elastune.train.rng import SeededSamples, streams_kept
@@ -25,8 +25,11 @@ MOST_LABELS = 100_000  # counted, evenly spaced
 def data_context(dataset: Any) -> DataContext:
     """What ``dataset`` (map-style) is, by ``SAMPLES`` evenly spaced samples and its integer targets.
 
-    A data set whose samples cannot be fetched (any more) is not known: an empty digest, equal to no other's.
+    A data set whose samples cannot be fetched (any more) is not known: an empty digest, equal to no other's. Nor
+    is a stream, which would have to be read once more.
     """
+    if isinstance(dataset, IterableDataset):
+        return DataContext()
     length = len(dataset)
     places = [i * length // SAMPLES for i in range(SAMPLES)] if length > SAMPLES else list(range(length))
     try:

@@ -28,15 +28,16 @@ class Loading:
 
 def check_dataset(dataset: Any, batch_size: Any) -> None:
     """Refuse what cannot be cut into slots."""
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    streams = isinstance(dataset, IterableDataset)
+    if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(
-            "a dataset must be map-style (have __len__ and __getitem__)",
+            "a dataset has __len__ and __getitem__, or is torch's IterableDataset",
             type(dataset).__name__,
-            "wrap the stream in a dataset that can fetch a sample by its index",
+            "derive the stream from torch.utils.data.IterableDataset",
         )
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UserError("batch_size must be a whole number of at least 1", batch_size, "set config batch_size")
-    if len(dataset) == 0:
+    if not streams and len(dataset) == 0:
         raise UserError("a dataset must hold samples", "0 samples", "check how it was split")
 
 

@@ -41,6 +41,10 @@ class StepSource(Protocol):
         """How many places the pass uses if it goes on at ``offset`` in batches of ``size``; 0: nobody knows."""
         ...
 
+    def ends(self, place: int) -> bool:
+        """Whether the pass is known to be over at ``place``, where ``length`` does not tell."""
+        ...
+
     def checksum(self, places: range) -> int:
         """A number below ``control.PRIME`` that tells apart which samples are at ``places``; adds up over parts."""
         ...
@@ -92,6 +96,9 @@ class MapStyleSource:
     def length(self, offset: int, size: int) -> int:
         count = len(self._order)
         return count - (count - offset) % size if self._drop_last else count
+
+    def ends(self, place: int) -> bool:
+        return place >= len(self._order)
 
     def checksum(self, places: range) -> int:
         return checksum(self._order[places.start : places.stop])

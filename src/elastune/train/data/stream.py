@@ -1,0 +1,166 @@
+"""A pass through a stream: an ``IterableDataset`` whose items come one after another, nobody knows how many.
+
+Every worker reads all of it, and takes the items of its slots. An item is named by its place, counted from 0 where the
+epoch begins; what the stream draws at random for it follows from seed, epoch and place. So whoever comes to a place,
+by training, by joining or by resuming, reads the same there: up to it a new reader reads, and lets go.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from elastune.core.errors import UserError
+from elastune.core.seeds import derive
+from elastune.train.control import PRIME
+from elastune.train.data.content import checksum_of
+from elastune.train.data.loading import Loading
+from elastune.train.rng import seed_everything, streams_kept
+
+
+class Reader:
+    """Items of one epoch of ``dataset`` by their places; those before ``let_go`` are read again where they are asked
+    for."""
+
+    def __init__(self, dataset: Any, seed: int, epoch: int, loading: Loading) -> None:
+        self._dataset, self._seed, self._epoch, self._loading = dataset, seed, epoch, loading
+        self._begin()
+
+    def _begin(self) -> None:
+        self._items: dict[int, tuple[Any, int]] = {}
+        self._next, self._over = 0, False
+        self._iterator: Iterator[Any] | None = None
+
+    def reaches(self, stop: int) -> bool:
+        """Whether the stream has so many items. Reads them."""
+        if self._next < stop and not self._over:
+            with streams_kept():
+                while self._next < stop and not self._over:
+                    self._read()
+        return self._next >= stop
+
+    @property
+    def length(self) -> int | None:
+        """How many items there are, once the end was seen."""
+        return self._next if self._over else None
+
+    def let_go(self, before: int) -> None:
+        """Items at places ``before`` this one will hardly be asked for again."""
+        for place in [place for place in self._items if place < before]:
+            del self._items[place]
+
+    def at(self, place: int) -> tuple[Any, int]:
+        """The item at ``place``, and a checksum of it."""
+        if place < self._next and place not in self._items:  # a step that is done again, and was let go of
+            self._begin()
+        if not self.reaches(place + 1):
+            rule = "a stream gives the same items each time that an epoch of it is read"
+            fix = "let it depend on nothing but its epoch and torch's, NumPy's and Python's global generators"
+            raise UserError(rule, f"an end at {self._next} where there was an item before", fix)
+        return self._items[place]
+
+    def _read(self) -> None:
+        if self._iterator is None:
+            self._iterator = self._opened()
+        place = self._next
+        if not self._loading.loader_workers:
+            seed_everything(derive(self._seed, "stream", self._epoch, place))
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            self._over = True
+            return
+        self._items[place] = item, zlib.crc32(b"%d" % place, checksum_of(item)) % PRIME
+        self._next += 1
+
+    def _opened(self) -> Iterator[Any]:
+        """As torch's ``DataLoader`` would read it, with as many loading processes."""
+        seed, loading = derive(self._seed, "stream", self._epoch), self._loading
+        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+            set_epoch(max(0, self._epoch))  # an evaluation is that of the first
+        seed_everything(seed)
+        if not loading.loader_workers:
+            return iter(self._dataset)
+        loader: DataLoader[Any] = DataLoader(
+            self._dataset,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=loading.loader_workers,
+            prefetch_factor=loading.prefetch_factor,
+            timeout=loading.timeout_s,
+            worker_init_fn=loading.worker_init_fn,
+            multiprocessing_context=loading.context,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        return iter(loader)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+class StreamSource:
+    """One epoch of a stream, as a ``StepSource``."""
+
+    def __init__(
+        self, dataset: Any, seed: int, epoch: int, *, drop_last: bool, loading: Loading, turns: int = 1
+    ) -> None:
+        self.turns = turns
+        self._reader = Reader(dataset, seed, epoch, loading)
+        self._least = 1  # items that make one more batch
+        self._drop_last = drop_last
+        self._collate = loading.collate_fn or default_collate
+
+    def batches(self, offset: int, size: int) -> Iterator[range]:
+        """As ``StepSource`` has it; of each batch it is known whether there is another one."""
+        self._least = size if self._drop_last else 1
+        start = offset
+        while self._reader.reaches(start + self._least):
+            stop = start + size
+            if not self._reader.reaches(stop + self._least) and self._reader.length is not None:
+                stop = min(stop, self._reader.length)
+            self._reader.let_go(start - size)
+            yield range(start, stop)
+            start = stop
+
+    def ends(self, place: int) -> bool:
+        """Whether the pass is known to be over at ``place``."""
+        length = self._reader.length
+        return length is not None and length - place < self._least
+
+    def length(self, offset: int, size: int) -> int:
+        """Nobody knows."""
+        return 0
+
+    def checksum(self, places: range) -> int:
+        """Of what is there: a stream that gives workers different items is noticed by it."""
+        return sum(self._reader.at(place)[1] for place in places) % PRIME
+
+    def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
+        for part in parts:
+            yield self._collate([self._reader.at(place)[0] for place in part])
+
+    def probe(self) -> range:
+        return range(0)
+
+
+def evaluated(
+    dataset: Any, batch_size: int, loading: Loading, seed: int, workers: int, rank: int, seen: Callable[[int], None]
+) -> Iterator[tuple[list[int], Any]]:
+    """Every ``workers``-th batch of a stream, with its places; at the end ``seen`` is told how many items there are."""
+    reader, start = Reader(dataset, seed, -1, loading), 0
+    collate = loading.collate_fn or default_collate
+    for batch in range(1 << 62):
+        reader.reaches(start + batch_size)
+        stop = start + batch_size if reader.length is None else min(start + batch_size, reader.length)
+        if stop <= start:
+            break
+        if batch % workers == rank:
+            yield list(range(start, stop)), collate([reader.at(place)[0] for place in range(start, stop)])
+        reader.let_go(stop)
+        start = stop
+    seen(start)

@@ -1,0 +1,36 @@
+"""Trains the twin that its config names, on whatever workers there are, while they die."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.parity.programs.twins import data, several, tricks
+
+from elastune.testing.faults import inject
+
+config = {"twin": "", "faults": []}
+
+
+def twins() -> dict[str, Any]:
+    """Every program by its name, on a session."""
+    rooms = (several, data, tricks)
+    found = {name: each for part in rooms for name, each in vars(part).items() if f"plain_{name}" in vars(part)}
+    return dict(sorted(found.items()))
+
+
+def plain(name: str) -> Any:
+    """The same as a plain loop."""
+    return next(vars(part)[f"plain_{name}"] for part in (several, data, tricks) if f"plain_{name}" in vars(part))
+
+
+def train(session) -> None:
+    losses: list[float] = []
+    prepare = session.prepare
+
+    def prepared(*given: Any) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = prepare(*given)
+        inject(session)
+        return found
+
+    session.prepare = prepared
+    twins()[session.config["twin"]](session, losses)
