@@ -108,9 +108,11 @@ def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
     )
     note = (
         f"By the predictions {plain(found.data, 40)}, by which soups and ensembles were chosen, too. Training: "
-        "worker-time of these trials, the rest of the search left out. Parameters: that one inference goes through. "
-        "Nothing is picked by the test."
+        "worker-time of these trials and of what they began with, the rest of the search left out. Parameters: that "
+        "one inference goes through. Nothing is picked by the test."
     )
+    if untold := dict.fromkeys(source for point in found.points for source in point.untold):
+        note += f" Nobody tells how long {', '.join(plain(source, 80) for source in untold)} trained: not counted."
     return Table("Single trials, soups, ensembles", header, rows, frozenset({2, 3, 4, 6}), note)
 
 

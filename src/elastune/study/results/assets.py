@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from elastune.journal.entry import Entry
 from elastune.journal.records import AssetMade
+from elastune.journal.training import training_of
 from elastune.journal.trials import TrialTable
 from elastune.search.analysis.front import nondominated, pick
 from elastune.search.space.objective import Objective, oriented
@@ -23,11 +24,13 @@ class AssetPoint:
     Attributes:
         form: "trial", "soup" or "ensemble".
         trials: Whom it is made of.
-        values: The score by its name, ``training_s`` (the worker-seconds of its trials together, whatever else the
-            search has tried) and ``parameters`` (how many one inference goes through).
+        values: The score by its name, ``training_s`` (the worker-seconds of its trials together, with those of what
+            they began with, whatever else the search has tried) and ``parameters`` (how many one inference goes
+            through).
         method: How its trials were found and weighed; "" of a trial.
         file: Where it was written; "" of a trial.
         test: The score on data that no choice has seen, where told. Nothing is picked by it.
+        untold: Weights that its trials began with, whose training no journal tells of: it is not in ``training_s``.
     """
 
     form: str
@@ -36,6 +39,7 @@ class AssetPoint:
     method: str = ""
     file: str = ""
     test: float | None = None
+    untold: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Assets:
         return PickedAsset(self.points[found.index], found.reason)
 
 
-def assets_of(entries: Iterable[Entry], table: TrialTable) -> Assets | None:
+def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
     """What the journal tells of: by the score and the predictions of the newest soup or ensemble; None without any."""
     made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
     if not made:
@@ -81,21 +85,23 @@ def assets_of(entries: Iterable[Entry], table: TrialTable) -> Assets | None:
     alike = [one for one in made if (one.data, one.objective) == (newest.data, newest.objective)]
     name = newest.objective
 
-    def trained_s(trials: Iterable[int]) -> float:
-        return sum(table.trials[trial].worker_seconds for trial in trials if trial in table.trials)
+    def point(form: str, trials: Iterable[int], score: float, parameters: int, **more: Any) -> AssetPoint:
+        of = tuple(trials)
+        took = training_of(entries, table, [trial for trial in of if trial in table.trials])
+        values = {name: score, TRAINING: took.worker_seconds, INFERENCE: float(parameters)}
+        return AssetPoint(form, of, values, untold=took.untold, **more)
 
     points: dict[object, AssetPoint] = {}  # what was found again, or written anew, takes the place of what was
     for one in alike:
         for single in one.singles:
-            values = {name: single.score, TRAINING: trained_s([single.trial]), INFERENCE: float(single.parameters)}
-            points[single.trial] = AssetPoint("trial", (single.trial,), values)
-        trials = tuple(member.trial for member in one.members)
-        values = {name: one.score, TRAINING: trained_s(set(trials)), INFERENCE: float(one.parameters)}
-        points[one.file] = AssetPoint(one.form, trials, values, one.method, one.file, one.test)
+            points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
+        trials = (member.trial for member in one.members)
+        told = {"method": one.method, "file": one.file, "test": one.test}
+        points[one.file] = point(one.form, trials, one.score, one.parameters, **told)
     objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
     return Assets(newest.data, objectives, tuple(points.values()))
 
 
 def asset_json(point: AssetPoint) -> dict[str, Any]:
     """As plain values."""
-    return {**vars(point), "trials": list(point.trials)}
+    return {**vars(point), "trials": list(point.trials), "untold": list(point.untold)}
