@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from elastune.core.errors import UserError
 from elastune.journal.entry import Entry
 from elastune.journal.records import AssetMade
 from elastune.journal.training import training_of
@@ -28,7 +32,7 @@ class AssetPoint:
             they began with, whatever else the search has tried) and ``parameters`` (how many one inference goes
             through).
         method: How its trials were found and weighed; "" of a trial.
-        file: Where it was written; "" of a trial.
+        file: Where it was written; "" of a trial. ``sha256``: of what was written there.
         test: The score on data that no choice has seen, where told. Nothing is picked by it.
         untold: Weights that its trials began with, whose training no journal tells of: it is not in ``training_s``.
     """
@@ -40,6 +44,19 @@ class AssetPoint:
     file: str = ""
     test: float | None = None
     untold: tuple[str, ...] = ()
+    sha256: str = ""
+
+    @cached_property
+    def trouble(self) -> str:
+        """Why it cannot be used: its file is gone, or another one by now; "" where it can. The file is read once."""
+        if not self.file:
+            return ""
+        try:
+            with Path(self.file).open("rb") as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except OSError:
+            return "gone"
+        return "" if same else "changed"
 
 
 @dataclass(frozen=True)
@@ -52,28 +69,43 @@ class PickedAsset:
 
 @dataclass(frozen=True)
 class Assets:
-    """All ``points`` that were judged by one score on the same predictions, ``data``."""
+    """All ``points`` that were judged by one score on the same predictions, ``data``.
+
+    A model whose file is gone, or is not what was written, stays among them, and is neither on the front nor picked.
+    """
 
     data: str
     objectives: tuple[Objective, ...]
     points: tuple[AssetPoint, ...]
 
+    @property
+    def usable(self) -> list[AssetPoint]:
+        """Those that are still there as they were written."""
+        return [point for point in self.points if not point.trouble]
+
     def front(self) -> list[AssetPoint]:
         """Those that no other dominates, the best score first."""
-        keep = nondominated(oriented([point.values for point in self.points], self.objectives))
-        best = [point for point, on_front in zip(self.points, keep, strict=True) if on_front]
+        known = self.usable
+        if not known:
+            return []
+        keep = nondominated(oriented([point.values for point in known], self.objectives))
+        best = [point for point, on_front in zip(known, keep, strict=True) if on_front]
         return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
 
     def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
         """One point, as ``Study.pick`` takes a trial: by targets, by weights, or the knee.
 
-        Raises ``UserError`` where no point reaches a target, and for unknown names.
+        Raises ``UserError`` where no point reaches a target, for unknown names, and where no file is left.
 
         Example:
             >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
         """
-        found = pick([p.values for p in self.points], self.objectives, targets=targets or None, weights=weights)
-        return PickedAsset(self.points[found.index], found.reason)
+        known = self.usable
+        if not known:
+            rule = "what is picked is there as it was written"
+            raise UserError(rule, "none of the files is", "restore them, or write them anew")
+        found = pick([p.values for p in known], self.objectives, targets=targets or None, weights=weights)
+        return PickedAsset(known[found.index], found.reason)
 
 
 def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
@@ -96,7 +128,7 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
         for single in one.singles:
             points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
         trials = (member.trial for member in one.members)
-        told = {"method": one.method, "file": one.file, "test": one.test}
+        told = {"method": one.method, "file": one.file, "test": one.test, "sha256": one.sha256}
         points[one.file] = point(one.form, trials, one.score, one.parameters, **told)
     objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
     return Assets(newest.data, objectives, tuple(points.values()))
@@ -104,4 +136,5 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
 
 def asset_json(point: AssetPoint) -> dict[str, Any]:
     """As plain values."""
-    return {**vars(point), "trials": list(point.trials), "untold": list(point.untold)}
+    told = {field.name: getattr(point, field.name) for field in fields(point)}
+    return {**told, "trials": list(point.trials), "untold": list(point.untold), "trouble": point.trouble}
