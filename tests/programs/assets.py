@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tests.programs.disturbed import CONFIG, disturb
 from torch import nn
 from torch.utils.data import TensorDataset
 
 config = {"lr": 0.1, "batch_size": 40, "epochs": 2, "width": 8, "seed": 0, "norm": False, "marker": ""}
-config |= {"source": "", "fresh": []}
+config |= {"source": "", "fresh": [], **CONFIG}
 objectives = {"accuracy": "max"}
 
 
@@ -86,6 +87,7 @@ def train(session) -> None:
             session.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+            disturb(session, steps=200 // config["batch_size"] * config["epochs"])
         outputs, targets = evaluated(session, model, validation)
         session.predictions("validation", outputs, targets)
         hits = [(o.argmax(1) == t).double() for o, t in zip(outputs, targets, strict=True)]
