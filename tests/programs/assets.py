@@ -1,7 +1,8 @@
 """Three classes of points on a plane, told apart by a net of one hidden layer: a training of some milliseconds.
 
 What it predicts of the data that it does not train on is kept, so that ensembles can be made of its trials. With
-``config["marker"]`` a worker dies while it evaluates, once.
+``config["marker"]`` a worker dies while it evaluates, once. With ``config["source"]`` it takes the weights there, but
+for what is to be ``fresh``, and trains them at a tenth of the rate.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tests.programs.disturbed import CONFIG, disturb
 from torch import nn
 from torch.utils.data import TensorDataset
 
 config = {"lr": 0.1, "batch_size": 40, "epochs": 2, "width": 8, "seed": 0, "norm": False, "marker": ""}
+config |= {"source": "", "fresh": [], **CONFIG}
 objectives = {"accuracy": "max"}
 
 
@@ -71,13 +74,20 @@ def evaluated(session, model, data):
 def train(session) -> None:
     config = session.config
     model = build(config)
-    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=config["lr"]))
+    groups = [{"params": list(model.parameters()), "lr": config["lr"]}]
+    if config["source"]:
+        fresh = session.start_from(model, config["source"], fresh=config["fresh"]).fresh
+        taken = [p for name, p in model.named_parameters() if name not in fresh]
+        rest = [p for name, p in model.named_parameters() if name in fresh]
+        groups = [{"params": taken, "lr": config["lr"] / 10}, *([{"params": rest, "lr": config["lr"]}] if rest else [])]
+    model, optimizer = session.prepare(model, torch.optim.SGD(groups))
     validation = points(100, seed=1)
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(points(200, seed=0), batch_size=config["batch_size"]):
             session.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+            disturb(session, steps=200 // config["batch_size"] * config["epochs"])
         outputs, targets = evaluated(session, model, validation)
         session.predictions("validation", outputs, targets)
         hits = [(o.argmax(1) == t).double() for o, t in zip(outputs, targets, strict=True)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from tests.programs.disturbed import CONFIG, disturb
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastune
 
-config = {"group": -1, "tree": [[0, 2], [1, 3]], "lr": 0.3, "epochs": 6}
+config = {"group": -1, "tree": [[0, 2], [1, 3]], "lr": 0.3, "epochs": 6, **CONFIG}
 objectives = {"accuracy": "max"}
 
 
@@ -49,5 +50,6 @@ def train(session) -> None:
             session.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+            disturb(session, steps=len(data) // 16 * session.config["epochs"])
         hits = [(model(x).argmax(1) == y).double() for x, y in session.batches(held, batch_size=16, train=False)]
         session.report(accuracy=session.mean(hits), evaluated_on=len(held))

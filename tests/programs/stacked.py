@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from tests.programs.disturbed import CONFIG, disturb
 from tests.programs.views import build, points, view
 
 import elastune
 
-config = {"parts": "", "epochs": 4}
+config = {"parts": "", "epochs": 4, **CONFIG}
 objectives = {"accuracy": "max"}
 
 
@@ -22,5 +23,6 @@ def train(session) -> None:
             session.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+            disturb(session, steps=10 * session.config["epochs"])
         hits = [(model(x).argmax(1) == y).double() for x, y in session.batches(held, batch_size=16, train=False)]
         session.report(accuracy=session.mean(hits), evaluated_on=len(held))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import AssetMade, AssetMember, SingleScore, StudyFinished, TrialFinished, TrialStarted
 from elastune.journal.trials import fold
 from elastune.journal.writer import JournalWriter
+from elastune.reuse.candidates import library
 from elastune.study.results.assets import assets_of
 
 
@@ -25,12 +27,26 @@ def study(kept_study: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept_study, tmp_path / "study"))
 
 
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``made`` tells of."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("e", "s", "worse", "old"):
+        Path(name).write_text(name)
+
+
 def made(form: str, trials: list[int], score: float, parameters: int, file: str, **more: Any) -> AssetMade:
     """Of trials 0 to 2, which score 0.7, 0.8 and 0.75."""
     members = [AssetMember(trial, 1 / len(trials)) for trial in trials]
     singles = [SingleScore(trial, alone, 10) for trial, alone in enumerate((0.7, 0.8, 0.75))]
     told = {"data": "validation", "objective": "accuracy", "direction": "max", "test": None, **more}
-    told |= {"score": score, "parameters": parameters, "singles": singles, "file": file, "sha256": "x"}
+    told |= {
+        "score": score,
+        "parameters": parameters,
+        "singles": singles,
+        "file": file,
+        "sha256": hashlib.sha256(file.encode()).hexdigest(),
+    }
     return AssetMade(form=form, method="greedy", members=members, **told)
 
 
@@ -63,6 +79,42 @@ def test_the_front_has_what_nothing_else_beats() -> None:
     for wrong in ({"accuracy": 0.9}, {"size": 3.0}):
         with pytest.raises(UserError):
             found.pick(**wrong)
+
+
+def test_a_file_that_is_not_what_was_written_is_no_choice(tmp_path: Path) -> None:
+    both = made("ensemble", [1, 2], 0.85, 20, "e"), made("soup", [1, 2], 0.82, 10, "s")
+    told = entries(*both)
+
+    def front() -> list[str]:
+        found = assets_of(told, fold(told))
+        assert found is not None
+        assert len(found.points) == 5
+        return [point.form for point in found.front()]
+
+    assert front() == ["ensemble", "soup", "trial", "trial"]
+    Path("e").write_text("another")
+    assert front() == ["soup", "trial", "trial"]
+    Path("s").unlink()
+    assert front() == ["trial", "trial"]
+    found = assets_of(told, fold(told))
+    assert found is not None
+    assert [point.trouble for point in found.points if point.file] == ["changed", "gone"]
+    assert found.pick(weights={"accuracy": 1}).point.form == "trial"
+
+
+def test_weights_that_are_not_those_that_were_kept_are_not_used(study: Path, tmp_path: Path) -> None:
+    """Whole in themselves, and of another trial."""
+    (one, other), checkpoint = library(study).candidates[:2], "state.json"
+    assert one.artifact.seal == hashlib.sha256((one.checkpoint / checkpoint).read_bytes()).hexdigest()
+    shutil.rmtree(one.checkpoint)
+    shutil.copytree(other.checkpoint, one.checkpoint)
+    with pytest.raises(UserError, match="trial 0 are those that the study has kept"):
+        one.weights()
+    with pytest.raises(UserError, match="trial 0 are those"):
+        elastune.ensemble(study)
+    shutil.rmtree(one.checkpoint)
+    with pytest.raises(UserError):
+        one.weights()
 
 
 def test_what_was_judged_otherwise_is_no_point_beside_them() -> None:

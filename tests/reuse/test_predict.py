@@ -143,6 +143,15 @@ def test_nobody_is_asked_while_the_study_runs_or_beyond_its_bound(study: Path) -
         elastune.predict(study, ["test_later"])
 
 
+def test_what_is_asked_again_takes_the_place_of_what_was_there(study: Path) -> None:
+    """In a study that is as large as it may be."""
+    elastune.predict(study, ["test_later"])
+    size, journal = sum(one.artifact.size for one in library(study).candidates), study / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"keep_bytes":null', f'"keep_bytes":{size}'))
+    assert [one.rows for one in elastune.predict(study, ["validation"], again=True)] == [100] * 6
+    assert sum(one.artifact.size for one in library(study).candidates) == size
+
+
 def test_what_is_told_later_takes_no_time_of_the_study() -> None:
     records = [
         TrialStarted(0, {}, {}, seed=0),

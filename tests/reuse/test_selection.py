@@ -70,6 +70,38 @@ def test_a_toy_whose_optimum_is_known() -> None:
     assert score.of(seen.said[2], right) == 0.55
 
 
+def test_a_warm_start_finds_what_steps_from_the_best_one_do_not() -> None:
+    """Four members and five rows: whoever begins with the best one alone never takes the first one; the two best
+    together do without the fourth one long enough."""
+    hits = np.array(
+        [[0.6, 0.6, 0.6, 0.4, 0.4], [0.6, 0.9, 0.4, 0.9, 0.4], [0.9, 0.6, 0.1, 0.4, 0.4], [0.9, 0.4, 0.4, 0.4, 0.9]]
+    )
+    seen = Judged(
+        Task("classification", "probabilities", 2), np.stack([hits, 1 - hits], -1), np.zeros(5, dtype=np.int64)
+    )
+    score, limits, costs = SCORES["accuracy"], EnsembleLimits(4), [1.0] * 4
+
+    def reached(chosen: list[int]) -> float:
+        return float(score.of(seen.said[chosen].mean(0), seen.right))
+
+    cold, warm = (greedy(seen, score, limits, costs, warm=each) for each in (1, None))
+    assert (reached(cold), set(cold)) == (0.8, {1, 3})
+    assert (reached(warm), warm[:2]) == (1.0, [1, 0])
+    assert score.of(np.tensordot(select(seen, score, limits, costs, bags=0), seen.said, 1), seen.right) == 1.0
+    assert set(greedy(seen, score, EnsembleLimits(1), costs, warm=None)) == {1}
+    assert greedy(seen, score, limits, costs, warm=3)[:3] == [1, 0, 3], "by accuracy, then by log loss"
+
+
+def test_it_is_no_worse_than_without_a_warm_start() -> None:
+    for seed in range(8):
+        seen, costs = library(12, seed=seed), [1.0] * 12
+        score = SCORES["accuracy"]
+        found = select(seen, score, EnsembleLimits(4), costs, bags=0)
+        cold = seen.said[greedy(seen, score, EnsembleLimits(4), costs)].mean(0)
+        gain = float(score.of(np.tensordot(found, seen.said, 1), seen.right))
+        assert gain >= float(score.of(cold, seen.right)) - 1e-12
+
+
 @pytest.mark.parametrize("name", ["accuracy", "log_loss", "brier"])
 def test_it_is_never_worse_than_the_best_alone_on_what_it_chose_by(name: str) -> None:
     score = SCORES[name]

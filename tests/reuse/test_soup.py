@@ -19,7 +19,9 @@ from elastune.core.run import Program, RunSpec
 from elastune.core.start_from import StartFrom
 from elastune.job.run import run_job
 from elastune.journal.entry import Entry
-from elastune.journal.records import StudyStarted, TrialStarted
+from elastune.journal.reader import read
+from elastune.journal.records import StudyStarted, TrialBegan, TrialStarted
+from elastune.journal.training import Training, training_in, training_of
 from elastune.journal.trials import fold
 from elastune.mechanisms.scattered import whole
 from elastune.reuse.batch_norm import estimate_batch_norm, fresh_statistics
@@ -111,6 +113,73 @@ def test_models_that_began_apart_are_not_averaged(kept_study: Path) -> None:
     with pytest.raises(UserError, match="began with initial values of their own"):
         elastune.soup(kept_study, build, accuracy)
     assert elastune.soup(kept_study, build, accuracy, trials=[2]).trials == (2,)
+
+
+def offspring(parent: Path, out: Path, cluster: LocalCluster, seeds: list[int], **more: Any) -> Path:
+    """Two trials that take ``parent``'s weights, with these initial values for the rest."""
+    config = {"epochs": 1, **more.pop("config", {})}
+
+    def space(trial: Any) -> dict[str, Any]:
+        nth = trial.suggest_categorical("nth", [0, 1])
+        return {"seed": seeds[nth], "lr": 0.01 * (1 + nth)}
+
+    asked = StudyRequest(Program(ASSETS), out, sampler="grid", trials=2, workers=2, keep="all", config=config, **more)
+    tune(asked, space=space, cluster=cluster)
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without BatchNorm, to begin with."""
+    out = tmp_path_factory.mktemp("plain") / "parent"
+    run_job(RunSpec(Program(ASSETS), out, {"epochs": 1}), cluster=cluster)
+    return out
+
+
+def test_a_family_with_heads_of_their_own_is_not_averaged(plain: Path, cluster: LocalCluster, tmp_path: Path) -> None:
+    begins = StartFrom(plain, fresh=("2.*",))
+    out = offspring(plain, tmp_path / "out", cluster, [3, 4], start_from=begins)
+    with pytest.raises(UserError, match=r"began with 2\.weight of their own") as error:
+        elastune.soup(out, build, accuracy)
+    assert "train that first" in str(error.value)
+    out = offspring(plain, tmp_path / "alike", cluster, [3, 3], start_from=begins)
+    assert elastune.soup(out, build, accuracy, how="uniform").ancestor.startswith(str(plain)), "fresh, and yet the same"
+
+
+def test_trials_that_take_weights_by_themselves_are_a_family(
+    plain: Path, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    out = offspring(plain, tmp_path / "out", cluster, [3, 4], config={"source": str(plain)})
+    found = elastune.soup(out, build, accuracy, how="uniform")
+    assert (sorted(found.trials), found.ancestor.startswith(str(plain))) == ([0, 1], True)
+    apart = offspring(plain, tmp_path / "apart", cluster, [3, 4], config={"source": str(plain), "fresh": ["0.*"]})
+    with pytest.raises(UserError, match=r"began with 0\.weight of their own"):
+        elastune.soup(apart, build, accuracy)
+
+
+def test_a_study_from_before_trials_told_what_they_took(family: Path) -> None:
+    """Nothing that was to be fresh: one family. Else nobody knows."""
+    entries = [entry for entry in read(family / "journal.jsonl") if not isinstance(entry.record, TrialBegan)]
+    assert "parent" in ancestor(fold(entries), entries, [0, 1])
+    for entry in entries:
+        if isinstance(entry.record, StudyStarted):
+            entry.record.settings["start_from"]["fresh"] = ["3.*"]
+    with pytest.raises(UserError, match=r"began with 3\.\* of their own"):
+        ancestor(fold(entries), entries, [0, 1])
+
+
+def test_what_was_begun_with_is_in_the_training_of_what_came_of_it(family: Path) -> None:
+    entries = read(family / "journal.jsonl")
+    table = fold(entries)
+    (told,) = table.trials[0].begun
+    before = training_in(Path(told.source))
+    assert before is not None
+    assert (told.worker_seconds, before.untold) == (before.worker_seconds, ())
+    assert before.worker_seconds > 0
+    own = [table.trials[trial].worker_seconds for trial in (0, 1)]
+    assert training_of(entries, table, [0, 1]) == Training(sum(own) + before.worker_seconds), "the parent's once"
+    child = training_in(family / "trials" / "00001")
+    assert child == Training(own[1] + before.worker_seconds)
 
 
 def test_statistics_of_batches_are_needed(family: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,34 @@ def test_estimates_are_held_against_what_was_measured(
     assert told.tau == (None if better == 0 else float(np.sign(better)))
     said = command_here("transfer", study, "--data", "newtask", "--measured", begun[0], "--measured", begun[1])
     assert "Kendall's tau" in said.out
+
+
+def tau_b(one: list[float], other: list[float]) -> float:
+    """Kendall's, by definition: pairs in the same order, less those in the opposite one, over pairs without ties."""
+    pairs = [(np.sign(a - b), np.sign(c - d)) for (a, c), (b, d) in combinations(zip(one, other, strict=True), 2)]
+    untied = [sum(x != 0 for x, _ in pairs), sum(y != 0 for _, y in pairs)]
+    return float(sum(x * y for x, y in pairs) / np.sqrt(untied[0] * untied[1]))
+
+
+def test_six_sources_are_held_against_what_all_of_them_have_reached(
+    study: Path, tmp_path: Path, cluster: LocalCluster
+) -> None:
+    ranked, begun, reached = elastune.rank_sources([study], "newtask").sources, [], {}
+    for source in ranked:
+        out, begins = tmp_path / f"from-{source.trial}", StartFrom(Path(source.start_from))
+        asked = StudyRequest(
+            Program(ASSETS), out, trials=1, workers=1, config={"epochs": 1, "lr": 0.01}, start_from=begins
+        )
+        tune(asked, space=lambda trial: {"batch_size": trial.suggest_categorical("batch_size", [40])}, cluster=cluster)
+        begun.append(out)
+        reached[source.trial] = elastune.Study.load(out).complete[0].values["accuracy"]
+    told = elastune.rank_sources([study], "newtask", measured=begun)
+    assert len(told.sources) == 6
+    assert {source.trial: source.measured for source in told.sources} == reached
+    assert len(set(reached.values())) >= 3, "sources differ in what comes of them"
+    wanted = tau_b([source.score for source in told.sources], [reached[source.trial] for source in told.sources])
+    assert told.tau == pytest.approx(wanted)
+    assert elastune.rank_sources([study], "newtask", measured=begun[::-1]).tau == told.tau
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -73,7 +74,8 @@ def edited(source: Path, out: Path, edit: Edit) -> Path:
 
 
 def taken(asked: StudyRequest, cluster: LocalCluster, space: Space | None = None) -> list[WarmStarted]:
-    """What ``asked`` would begin with."""
+    """What ``asked`` would begin with, with room for many trials."""
+    asked = replace(asked, trials=100)
     return list(take_over(check(asked, space), earlier_studies(asked, []), cluster, SystemClock(), lambda: 0))
 
 
@@ -123,12 +125,12 @@ def test_a_study_in_the_same_context_begins_with_the_results_and_the_best(
     assert {(past.params["lr"], past.params["epochs"]) for past in found.told} == before
     trials = sorted(study.trials, key=lambda trial: trial.number)
     assert [t.number for t in trials] == list(range(7)), "those told are no trials of this study"
-    assert [t.params for t in trials[:5]] == found.proposed
+    assert [t.params for t in trials[:1]] == found.proposed, "a fifth of them"
     told = {past.params["lr"]: past.metrics["loss"] for past in found.told}
-    assert [t.values["loss"] for t in trials[:5]] == pytest.approx([told[t.params["lr"]] for t in trials[:5]])
+    assert trials[0].values["loss"] == pytest.approx(told[trials[0].params["lr"]])
     assert trials[0].values["loss"] == pytest.approx(min(told.values()))
     (line,) = [warm_line(record) for record in heard if isinstance(record, WarmStarted)]
-    assert "6 of 6 trials taken; context 1 alike: 6 count as results, 5 are tried first" in line
+    assert "6 of 6 trials taken; context 1 alike: 6 count as results, 1 are tried first" in line
     assert not (out / "warm").exists()
 
     shutil.rmtree(lent)  # it is not needed again
@@ -177,7 +179,7 @@ def test_results_are_believed_in_the_same_context_only(
     lent = edited(old, tmp_path / "lent", edit)
     (found,) = taken(request(tmp_path / "out", lent, objectives=dict.fromkeys(objectives, "min")), cluster)
     assert found.similarity == pytest.approx(similarity)
-    assert (found.taken, len(found.told), len(found.proposed)) == (6, told, 5)
+    assert (found.taken, len(found.told), len(found.proposed)) == (6, told, round(5 * similarity + 0.01))
 
 
 def test_trials_with_other_settings_are_only_proposed(cluster: LocalCluster, old: Path, tmp_path: Path) -> None:
@@ -271,6 +273,14 @@ def test_the_most_similar_study_comes_first(cluster: LocalCluster, old: Path, tm
     assert [record.source for record in found] == [str(old.resolve()), str(near), str(far)]
 
 
+def test_proposals_are_a_share_of_what_the_time_is_enough_for(cluster: LocalCluster, old: Path, tmp_path: Path) -> None:
+    """Of ten trials that take as long as the earlier ones in the median: two."""
+    took = [r.worker_seconds for r in records(old) if isinstance(r, TrialFinished) and r.worker_seconds]
+    asked = request(tmp_path / "out", old, trials=None, worker_hours=10.01 * median(took) / 3600)
+    (found,) = take_over(check(asked), earlier_studies(asked, []), cluster, SystemClock(), lambda: 0)
+    assert (found.similarity, len(found.proposed)) == (1.0, 2)
+
+
 def test_an_unfinished_study_gives_what_it_has(cluster: LocalCluster, old: Path, tmp_path: Path) -> None:
     lent = tmp_path / "lent"
     lent.mkdir()
@@ -291,7 +301,7 @@ def test_a_frontier_gives_settings_but_no_results(cluster: LocalCluster, old: Pa
     (found,) = taken(request(tmp_path / "out", edited(old, tmp_path / "lent", edit)), cluster)
     assert (found.taken, found.left_out, found.told) == (5, {"lr is missing": 1}, [])
     assert found.similarity == 0.5
-    assert len(found.proposed) == 5
+    assert len(found.proposed) == 3
 
 
 def test_what_is_no_study_is_refused_before_anything_is_written(old: Path, tmp_path: Path) -> None:

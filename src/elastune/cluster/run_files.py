@@ -43,6 +43,10 @@ class RunFiles(Protocol):
         """How much of the disk it takes."""
         ...
 
+    def seal(self, run: Path, step: int) -> str:
+        """The SHA-256 that stands for all of the checkpoint of ``step``; "" where there is none."""
+        ...
+
     def predictions(self, run: Path) -> dict[str, str]:
         """The SHA-256 of what ``session.predictions`` has left there, by name."""
         ...
@@ -90,6 +94,12 @@ class LocalFiles:
     def size_bytes(self, run: Path) -> int:
         """See ``RunFiles``."""
         return sum(path.lstat().st_size for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+
+    def seal(self, run: Path, step: int) -> str:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import of_step, seal_of
+
+        return seal_of(of_step(run / "checkpoints", step))
 
     def predictions(self, run: Path) -> dict[str, str]:
         """See ``RunFiles``."""

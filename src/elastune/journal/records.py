@@ -43,7 +43,7 @@ from elastune.journal.run_records import (
     WorkerMemory,
     WorkerSteps,
 )
-from elastune.journal.start_records import StartedFrom
+from elastune.journal.start_records import StartedFrom, TrialBegan
 from elastune.journal.study_records import (
     ArtifactKept,
     ArtifactRemoved,
@@ -121,6 +121,7 @@ __all__ = [
     "TimesFitted",
     "TopologyLaid",
     "TrialAdopted",
+    "TrialBegan",
     "TrialFinished",
     "TrialPaused",
     "TrialReallocated",
@@ -175,6 +176,7 @@ Record = Annotated[
     | TrialStarted
     | TrialReported
     | TrialAdopted
+    | TrialBegan
     | TrialFinished
     | TrialRegrouped
     | TrialReallocated

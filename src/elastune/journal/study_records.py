@@ -185,8 +185,10 @@ class TrialFinished:
 class ArtifactKept:
     """What stays of a trial that is over: its checkpoint after ``step`` steps, at ``path`` in the study's folder.
 
-    ``sha256`` of its weights. ``artifact``: "state", all that a run goes on with. ``size``: bytes of all that stays in
-    the trial's folder. ``predictions``: the SHA-256 of the files of ``session.predictions`` there, by name.
+    ``sha256``: of the run's final state, whatever files it lies in. ``seal``: of the checkpoint's ``state.json``, which
+    has the digests of its other files ("": one of before this was told). ``artifact``: "state", all that a run goes on
+    with. ``size``: bytes of all that stays in the trial's folder. ``predictions``: the SHA-256 of the files of
+    ``session.predictions`` there, by name.
     """
 
     trial: Number
@@ -196,6 +198,7 @@ class ArtifactKept:
     size: Count = 0
     predictions: dict[str, str] = field(default_factory=dict)
     artifact: Literal["state"] = "state"
+    seal: str = ""
     kind: Literal["artifact_kept"] = "artifact_kept"
 
 

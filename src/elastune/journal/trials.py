@@ -16,9 +16,11 @@ from elastune.journal.records import (
     ArtifactRemoved,
     PredictionsAdded,
     Reported,
+    StartedFrom,
     StudyFinished,
     StudyStarted,
     TrialAdopted,
+    TrialBegan,
     TrialFinished,
     TrialPaused,
     TrialReallocated,
@@ -29,7 +31,16 @@ from elastune.journal.records import (
 )
 
 State = Literal["running", "paused", "over"]
-Change = TrialReported | TrialPaused | TrialResumed | TrialAdopted | TrialReallocated | TrialRegrouped | TrialFinished
+Change = (
+    TrialReported
+    | TrialPaused
+    | TrialResumed
+    | TrialAdopted
+    | TrialBegan
+    | TrialReallocated
+    | TrialRegrouped
+    | TrialFinished
+)
 TrialRecord = TrialStarted | Change
 
 
@@ -67,7 +78,7 @@ class TrialLife:
     ``metrics``: what it reported after ``epoch``, all reports together. ``workers``: those that it has, or had last;
     ``average``: over all the time that it ran, by its last report. ``seconds``, ``worker_seconds``: of the times that
     it ran before, to their ends. ``cost``: of all that was paid for it, as told last; None:
-    without prices. ``reports``: each with the workers that the trial had then.
+    without prices. ``reports``: each with the workers that the trial had then. ``begun``: with whose weights it began.
     """
 
     started: TrialStarted
@@ -86,6 +97,7 @@ class TrialLife:
     worker_seconds: float = 0.0
     cost: float | None = None
     reports: tuple[tuple[Reported, int], ...] = ()
+    begun: tuple[StartedFrom, ...] = ()
     pause: TrialPaused | None = None
     finished: TrialFinished | None = None
 
@@ -118,6 +130,8 @@ class TrialLife:
                 return replace(self, workers=len(change.members))
             case TrialAdopted(found=found):
                 return replace(self, workers=len(found.workers))
+            case TrialBegan(told=told) if told not in self.begun:  # else: it has lost all workers, and began again
+                return replace(self, begun=(*self.begun, told))
             case TrialPaused() as pause:
                 changes |= {"state": "paused", "epoch": pause.epoch, "pause": pause}
                 changes |= {"seconds": self.seconds + pause.seconds}

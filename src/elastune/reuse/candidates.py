@@ -15,7 +15,7 @@ from elastune.journal.reader import read
 from elastune.journal.records import ArtifactKept, StudyStarted
 from elastune.journal.trials import TrialTable, fold
 from elastune.study.results.study import Study
-from elastune.train.checkpoints.checkpoint import load
+from elastune.train.checkpoints.checkpoint import load, seal_of
 from elastune.train.predictions import HELD_OUT, check_name, file_of, read_predictions
 
 KEEP = "tune with --keep all (or front, best:8, ...), and let the program call session.predictions"
@@ -54,7 +54,14 @@ class Candidate:
         return read_predictions(file_of(self.folder, name), self.artifact.predictions[name])
 
     def weights(self) -> Mapping[str, Any]:
-        """The model's state by name: tensors that are read on demand (``scattered.Stored``)."""
+        """The model's state by name: tensors that are read on demand (``scattered.Stored``).
+
+        Raises ``UserError`` where they are damaged, or not those that the journal tells of.
+        """
+        wanted = self.artifact.seal
+        if wanted and seal_of(self.checkpoint) not in ("", wanted):  # "": gone, which loading tells
+            rule = f"the weights of trial {self.trial} are those that the study has kept"
+            raise UserError(rule, f"others in {self.checkpoint}", "restore them, or leave the trial out")
         found: Mapping[str, Any] = load(self.checkpoint, "train the trial again", whole_parts=False).states["model"]
         return found
 

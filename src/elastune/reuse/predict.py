@@ -19,7 +19,7 @@ from elastune.reuse.candidates import Candidate, library
 from elastune.reuse.model_hooks import ModelHooks, hooks_of
 from elastune.study.results.study import Study
 from elastune.train.checkpoints.home import OutFolder
-from elastune.train.predictions import check_name, keep
+from elastune.train.predictions import check_name, file_of, keep
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class _Shelf:
     sizes: dict[int, int]
 
     def put(self, one: Candidate, name: str, whole: dict[str, torch.Tensor]) -> None:
-        new, there = sum(tensor.nbytes for tensor in whole.values()), sum(self.sizes.values())
+        new, old = sum(tensor.nbytes for tensor in whole.values()), file_of(one.folder, name)
+        there = sum(self.sizes.values()) - (old.stat().st_size if old.is_file() else 0)  # whose place the new one takes
         if self.most_bytes is not None and there + new > self.most_bytes:
             rule = f"all that a study keeps has at most the {self.most_bytes:,} bytes of its --keep-size"
             raise UserError(

@@ -1,8 +1,10 @@
 """Greedy selection with replacement, bagged and warm-started.
 
 Caruana, Niculescu-Mizil, Crew, Ksikes 2004, "Ensemble Selection from Libraries of Models": whichever member improves
-the mean most is added, the same one again where that is best; how often a member was added is its weight. Bags (each
-sees a random half of the candidates) say who may be a member at all, so that no candidate owes its place to chance.
+the mean most is added, the same one again where that is best; how often a member was added is its weight. Begun with
+nobody, the first steps rest on few members and fit the samples that they see; so as many of the best by themselves as
+are best together begin (their "sorted ensemble initialization"). Bags (each sees a random half of the candidates) say
+who may be a member at all, so that no candidate owes its place to chance.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from elastune.reuse.task import Array, Judged
 
 BAGS = 20
 ROUNDS = 50  # how often a member is added at most
-WARM = 1  # so many of the best begin together
+WARM_SHARE = 0.5  # of the members that there may be begin at most: places stay for those that steps find
 BAG_SHARE = 0.5
 
 
@@ -42,7 +44,7 @@ def greedy(
     *,
     among: Sequence[int] | None = None,
     rounds: int = ROUNDS,
-    warm: int = WARM,
+    warm: int | None = 1,
 ) -> list[int]:
     """Who is added, one after another, until the mean is best; of means that are equally good, the shortest.
 
@@ -53,18 +55,14 @@ def greedy(
         costs: What inference by each candidate costs.
         among: Who may be chosen; by default all.
         rounds: How many are added at most.
-        warm: So many of the best by themselves begin, as far as the limits admit them.
+        warm: So many of the best by themselves begin, as far as the limits admit them; None: as many as are best
+            together, up to half of the members that there may be.
 
     Returns:
         Candidates' places in ``judged``; empty where the limits admit nobody.
     """
     free = list(range(judged.members)) if among is None else list(among)
-    singles = _ranks(judged.said[free], judged, score) if free else []
-    order = sorted(range(len(free)), key=lambda at: singles[at], reverse=True)
-    chosen: list[int] = []
-    for at in order[:warm]:
-        if limits.admits({*chosen, free[at]}, costs):
-            chosen.append(free[at])
+    chosen = _begin(judged, score, limits, costs, free, warm)
     total = judged.said[chosen].sum(0) if chosen else np.zeros(judged.said.shape[1:])
     best, best_rank = list(chosen), _rank(total / max(1, len(chosen)), judged, score) if chosen else (-np.inf, -np.inf)
     while len(chosen) < rounds:
@@ -80,12 +78,33 @@ def greedy(
     return best
 
 
+def _begin(
+    judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], free: Sequence[int], warm: int | None
+) -> list[int]:
+    """The best by themselves, ``warm`` of them, or of all numbers the one whose mean is best; of equals the fewest."""
+    singles = _ranks(judged.said[list(free)], judged, score) if free else []
+    most = max(1, int(min(limits.members, judged.members) * WARM_SHARE)) if warm is None else warm
+    begun: list[int] = []
+    for at in sorted(range(len(free)), key=lambda at: singles[at], reverse=True):
+        if len(begun) < most and limits.admits({*begun, free[at]}, costs):
+            begun.append(free[at])
+    if warm is not None:
+        return begun
+    means = [judged.said[begun[: size + 1]].mean(0) for size in range(len(begun))]
+    ranks = [_rank(mean, judged, score) for mean in means]
+    return begun[: 1 + max(range(len(begun)), key=lambda at: (*ranks[at], -at))] if begun else []
+
+
 def select(
     judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], *, seed: int = 0, bags: int = BAGS
 ) -> Figures:
-    """The members' weights, adding up to 1, by bagged greedy selection; all 0 where the limits admit nobody."""
+    """The members' weights, adding up to 1, by bagged greedy selection; all 0 where the limits admit nobody.
+
+    Of what comes of beginning with several and with the best one alone the better is taken.
+    """
     pool = _of_bags(judged, score, limits, costs, seed, bags)
-    chosen = greedy(judged, score, limits, costs, among=pool)
+    tried = [greedy(judged, score, limits, costs, among=pool, warm=warm) for warm in (1, None)]
+    chosen = max(tried, key=lambda chosen: _rank(judged.said[chosen].mean(0), judged, score)) if tried[0] else []
     weights = np.zeros(judged.members)
     for at, times in Counter(chosen).items():
         weights[at] = times / len(chosen)

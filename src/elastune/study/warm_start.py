@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from elastune.cluster.base import Cluster
@@ -37,6 +38,7 @@ from elastune.search.analysis.warm_start import (
     differences,
     fit,
     lacking,
+    shares,
     similarity,
     spread_of,
 )
@@ -129,7 +131,9 @@ def take_over(
         if interrupts():
             return
     room = TOLD // max(1, sum(bool(each.told) for each in compared))
-    for each in sorted(compared, key=lambda each: -each.similarity):
+    compared.sort(key=lambda each: -each.similarity)
+    proposals = shares([each.similarity for each in compared], _trials_expected(plan.request, compared))
+    for each, proposed in zip(compared, proposals, strict=True):
         believed = [each.fits[i] for i in each.told]
         chosen = spread_of(believed, plan.pricing.objectives, plan.pricing.constraints, room)
         yield WarmStarted(
@@ -140,8 +144,19 @@ def take_over(
             left_out=each.left_out,
             differs=list(each.differs),
             told=[EarlierTrial(believed[i].sample.params, dict(believed[i].metrics)) for i in chosen],
-            proposed=[each.fits[i].sample.params for i in each.best],
+            proposed=[each.fits[i].sample.params for i in each.best[:proposed]],
         )
+
+
+def _trials_expected(request: StudyRequest, compared: Sequence[_Compared]) -> float | None:
+    """How many trials there will be; where time bounds them, if they take as long as the earlier ones did."""
+    took = [fit.trial.worker_seconds for each in compared for fit in each.fits if fit.trial.worker_seconds > 0]
+    bounds = [float(bound) for bound in (request.trials, request.patience) if bound is not None]
+    if took:
+        budget_s = None if request.budget_s is None else request.budget_s * request.workers
+        worker_s = None if request.worker_hours is None else request.worker_hours * 3600
+        bounds += [each / median(took) for each in (budget_s, worker_s) if each is not None]
+    return min(bounds, default=None)
 
 
 def _compare(plan: Plan, earlier: Earlier, try_out: Callable[[Sample], RunFinished | None]) -> _Compared:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 from elastune.core.divergence import LossTrack
 from elastune.core.run import Position
 from elastune.core.topology import Topology
+from elastune.journal.records import StartedFrom
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.memory import StepMemory
 from elastune.train.timing import StepTimes
@@ -37,6 +38,7 @@ class Progress:
         reports: How many were made since the last step.
         newest_steps: How many steps the newest round had.
         spans: Which samples were used.
+        begun: What ``session.start_from`` has taken, call by call.
         losses: What divergence is judged by: the training loss, under no name, and metrics that should go down.
     """
 
@@ -58,6 +60,7 @@ class Progress:
     reports: int = 0
     newest_steps: int = 1
     spans: SampleSpans = field(default_factory=list)
+    begun: list[StartedFrom] = field(default_factory=list)
     losses: dict[str, LossTrack] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,6 +77,7 @@ class Progress:
             "seconds": self.times.seconds,
             "stop_why": self.stop_why,
             "best": self.best,
+            "begun": [asdict(told) for told in self.begun],
             "loss": [self.loss, self.loss_wanted],
             "losses": {name: track.to_json() for name, track in self.losses.items()},
         }
@@ -89,6 +93,7 @@ class Progress:
         self.newest_steps = int(state["newest_steps"])
         self.spans = spans_of(state)
         self.losses = {str(name): LossTrack.from_json(told) for name, told in state.get("losses", {}).items()}
+        self.begun = begun_of(state)
         self.stop_why = str(state["stop_why"])
         if self.stop_why:
             self.stopped = BY_PROGRAM
@@ -101,6 +106,11 @@ class Progress:
 def position_of(state: Mapping[str, Any]) -> Position:
     """The position that was saved by ``asdict``. Raises ``TypeError`` or ``ValueError`` for anything else."""
     return Position(**{str(name): int(number) for name, number in state.items()})
+
+
+def begun_of(state: Mapping[str, Any]) -> list[StartedFrom]:
+    """What ``session.start_from`` had taken, from the state of a ``Progress``; nothing in those of older versions."""
+    return [StartedFrom(**told) for told in state.get("begun", [])]
 
 
 def spans_of(state: Mapping[str, Any]) -> SampleSpans:

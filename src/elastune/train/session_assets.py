@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,10 +14,13 @@ from elastune.core.errors import UserError
 from elastune.core.start_from import StartFrom
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, StartedFrom
-from elastune.train.checkpoints.checkpoint import complete
+from elastune.journal.training import training_in
+from elastune.train.checkpoints.checkpoint import complete, load_newest
 from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.start_from import start_from
+from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.predictions import EvaluatedSamples, check_name, meet_and_keep, own_part
+from elastune.train.progress import Progress, begun_of
 from elastune.train.session_collectives import SessionCollectives
 from elastune.train.unfreezing import Unfreezing, unfreezing
 
@@ -30,7 +34,9 @@ class SessionAssets(SessionCollectives):
     _snapshot: Packed | None
     _send: Callable[[Record], None]
     _refuse_inside: Callable[[str], None]
+    _progress: Progress
     _unfreezing: tuple[Unfreezing, ...] = ()  # of each model
+    _asked_to_start = 0  # how often
 
     def start_from(
         self,
@@ -43,8 +49,8 @@ class SessionAssets(SessionCollectives):
         """Begin with what fits of another model's weights: copy tensors of the same name and shape into ``model``.
 
         To be called before ``session.prepare``, and best before the optimizer is made: what is fresh may have a rate of
-        its own. A resumed run goes on from its own checkpoint all the same. ``elastune run --start-from`` does this
-        without a change of the program.
+        its own. A resumed run goes on from its own checkpoint: nothing is copied then, and the source may be gone.
+        ``elastune run --start-from`` does this without a change of the program.
 
         Args:
             model: The program's; what is not taken over stays as it is.
@@ -53,7 +59,7 @@ class SessionAssets(SessionCollectives):
             fresh: Names here that are not to be taken, with ``*`` for anything: ``["head.*"]``.
 
         Returns:
-            What was taken, and what is fresh and why; the journal has it, too.
+            What was taken, and what is fresh and why, as it was when the run began; the journal has it, too.
 
         Raises:
             UserError: For a source that cannot be read, and where nothing of it fits.
@@ -67,9 +73,15 @@ class SessionAssets(SessionCollectives):
             rule = "session.start_from comes before session.prepare"
             raise UserError(rule, "a call behind it", "move it before session.prepare")
         asked = StartFrom(Path(source), tuple(dict(rename).items()), _texts(fresh))
+        nth, self._asked_to_start = self._asked_to_start, self._asked_to_start + 1
+        if nth == 0 and self._snapshot is None and (self._goes_on or not self._workers.synchronised):
+            self._progress.begun = self._begun_before()
+        if nth < len(self._progress.begun):
+            return self._progress.begun[nth]
         told = start_from(model, asked)
+        self._progress.begun.append(told)
         if self.rank == 0 and self._workers.synchronised:
-            self._send(told)
+            self._tell_beginning(model, told)
         return told
 
     def unfreeze(self, model: nn.Module, schedule: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -109,10 +121,26 @@ class SessionAssets(SessionCollectives):
         spec, workers = self._spec, self._workers
         if spec.start_from is None or self._snapshot is not None or not workers.synchronised or workers.rank != 0:
             return
-        resumes = spec.resume or workers.restart_from_checkpoint
-        if resumes and spec.spool is None and complete(spec.out / "checkpoints"):  # the source may be gone by now
+        if self._goes_on and spec.spool is None and complete(spec.out / "checkpoints"):  # the source may be gone by now
             return
-        self._send(start_from(model, spec.start_from))
+        self._tell_beginning(model, start_from(model, spec.start_from))
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the run begins where its newest checkpoint is, if there is one."""
+        return self._spec.resume or self._workers.restart_from_checkpoint
+
+    def _begun_before(self) -> list[StartedFrom]:
+        """What its newest checkpoint, which takes the model's place, tells of its beginning; nothing without one."""
+        newest = load_newest(self._spec.out / "checkpoints", lambda path, files: "", whole_parts=False)
+        return [] if newest is None else begun_of(newest[1].states[Progress.name])
+
+    def _tell_beginning(self, model: nn.Module, told: StartedFrom) -> None:
+        """To the journal: whoever makes something of several trials has to know whether they began alike."""
+        begins = fingerprint({n: tensor for n, tensor in model.state_dict().items() if hasattr(tensor, "shape")})
+        before = training_in(Path(told.source))
+        known_s = None if before is None or before.untold else before.worker_seconds
+        self._send(replace(told, begins=begins, worker_seconds=known_s))
 
     def predictions(self, name: str, outputs: Any, targets: Any) -> None:
         """Keep what the model says of a data set, in the order of its samples, for ensembles (docs/ensembles.md).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ def test_states_that_later_trials_begin_with_stay_and_can_be_found(tmp_path: Pat
     table, left = after(KeepAll(), tmp_path, [{}, {}])
     assert left == ["00000", "00001"]
     kept = table.artifacts[1]
-    assert kept == ArtifactKept(1, 10, "trials/00001/checkpoints/step-0000000010", "sha-1", size=SIZE)
+    path = "trials/00001/checkpoints/step-0000000010"
+    seal = hashlib.sha256((tmp_path / path / "state.json").read_bytes()).hexdigest()
+    assert kept == ArtifactKept(1, 10, path, "sha-1", size=SIZE, seal=seal)
     assert (tmp_path / kept.path / "state.json").is_file()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.programs.assets import build, points
 from torch import nn
 
 from elastune.cluster.local import LocalCluster
@@ -17,7 +18,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.start_from import StartFrom, parse_renames
 from elastune.job.output_dir import JOURNAL
-from elastune.job.run import run_job
+from elastune.job.run import JobFailed, run_job
 from elastune.journal.reader import read
 from elastune.journal.records import Record, StartedFrom
 from elastune.mechanisms.scattered import whole
@@ -94,7 +95,7 @@ def test_a_session_tells_what_it_took(source: Path, tmp_path: Path) -> None:
     sent: list[Record] = []
     session, model = lone_session(tmp_path / "out", send=sent.append), net()
     told = session.start_from(model, source, fresh=["head.*"])
-    assert sent == [told]
+    assert [replace(one, begins="") for one in sent if isinstance(one, StartedFrom)] == [told]
     model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UserError, match=r"before session\.prepare"):
         session.start_from(model, source)
@@ -119,6 +120,43 @@ def test_every_worker_begins_with_what_a_run_has_learnt(cluster: LocalCluster, t
     parent.rename(tmp_path / "elsewhere")
     resumed = run_job(replace(begins, resume=True, epochs=3), cluster=cluster)
     assert resumed.steps == 15
+
+
+def test_a_program_that_takes_weights_goes_on_without_their_source(cluster: LocalCluster, tmp_path: Path) -> None:
+    """It is told what was taken as it was then: its groups of parameters are the same, so are the bits at the end."""
+    parent = tmp_path / "parent"
+    run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
+    config = {"source": str(parent), "fresh": ["2.*"], "seed": 5}
+
+    def trained(name: str, **more: Any) -> str:
+        spec = RunSpec(Program(ASSETS), tmp_path / name, config, means=Means(workers=2), **more)
+        return run_job(spec, cluster=cluster).sha256
+
+    whole_run = trained("whole", epochs=3)
+    trained("child", epochs=1)
+    parent.rename(tmp_path / "elsewhere")
+    assert trained("child", epochs=3, resume=True) == whole_run
+    told = [e.record for e in read(tmp_path / "child" / JOURNAL) if isinstance(e.record, StartedFrom)]
+    assert [(r.taken, r.fresh) for r in told] == [(2, {"2.weight": "asked for", "2.bias": "asked for"})]
+    with pytest.raises(JobFailed, match="weights come from"):
+        trained("new", epochs=1)
+
+
+def test_groups_train_at_rates_of_their_own(cluster: LocalCluster, tmp_path: Path) -> None:
+    """What was taken at a tenth of what is fresh: after one step by plain gradients, to the bit as plain torch."""
+    parent = tmp_path / "parent"
+    run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
+    config = {"source": str(parent), "fresh": ["2.*"], "seed": 5, "lr": 0.5, "batch_size": 200}
+    run_job(RunSpec(Program(ASSETS), tmp_path / "child", config, epochs=1, means=Means(workers=2)), cluster=cluster)
+    plain = build({"width": 8, "norm": False, "seed": 5})
+    start_from(plain, StartFrom(parent, fresh=("2.*",)))
+    x, y = points(200, seed=0).tensors
+    torch.nn.functional.cross_entropy(plain(x), y).backward()
+    with torch.no_grad(), weights_in(tmp_path / "child") as (found, _):
+        for name, p in plain.named_parameters():
+            stepped = p - (0.5 if name.startswith("2.") else 0.05) * p.grad
+            assert torch.allclose(whole(found[name]), stepped, atol=1e-6), name
+            assert not torch.allclose(whole(found[name]), p, atol=1e-4), name
 
 
 @pytest.mark.parametrize(

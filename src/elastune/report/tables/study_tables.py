@@ -101,16 +101,20 @@ def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
             number(point.values[score.name]),
             duration(point.values[TRAINING]),
             f"{point.values[INFERENCE]:,.0f}",
-            "pick" if point is picked else "front" if any(point is other for other in best) else "",
+            "pick" if point is picked else "front" if any(point is other for other in best) else point.trouble,
             "–" if point.test is None else number(point.test),
         )
         for point in sorted(found.points, key=lambda point: tuple(oriented(point.values, found.objectives)))
     )
     note = (
         f"By the predictions {plain(found.data, 40)}, by which soups and ensembles were chosen, too. Training: "
-        "worker-time of these trials, the rest of the search left out. Parameters: that one inference goes through. "
-        "Nothing is picked by the test."
+        "worker-time of these trials and of what they began with, the rest of the search left out. Parameters: that "
+        "one inference goes through. Nothing is picked by the test."
     )
+    if any(point.trouble for point in found.points):
+        note += " Gone or changed: the file is not what was written, so it cannot be used."
+    if untold := dict.fromkeys(source for point in found.points for source in point.untold):
+        note += f" Nobody tells how long {', '.join(plain(source, 80) for source in untold)} trained: not counted."
     return Table("Single trials, soups, ensembles", header, rows, frozenset({2, 3, 4, 6}), note)
 
 

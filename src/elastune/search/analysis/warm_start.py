@@ -4,8 +4,9 @@ Results of another context (other data, another model, other hardware where time
 learning from them as well would need a model of how the contexts go together (Swersky et al. 2013, "Multi-task Bayesian
 optimization"). The settings that were good there are still a good beginning here (Feurer et al. 2015, "Initializing
 Bayesian hyperparameter optimization via meta-learning": sort the earlier data sets by the distance of what is known of
-them, such as the logarithm of their size, and try the best of the nearest first). So the best are tried first, whatever
-their context, and the values of trials are believed only where the context is the same.
+them, such as the logarithm of their size, and try the best of the nearest first). So some of the best are tried first:
+the fewer, the less alike the context is, and no more than a share of the trials that there will be, so that a source
+that misleads costs little. The values of trials are believed only where the context is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from elastune.search.space.space import Sample, Space
 from elastune.search.stopping.rungs import RungEntry, ranked
 
 TOLD = 100  # trials that samplers are told of: a Gaussian process's proposal takes 0.16 s then, and 0.5 s at 300
-PROPOSED = 5  # of the best of one earlier study
+PROPOSED = 5  # of the best of one earlier study of the same context
+SHARE = 0.2  # of a study's trials that earlier studies may propose, all together
 _HALF = 0.5  # the similarity of what differs, or may, and has no distance
 
 
@@ -84,6 +86,20 @@ def _likeness(here: int, there: int) -> float:
     if here == there:
         return 1.0
     return 1 / (1 + abs(math.log10(here / there))) if here and there else _HALF
+
+
+def shares(similarities: Sequence[float], trials: float | None) -> list[int]:
+    """How many trials each of the earlier studies may propose, by the ``similarities`` of their contexts.
+
+    In proportion to that; all together at most their share of the ``trials`` that the study will have (None: nobody
+    knows; one at least), given to the most similar first.
+    """
+    left = math.inf if trials is None else max(1, int(SHARE * trials))
+    found = [0] * len(similarities)
+    for at in sorted(range(len(similarities)), key=lambda at: -similarities[at]):
+        found[at] = int(min(left, math.floor(PROPOSED * similarities[at] + 0.5)))
+        left -= found[at]
+    return found
 
 
 def clocked(objectives: Sequence[Objective], constraints: Sequence[Constraint]) -> bool:

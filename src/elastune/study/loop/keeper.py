@@ -88,7 +88,8 @@ class Keeper:
             return None
         path = of_step(folder / "checkpoints", found[-1]).relative_to(self._out)
         size, predictions = self._files.size_bytes(folder), self._files.predictions(folder)
-        return ArtifactKept(life.number, found[-1], path.as_posix(), run.sha256, size=size, predictions=predictions)
+        seal = self._files.seal(folder, found[-1])
+        return ArtifactKept(life.number, found[-1], path.as_posix(), run.sha256, size, predictions, seal=seal)
 
 
 def _ended_well(table: TrialTable) -> list[int]:

@@ -23,9 +23,11 @@ from elastune.journal.records import (
     Regrouped,
     Reported,
     RunFinished,
+    StartedFrom,
     StudyFinished,
     StudyStarted,
     TrialAdopted,
+    TrialBegan,
     TrialFinished,
     TrialPaused,
     TrialRegrouped,
@@ -53,7 +55,7 @@ PAUSES = {
     "lost": "it had lost its workers, and there was no room",
     "requested": "there is no room for it now",
 }
-HEARD = (TrialReported, TrialRegrouped, TrialPaused, TrialFinished)
+HEARD = (TrialBegan, TrialReported, TrialRegrouped, TrialPaused, TrialFinished)
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
 
@@ -287,6 +289,8 @@ class StudyLoop:
                 self.tell(TrialRegrouped(event.job, event.record))
             elif isinstance(event.record, Adopted):
                 self.tell(TrialAdopted(event.job, event.record))
+            elif isinstance(event.record, StartedFrom):
+                self.tell(TrialBegan(event.job, event.record))
             elif isinstance(event.record, LinkMeasured):
                 self.tell(event.record)
             if self._sharing is not None:

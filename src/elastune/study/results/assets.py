@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from elastune.core.errors import UserError
 from elastune.journal.entry import Entry
 from elastune.journal.records import AssetMade
+from elastune.journal.training import training_of
 from elastune.journal.trials import TrialTable
 from elastune.search.analysis.front import nondominated, pick
 from elastune.search.space.objective import Objective, oriented
@@ -23,11 +28,13 @@ class AssetPoint:
     Attributes:
         form: "trial", "soup" or "ensemble".
         trials: Whom it is made of.
-        values: The score by its name, ``training_s`` (the worker-seconds of its trials together, whatever else the
-            search has tried) and ``parameters`` (how many one inference goes through).
+        values: The score by its name, ``training_s`` (the worker-seconds of its trials together, with those of what
+            they began with, whatever else the search has tried) and ``parameters`` (how many one inference goes
+            through).
         method: How its trials were found and weighed; "" of a trial.
-        file: Where it was written; "" of a trial.
+        file: Where it was written; "" of a trial. ``sha256``: of what was written there.
         test: The score on data that no choice has seen, where told. Nothing is picked by it.
+        untold: Weights that its trials began with, whose training no journal tells of: it is not in ``training_s``.
     """
 
     form: str
@@ -36,6 +43,20 @@ class AssetPoint:
     method: str = ""
     file: str = ""
     test: float | None = None
+    untold: tuple[str, ...] = ()
+    sha256: str = ""
+
+    @cached_property
+    def trouble(self) -> str:
+        """Why it cannot be used: its file is gone, or another one by now; "" where it can. The file is read once."""
+        if not self.file:
+            return ""
+        try:
+            with Path(self.file).open("rb") as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except OSError:
+            return "gone"
+        return "" if same else "changed"
 
 
 @dataclass(frozen=True)
@@ -48,31 +69,46 @@ class PickedAsset:
 
 @dataclass(frozen=True)
 class Assets:
-    """All ``points`` that were judged by one score on the same predictions, ``data``."""
+    """All ``points`` that were judged by one score on the same predictions, ``data``.
+
+    A model whose file is gone, or is not what was written, stays among them, and is neither on the front nor picked.
+    """
 
     data: str
     objectives: tuple[Objective, ...]
     points: tuple[AssetPoint, ...]
 
+    @property
+    def usable(self) -> list[AssetPoint]:
+        """Those that are still there as they were written."""
+        return [point for point in self.points if not point.trouble]
+
     def front(self) -> list[AssetPoint]:
         """Those that no other dominates, the best score first."""
-        keep = nondominated(oriented([point.values for point in self.points], self.objectives))
-        best = [point for point, on_front in zip(self.points, keep, strict=True) if on_front]
+        known = self.usable
+        if not known:
+            return []
+        keep = nondominated(oriented([point.values for point in known], self.objectives))
+        best = [point for point, on_front in zip(known, keep, strict=True) if on_front]
         return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
 
     def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
         """One point, as ``Study.pick`` takes a trial: by targets, by weights, or the knee.
 
-        Raises ``UserError`` where no point reaches a target, and for unknown names.
+        Raises ``UserError`` where no point reaches a target, for unknown names, and where no file is left.
 
         Example:
             >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
         """
-        found = pick([p.values for p in self.points], self.objectives, targets=targets or None, weights=weights)
-        return PickedAsset(self.points[found.index], found.reason)
+        known = self.usable
+        if not known:
+            rule = "what is picked is there as it was written"
+            raise UserError(rule, "none of the files is", "restore them, or write them anew")
+        found = pick([p.values for p in known], self.objectives, targets=targets or None, weights=weights)
+        return PickedAsset(known[found.index], found.reason)
 
 
-def assets_of(entries: Iterable[Entry], table: TrialTable) -> Assets | None:
+def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
     """What the journal tells of: by the score and the predictions of the newest soup or ensemble; None without any."""
     made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
     if not made:
@@ -81,21 +117,24 @@ def assets_of(entries: Iterable[Entry], table: TrialTable) -> Assets | None:
     alike = [one for one in made if (one.data, one.objective) == (newest.data, newest.objective)]
     name = newest.objective
 
-    def trained_s(trials: Iterable[int]) -> float:
-        return sum(table.trials[trial].worker_seconds for trial in trials if trial in table.trials)
+    def point(form: str, trials: Iterable[int], score: float, parameters: int, **more: Any) -> AssetPoint:
+        of = tuple(trials)
+        took = training_of(entries, table, [trial for trial in of if trial in table.trials])
+        values = {name: score, TRAINING: took.worker_seconds, INFERENCE: float(parameters)}
+        return AssetPoint(form, of, values, untold=took.untold, **more)
 
     points: dict[object, AssetPoint] = {}  # what was found again, or written anew, takes the place of what was
     for one in alike:
         for single in one.singles:
-            values = {name: single.score, TRAINING: trained_s([single.trial]), INFERENCE: float(single.parameters)}
-            points[single.trial] = AssetPoint("trial", (single.trial,), values)
-        trials = tuple(member.trial for member in one.members)
-        values = {name: one.score, TRAINING: trained_s(set(trials)), INFERENCE: float(one.parameters)}
-        points[one.file] = AssetPoint(one.form, trials, values, one.method, one.file, one.test)
+            points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
+        trials = (member.trial for member in one.members)
+        told = {"method": one.method, "file": one.file, "test": one.test, "sha256": one.sha256}
+        points[one.file] = point(one.form, trials, one.score, one.parameters, **told)
     objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
     return Assets(newest.data, objectives, tuple(points.values()))
 
 
 def asset_json(point: AssetPoint) -> dict[str, Any]:
     """As plain values."""
-    return {**vars(point), "trials": list(point.trials)}
+    told = {field.name: getattr(point, field.name) for field in fields(point)}
+    return {**told, "trials": list(point.trials), "untold": list(point.untold), "trouble": point.trouble}

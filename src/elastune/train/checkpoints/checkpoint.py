@@ -274,6 +274,12 @@ def step_of(path: Path) -> int:
     return int(found[1])
 
 
+def seal_of(path: Path) -> str:
+    """The SHA-256 of what holds the digests of all files of the checkpoint at ``path``; "" where there is none."""
+    state = path / STATE
+    return digest_of(state) if state.is_file() else ""
+
+
 def load(path: Path, fix: str = DELETE, check: Check | None = None, whole_parts: bool = True) -> Checkpoint:
     """Read what ``save`` or ``publish`` wrote.
 

@@ -197,7 +197,8 @@ class RunFolder:
         kept = checkpoints.load(path, fix, self._faults, whole_parts=False)
         self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
         inherit(trained, kept.states, str(path))
-        own = {"batch_size": None, "micro_batch": None, "reports": 0}
+        began = self._progress.state_dict()["begun"]
+        own = {"batch_size": None, "micro_batch": None, "reports": 0, "begun": began}
         load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **own}}, str(path))
 
     def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:

@@ -24,6 +24,7 @@ from elastune.mechanisms.scattered import whole
 from elastune.train.checkpoints.checkpoint import STATE, load_newest
 from elastune.train.checkpoints.seal import digest_of
 
+ASKED_FOR = "asked for"
 _RULE = "weights come from a run or trial with a checkpoint, or a safetensors file"
 _FIX = "name the folder of a run, of a trial (STUDY/trials/00007), or a file"
 
@@ -63,7 +64,7 @@ def matched(own: Mapping[str, Any], found: Mapping[str, Any], asked: StartFrom) 
     taken, fresh = {}, {}
     for name, tensor in own.items():
         if any(fnmatchcase(name, pattern) for pattern in asked.fresh):
-            fresh[name] = "asked for"
+            fresh[name] = ASKED_FOR
         elif name not in there:
             fresh[name] = "not in the source"
         elif tuple(found[there[name]].shape) != tuple(tensor.shape):
@@ -92,7 +93,21 @@ def start_from(model: nn.Module, asked: StartFrom) -> StartedFrom:
                     own[name].copy_(whole(found[there]))
                 except (OSError, ValueError, SafetensorError) as error:
                     raise UserError(_RULE, f"{asked.source}: {there}: {str(error)[:200]}", _FIX) from None
-    return StartedFrom(str(asked.source), digest, len(plan.taken), plan.fresh, len(plan.unused))
+    fresh = _untaken(own, plan)
+    return StartedFrom(str(asked.source), digest, len(plan.taken), fresh, len(plan.unused))
+
+
+def _untaken(own: Mapping[str, torch.Tensor], plan: WeightMatch) -> dict[str, str]:
+    """What is fresh indeed: a tensor that has several names, such as a tied head, may have come under another one.
+
+    Raises ``UserError`` where it was to be fresh, and was taken under another name.
+    """
+    filled = {id(own[name]): name for name in plan.taken}
+    for name, why in plan.fresh.items():
+        if why == ASKED_FOR and id(own[name]) in filled:
+            rule, value = "what is to be fresh is not tied to what is taken", f"{name} is {filled[id(own[name])]}"
+            raise UserError(rule, value[:300], f"name both: fresh {name} and {filled[id(own[name])]}"[:300])
+    return {name: why for name, why in plan.fresh.items() if id(own[name]) not in filled}
 
 
 @contextmanager
