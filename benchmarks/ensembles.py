@@ -30,7 +30,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,12 +61,11 @@ MEANS = Means(mode="fast", num_slots=1)
 WORKERS = 2
 PRELOAD = (*WARM, "sklearn.datasets")  # imported once, and not by each trial
 OBJECTIVES = {"diabetes": "r2"}
-TIMED_S = 0.5  # an answer is timed for so long at least
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of one task. ``epochs`` of diabetes are short: of 222 rows."""
+    """Of one task."""
 
     seeds: int
     trials: int
@@ -92,17 +92,21 @@ class Turns:
 
 @dataclass(frozen=True)
 class Sizes:
+    """``timed_s``: for how long answers are timed at least."""
+
     images: Size
     diabetes: Size
-    turns: tuple[Turns, ...] = field(default=())
+    turns: tuple[Turns, ...]
+    timed_s: float
 
 
 FULL = Sizes(
     Size(5, 16, 4, 4000, 2000),
     Size(10, 16, 20, 222, 110),
     (Turns((1, 2), 8, 3, 2), Turns((1, 2, 4, 8), 8, 3, 4, sample_s=0.001)),
+    timed_s=0.5,
 )
-SMOKE = Sizes(Size(1, 3, 1, 100, 50), Size(1, 3, 1, 222, 110), (Turns((1, 2), 2, 1, 1, sample_s=0.001),))
+SMOKE = Sizes(Size(1, 3, 1, 100, 50), Size(1, 3, 1, 222, 110), (Turns((2,), 2, 1, 1, sample_s=0.001),), timed_s=0.0)
 
 
 def tested(model: nn.Module, data: Any) -> float:
@@ -115,10 +119,10 @@ def tested(model: nn.Module, data: Any) -> float:
     return 100 * float((said.argmax(1) == y).double().mean())
 
 
-def timed(model: nn.Module, data: Any) -> tuple[float, float]:
-    """The same, and the CPU seconds of one thread for all of ``data``."""
+def timed(model: nn.Module, data: Any, least_s: float) -> tuple[float, float]:
+    """The same, and the CPU seconds of one thread for all of ``data``, over at least ``least_s``."""
     times, began = 0, time.process_time()
-    while not times or time.process_time() - began < TIMED_S:
+    while not times or time.process_time() - began < least_s:
         found = tested(model, data)
         times += 1
     return found, (time.process_time() - began) / times
@@ -158,11 +162,12 @@ class Bench:
     single: int
     begun_s: float
     folder: Path
+    timed_s: float
 
     def row(self, name: str, trials: tuple[int, ...], model: nn.Module, parameters: int) -> Row:
         best = parameters_of(self.known[self.single])
         spent = self.begun_s + sum(self.known[trial].worker_seconds for trial in trials)
-        test, time_s = timed(model, self.data.test)
+        test, time_s = timed(model, self.data.test, self.timed_s)
         return Row(self.search, name, test, len(trials), spent, parameters / best, time_s)
 
     def of(self, found: Ensemble) -> Row:
@@ -175,12 +180,12 @@ class Bench:
         return row
 
 
-def rows_of(search: str, study: Path, config: dict[str, Any], begun_s: float) -> list[Row]:
+def rows_of(search: str, study: Path, config: dict[str, Any], begun_s: float, timed_s: float) -> list[Row]:
     """Each way to use the search in ``study``, of which all choices are made by its selection set."""
     objective = OBJECTIVES.get(config["task"], "accuracy")
     found = [elastune.ensemble(study, method=method, objective=objective, seed=config["part"]) for method in METHODS]
     known = {one.trial: one for one in library(study).candidates}
-    bench = Bench(search, splits(config), known, found[0].single, begun_s, study)
+    bench = Bench(search, splits(config), known, found[0].single, begun_s, study, timed_s)
     best = known[bench.single]
     model = model_of(best, build).eval()
     rows = [bench.row(BEST, (best.trial,), model, parameters_of(best))]
@@ -194,7 +199,9 @@ def rows_of(search: str, study: Path, config: dict[str, Any], begun_s: float) ->
     return rows
 
 
-def of_task(task: str, size: Size, cluster: LocalCluster, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def of_task(
+    task: str, size: Size, timed_s: float, cluster: LocalCluster, folder: Path, tell: Callable[[str], None]
+) -> dict[str, Any]:
     """All seeds of a task."""
     per_seed: list[list[Row]] = []
     costs: list[dict[str, Any]] = []
@@ -207,7 +214,7 @@ def of_task(task: str, size: Size, cluster: LocalCluster, folder: Path, tell: Ca
             study = at / search.replace(" ", "_")
             cost = searched(size, config, seed, cluster, study, begins)
             costs.append({"search": search, "seed": seed, **cost, "parent_seconds": beforehand})
-            rows += rows_of(search, study, config, beforehand)
+            rows += rows_of(search, study, config, beforehand, timed_s)
         per_seed.append(rows)
         tell(f"{task}, seed {seed}: " + ", ".join(f"{row.name} {row.test:.2f}" for row in rows))
     told = summary(per_seed)
@@ -257,10 +264,11 @@ def main() -> int:
     if not options.smoke and images == "digits":
         print("no Fashion-MNIST on this machine: digits instead, and nothing here is of Fashion-MNIST")
     found: dict[str, Any] = {}
+    tell = partial(print, flush=True)
     with tempfile.TemporaryDirectory(prefix="ensembles-") as name:
         with LocalCluster(WORKERS, preload=PRELOAD) as cluster:
             for task, size in ((images, sizes.images), ("diabetes", sizes.diabetes)):
-                found[task] = of_task(task, size, cluster, Path(name), lambda text: print(text, flush=True))
+                found[task] = of_task(task, size, sizes.timed_s, cluster, Path(name), tell)
         turns = [in_turns("digits" if one.sample_s else images, one, sizes.images, Path(name)) for one in sizes.turns]
     for task, told in found.items():
         for row in told["rows"]:
