@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
 import torch
+from tests.reuse.reference_cases import CASES, FILE, MEMBERS, ROUNDS, Case, weights_of
 
 from elastune.core.errors import UserError
 from elastune.reuse.scores import SCORES, score_for
@@ -47,6 +49,49 @@ def test_it_chooses_as_the_paper_does(seed: int) -> None:
     seen = library(9, seed=seed)
     found = greedy(seen, SCORES["log_loss"], ANY, [1.0] * 9, rounds=12)
     assert found == reference(seen.said, seen.right, 12)
+
+
+REFERENCES = json.loads(FILE.read_text())
+
+
+def seen_in(case: Case) -> Judged:
+    said, right = case.made()
+    return Judged(VALUES if case.score == "mse" else Task("classification", "probabilities", case.classes), said, right)
+
+
+def both(case: Case, theirs: list[float], chosen: list[int]) -> tuple[bool, float]:
+    """Whether the choices are the same, and by how much ours is better."""
+    seen, score = seen_in(case), SCORES[case.score]
+    ours = np.array(weights_of(chosen, case.candidates))
+    gains = [float(score.gain(np.tensordot(w, seen.said, 1), seen.right)) for w in (ours, np.array(theirs))]
+    return np.allclose(ours, theirs, atol=1e-9), gains[0] - gains[1]
+
+
+def test_autogluon_chooses_no_better() -> None:
+    """The same, unless it rounds scores to 6 decimals, or candidates are as accurate: then ours has less log loss."""
+    same: dict[str, int] = {}
+    for case in CASES:
+        theirs = REFERENCES["autogluon"]["weights"][case.name]
+        chosen = greedy(seen_in(case), SCORES[case.score], ANY, [1.0] * case.candidates, rounds=ROUNDS)
+        alike, better = both(case, theirs, chosen)
+        assert alike or better > -1e-6, case
+        if case.score == "accuracy":
+            assert alike or both(Case("log_loss", case.seed), theirs, chosen)[1] > 0, case
+        same[case.score] = same.get(case.score, 0) + alike
+    assert same["mse"] == 6
+    assert same["log_loss"] >= 5
+
+
+def test_deephyper_chooses_no_better() -> None:
+    """It stops at as many different members, or once nothing is better; ours comes there, and goes on."""
+    for case in CASES:
+        theirs = REFERENCES["deephyper"]["weights"][case.name]
+        free = [1.0] * case.candidates
+        chosen = greedy(seen_in(case), SCORES[case.score], EnsembleLimits(MEMBERS), free, rounds=ROUNDS)
+        assert both(case, theirs, chosen)[1] > -1e-9, case
+        if case.score != "accuracy":  # of equals it takes the first
+            longest = greedy(seen_in(case), SCORES[case.score], ANY, free, rounds=ROUNDS)
+            assert any(both(case, theirs, longest[:at])[0] for at in range(1, len(longest) + 1)), case
 
 
 def test_a_toy_whose_optimum_is_known() -> None:
