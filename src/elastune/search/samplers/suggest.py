@@ -160,7 +160,7 @@ class Suggester:
         return self.next_number - 1
 
     def expect(self, estimates: Estimates, paused: Collection[int] = ()) -> None:
-        """``estimate`` of each of these trials. ``paused``: the open ones that have no workers, until this is told anew."""
+        """``estimate`` of each of these trials. ``paused``: the open ones without workers, until this is told anew."""
         self._paused = frozenset(paused)
         for number, (values, violation) in estimates.items():
             self.estimate(number, values, violation)
