@@ -79,7 +79,7 @@ TABLE_SEED = 0  # of the trainings in a table
 MEASURED, REPLAYED = "measured", "simulated by replay"
 DURATION = "cpu_seconds" if devices() == ("cpu",) else "wall_seconds"
 RANDOM_SEEDS = 10  # random searches for each seed of a genetic one
-RATES = "mutation=0.05,crossover=0.33,migration=5,tournament=4"
+RATES = "mutation=0.05,crossover=0.33,migration=5,tournament=4,step=0"
 
 
 @dataclass(frozen=True)

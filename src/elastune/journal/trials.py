@@ -200,6 +200,11 @@ class TrialTable:
         """The numbers of the trials in that state, in the order they were started."""
         return [number for number, life in self.trials.items() if life.state == state]
 
+    @property
+    def paused(self) -> set[int]:
+        """The numbers of the trials that the search has paused; not those that were cut off, which go on first."""
+        return set(self.of("paused")) - self.cut_off.keys()
+
     def _keep_time(self, entry: Entry) -> None:
         if self._begin_at is None:
             self._begin_at = self._last_at = entry.at

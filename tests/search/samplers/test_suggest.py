@@ -11,7 +11,7 @@ from elastune.journal.writer import JournalWriter
 from elastune.search.analysis.front import nondominated
 from elastune.search.samplers.history import TRAINED
 from elastune.search.samplers.recall import replay
-from elastune.search.samplers.registry import GP_TRIALS, SAMPLERS, gp_s, resolve
+from elastune.search.samplers.registry import SAMPLERS
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.objective import oriented, parse_objectives
@@ -342,22 +342,3 @@ def test_the_front_of_a_study_excludes_its_failures():
     front = nondominated(oriented(rows, TWO))
     assert front.any()
     assert not any(front[i] for i, s in enumerate(suggestions) if train(s.values) is None)
-
-
-def test_gp_lasts_as_long_as_it_pays():
-    assert resolve("auto", TWO, [], trained=GP_TRIALS - 1) == "gp"
-    assert resolve("auto", TWO, [], trained=GP_TRIALS) == "tpe"
-    assert resolve("auto", TWO, [], every_s=gp_s(0)) == "gp"
-    assert resolve("auto", TWO, [], every_s=0.9 * gp_s(0)) == "tpe"
-    assert resolve("gp", TWO, [], every_s=0.0) == "gp", "what is asked for by name stays"
-    assert gp_s(1000) > 10 * gp_s(10)
-
-
-@pytest.mark.parametrize(("seconds", "sampler"), [(60.0, "gp"), (0.01, "tpe")])
-def test_what_proposals_take_is_held_against_what_trials_take(seconds, sampler):
-    suggester = Suggester(flat, TWO)
-    asked = suggester.ask()
-    suggester.tell(
-        asked.number, TrialFinished(asked.number, "complete", {"accuracy": 0.5, "seconds": 1.0}, {}, {}, seconds)
-    )
-    assert suggester.ask().sampler == sampler

@@ -101,3 +101,28 @@ def test_ridge_is_least_squares_with_much_data_and_knows_its_noise():
     prediction, error = ridge(features, targets, np.array([1.0, 1.0]))
     assert prediction == pytest.approx(4.0, abs=0.05)
     assert error == pytest.approx(0.1, rel=0.15)
+
+
+def forecast_of_a_loss(shown):
+    """Of losses that fall by some factor, down to anything between 1e-3 and 10, each ``shown`` in some way."""
+
+    def loss(log_limit, fall, until=27):
+        found = Curve(27)
+        for epoch in range(1, until + 1):
+            found.add(epoch, (shown(10.0**log_limit * fall ** (1 - epoch / 27)),))
+        return found
+
+    extrapolator, rng = Extrapolator([False]), np.random.default_rng(3)
+    for _ in range(30):
+        whole = loss(rng.uniform(-3, 1), rng.uniform(1.5, 6))
+        extrapolator.finish(whole, whole.values[-1])
+    found = extrapolator.forecast(loss(-2.5, 3.0, until=2))
+    return [found.values[0], found.low[0], found.high[0]]
+
+
+def test_what_samplers_see_as_a_logarithm_is_forecast_as_one():
+    """A loss and its logarithm are forecast alike; below zero there is no logarithm to see it on."""
+    told_logs = forecast_of_a_loss(math.log)
+    assert np.log(forecast_of_a_loss(float)) == pytest.approx(told_logs)
+    shifted = np.array(forecast_of_a_loss(lambda loss: loss - 0.1)) + 0.1
+    assert np.log(np.maximum(shifted, 1e-9)) != pytest.approx(told_logs, rel=1e-2)

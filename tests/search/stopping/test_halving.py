@@ -192,6 +192,15 @@ def test_ranks_are_by_constrained_domination():
     assert ranked(entrants, 7)[3:] == [1, 4, 0, 5]
 
 
+def test_the_loneliest_are_those_on_the_scale_that_samplers_see():
+    """On a front over four decades of seconds, by raw distances only the slowest would be lonely."""
+    errors = [1 - 0.02 * i for i in range(12)]
+    for decades in ([10.0 ** (i / 3) for i in range(12)], [-(10.0 ** (4 - i / 3)) for i in range(12)]):
+        best = ranked([RungEntry(i, (decades[i], errors[i])) for i in range(12)], 6)
+        assert {0, 11} <= set(best)
+        assert 2 <= sum(i < 6 for i in best) <= 4, best
+
+
 def test_a_trial_that_diverges_is_paused_and_never_estimated():
     schedule = make_schedule("asha:min_resource=1", TWO)
     schedule.started(0, {})

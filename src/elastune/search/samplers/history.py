@@ -17,8 +17,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState, create_trial
 
 from elastune.search.samplers.optuna_study import new_study, quiet
-from elastune.search.samplers.scales import RAW, Scale, scale_of
 from elastune.search.space.objective import Objective
+from elastune.search.space.scales import RAW, Scale, scale_of
 from elastune.search.space.space import Sample
 
 TRAINED = "trained"  # broken by a trial without valid values

@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import ProposalAsked, Record, TrialFinished, TrialStarted, WarmStarted
+from elastune.journal.records import (
+    ProposalAsked,
+    Record,
+    TrialFinished,
+    TrialPaused,
+    TrialResumed,
+    TrialStarted,
+    WarmStarted,
+)
 from elastune.search.samplers.suggest import Estimates, Suggester, Suggestion
 
 
@@ -36,6 +44,7 @@ class Recall:
         for record in records:
             if isinstance(record, TrialStarted) and record.phase == "search" and record.parent is None:
                 self._starts.setdefault(record.trial, record)
+        self._paused: set[int] = set()
         self._opened: set[int] = set()  # by the moment they were asked for; their starts say nothing new
 
     def hear(self, record: Record, estimates: Callable[[], Estimates] = dict) -> Suggestion | None:
@@ -43,7 +52,7 @@ class Recall:
         suggester = self._suggester
         match record:
             case ProposalAsked(trial=number):
-                suggester.expect(estimates())
+                suggester.expect(estimates(), self._paused)
                 suggester.next_number = max(suggester.next_number, number)
                 if number in self._starts:
                     self._opened.add(number)
@@ -51,7 +60,12 @@ class Recall:
                 elif (found := suggester.ask()) is not None:
                     self.pending.append(found)
                     return found
+            case TrialPaused(trial=number, cut_off=False):
+                self._paused.add(number)
+            case TrialResumed(trial=number):
+                self._paused.discard(number)
             case TrialStarted(trial=number, phase=phase):
+                self._paused.discard(number)
                 suggester.next_number = max(suggester.next_number, number + 1)
                 if number in self._opened:
                     self._opened.discard(number)

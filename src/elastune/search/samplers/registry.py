@@ -12,7 +12,6 @@ import optuna
 from optuna.samplers import (
     BaseSampler,
     CmaEsSampler,
-    GPSampler,
     NSGAIIISampler,
     NSGAIISampler,
     RandomSampler,
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
+from elastune.search.samplers.gaussian import GaussianSampler
 from elastune.search.samplers.genetic import Genetics, GeneticSampler, parse_genetics
 from elastune.search.space.objective import Objective
 
@@ -105,7 +105,7 @@ def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> Ba
             case "random":
                 return RandomSampler(seed=seed)
             case "gp":
-                return GPSampler(seed=seed, warn_independent_sampling=False)
+                return GaussianSampler(seed)
             case "tpe" if conditional(trials):
                 return TPESampler(seed=seed, multivariate=True, group=True)
             case "tpe":

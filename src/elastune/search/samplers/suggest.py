@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -85,6 +85,7 @@ class Suggester:
         self._estimated: dict[int, tuple[tuple[float, ...], float]] = {}
         self._seen: set[str] = set()
         self._took: list[float] = []  # seconds of complete trials
+        self._paused: frozenset[int] = frozenset()
         self._proposed: deque[dict[str, Any]] = deque()  # by earlier studies, to be tried first
         names = {*self._known, *(n for s in spaces.probe(space, _PROBES, derive(seed, "names")) for n in s.values)}
         self._static = tuple(c for c in constraints if c.decidable(names))
@@ -158,8 +159,9 @@ class Suggester:
         self.next_number += 1
         return self.next_number - 1
 
-    def expect(self, estimates: Estimates) -> None:
-        """``estimate`` of each of these trials."""
+    def expect(self, estimates: Estimates, paused: Collection[int] = ()) -> None:
+        """``estimate`` of each of these trials. ``paused``: the open ones without workers, until this is told anew."""
+        self._paused = frozenset(paused)
         for number, (values, violation) in estimates.items():
             self.estimate(number, values, violation)
 
@@ -228,7 +230,8 @@ class Suggester:
 
     def _every_s(self) -> float:
         """How often a worker wants a proposal: complete trials took so long, and so many run at once."""
-        return median(self._took) / (len(self._open) + 1) if self._took else math.inf
+        running = len(self._open.keys() - self._paused)
+        return median(self._took) / (running + 1) if self._took else math.inf
 
     def _make(self, name: str, seed: int) -> BaseSampler:
         return make_sampler(name, seed, self._history.frozen())

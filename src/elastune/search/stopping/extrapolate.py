@@ -5,7 +5,8 @@ passes (time, cost) goes on as it did, anything else keeps its last value, which
 (Kielhoefer, Mohr, van Rijn 2024). The correction: ridge regression of the finished trials' errors on the guess and on
 how fast the curve moves, as Baker et al. 2017 ("Accelerating neural architecture search using performance prediction")
 regress final values on partial curves and their differences; local (Cleveland 1979), since good and bad trials end
-differently. What is clocked is regressed as a logarithm. With few finished trials the correction tends to nothing.
+differently. What is clocked is regressed as a logarithm, as is what samplers see on a logarithmic scale. With few
+finished trials the correction tends to nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastune.search.space.objective import Floats
+from elastune.search.space.scales import scale_of
 
 ALIKE = 15  # finished trials that a correction is learnt from
 FEWEST = 5  # below, there is no correction, and nobody knows how wrong the guess is
@@ -68,7 +70,8 @@ class Extrapolator:
         self._clocked = tuple(clocked)
         self._finished: list[tuple[Curve, tuple[float, ...]]] = []
         self.learnt = 0
-        self._known: dict[tuple[float, int], tuple[Floats, Floats]] = {}
+        self._known: dict[tuple[float, int, bool], tuple[Floats, Floats]] = {}
+        self._heavy: dict[int, bool] = {}  # objectives whose ends have a logarithmic scale
 
     def finish(self, curve: Curve, values: tuple[float, ...]) -> None:
         """Learn from a trial that trained to its end."""
@@ -77,6 +80,7 @@ class Extrapolator:
             if len(self._finished) >= int(1.1 * self.learnt):
                 self.learnt = len(self._finished)
                 self._known.clear()
+                self._heavy.clear()
 
     def forecast(self, curve: Curve) -> Forecast:
         """What a trial with this much of a curve would end with. The curve must hold a report."""
@@ -89,39 +93,52 @@ class Extrapolator:
 
     def _one(self, curve: Curve, part: float, objective: int) -> tuple[float, float, float]:
         clocked = self._clocked[objective]
-        guess = _features(curve, part, objective, clocked)
+        logs = clocked or (self._logarithmic(objective) and _positive(curve, objective))
+        guess = _features(curve, part, objective, clocked, logs)
         missed, spread = 0.0, 0.0
         if self.learnt >= FEWEST:
-            features, errors = self._past(part, objective)
+            features, errors = self._past(part, objective, logs)
             alike = np.argsort(np.abs(features[:, 0] - guess[0]), kind="stable")[:ALIKE]
             missed, spread = ridge(features[alike], errors[alike], guess)
         value = guess[0] + missed
         low, high = value - spread, value + spread
-        if clocked:
+        if logs:
             value, low, high = (math.exp(min(bound, 700.0)) for bound in (value, low, high))
         return float(value), float(low), float(high)
 
-    def _past(self, part: float, objective: int) -> tuple[Floats, Floats]:
+    def _logarithmic(self, objective: int) -> bool:
+        """Whether the finished trials' values have a logarithmic scale, and have had one all along."""
+        if objective not in self._heavy:
+            past = self._finished[: self.learnt]
+            ends = scale_of([values[objective] for _, values in past])
+            self._heavy[objective] = ends.name == "log" and all(_positive(curve, objective) for curve, _ in past)
+        return self._heavy[objective]
+
+    def _past(self, part: float, objective: int, logs: bool) -> tuple[Floats, Floats]:
         """Of the finished trials: features (n, 2) after this part of the training, and what the guess missed (n,)."""
-        key = part, objective
+        key = part, objective, logs
         if key not in self._known:
             clocked = self._clocked[objective]
             past = self._finished[: self.learnt]
-            features = np.array([_features(curve, part, objective, clocked) for curve, _ in past])
-            ends = np.array([_scale(values[objective], clocked) for _, values in past])
+            features = np.array([_features(curve, part, objective, clocked, logs) for curve, _ in past])
+            ends = np.array([_scale(values[objective], logs) for _, values in past])
             self._known[key] = features, ends - features[:, 0]
         return self._known[key]
 
 
-def _scale(value: float, clocked: bool) -> float:
-    return math.log(max(value, _TINY)) if clocked else value
+def _scale(value: float, logs: bool) -> float:
+    return math.log(max(value, _TINY)) if logs else value
 
 
-def _features(curve: Curve, part: float, objective: int, clocked: bool) -> NDArray[np.float64]:
+def _positive(curve: Curve, objective: int) -> bool:
+    return all(row[objective] > 0 for row in curve.values)
+
+
+def _features(curve: Curve, part: float, objective: int, clocked: bool, logs: bool) -> NDArray[np.float64]:
     """The guess of the final value, and how the second half of what was seen differs from the first. Shape (2,)."""
     last, half = curve.at(part, objective), curve.at(part / 2, objective)
     if not clocked:
-        return np.array([last, last - half])
+        return np.array([_scale(last, logs), _scale(last, logs) - _scale(half, logs)])
     guess = _scale(last / part, True)
     recent = last + (last - half) * (1 - part) / (part / 2)
     return np.array([guess, _scale(max(recent, last), True) - guess])

@@ -10,6 +10,7 @@ import numpy as np
 
 from elastune.search.samplers.genetic_operators import best_first
 from elastune.search.space.objective import Floats
+from elastune.search.space.scales import on_scales
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def levels(min_resource: int, eta: int, epochs: int) -> list[int]:
 def ranked(entrants: Sequence[RungEntry], k: int) -> list[int]:
     """The ``k`` best trials, best first, by constrained domination (Deb et al. 2002, VI).
 
-    The feasible come first, by front and crowding; then the infeasible, by their violation. The earlier of equals.
+    The feasible come first, by front and by crowding on the scales that samplers see; then the infeasible, by their
+    violation. The earlier of equals.
     """
     feasible = [e for e in reversed(entrants) if e.feasible]  # best_first prefers the later of equals
     found = [feasible[i].trial for i in best_first(_points(feasible), k)] if feasible else []
@@ -51,7 +53,7 @@ def _brokenness(entrant: RungEntry) -> float:
 
 
 def _points(entrants: Sequence[RungEntry]) -> Floats:
-    return np.array([e.values for e in entrants])
+    return on_scales(np.array([e.values for e in entrants]))
 
 
 class Rung:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from itertools import count
@@ -41,17 +41,17 @@ class Proposals:
         """As ``Suggester.ready``."""
         return self.asking or bool(self._found) or self._suggester.ready()
 
-    def ask(self, estimates: Estimates) -> Suggestion | None:
+    def ask(self, estimates: Estimates, paused: Collection[int] = ()) -> Suggestion | None:
         """The next configuration; None while it is on its way (``asking``), else once a grid is exhausted.
 
-        ``estimates``: what open trials are expected to reach, and by how much they break constraints. Raises as
-        ``Suggester.ask``.
+        ``estimates``: what open trials are expected to reach, and by how much they break constraints; ``paused``: which
+        of them have no workers. Raises as ``Suggester.ask``.
         """
         if self._found:
             return self._found.pop(0)
         if self._asked is None:
             self.note(ProposalAsked(self._suggester.next_number))
-            self._suggester.expect(estimates)
+            self._suggester.expect(estimates, paused)
             if self._thread is None:
                 return self._suggester.ask()
             self._asked = self._thread.submit(self._suggester.ask)

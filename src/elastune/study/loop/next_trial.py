@@ -54,7 +54,7 @@ class NextTrial:
     def _proposed(self, until_epoch: int | None) -> PreparedTrial | None:
         """A trial that the search proposes; None where it has no proposal yet, or none any more."""
         for _ in range(REPEATS):
-            suggestion = self._proposals.ask(self._decisions.estimates())
+            suggestion = self._proposals.ask(self._decisions.estimates(), self._table.paused)
             if suggestion is None:
                 self.awaits = self._proposals.asking
                 self.exhausted = not self.awaits

@@ -1,7 +1,8 @@
-"""Objectives as samplers should see them: on a scale, chosen from the data, on which their values spread evenly.
+"""Objectives as samplers and early stopping see them: on a scale, chosen from the data, on which values spread evenly.
 
 A Gaussian process takes an objective for smooth with even noise, and TPE weighs fronts by hypervolume: training times
-that span three decades look to both like a few slow trials and nothing else. A monotone scale changes no ranks, so the
+that span three decades look to both like a few slow trials and nothing else; so they do to early stopping, which ranks
+the trials of a front by the distances between them. A monotone scale changes no ranks in one objective, so the
 front stays the front; reported values stay as they are (Snoek et al. 2014, "Input Warping", do the same to inputs;
 Salinas et al. 2020, "A Quantile-based Approach for Hyperparameter Transfer Learning", the same to objectives).
 """
@@ -60,6 +61,19 @@ def scale_of(values: Sequence[float]) -> Scale:
         if logs < min(raw, FAR):
             return Scale("log")
     return Scale("rank", tuple(map(float, x))) if abs(raw) > FAR else RAW
+
+
+def on_scales(points: Floats) -> Floats:
+    """Each column of ``points`` (n, objectives) on the scale that suits it, its order kept.
+
+    What is maximised is often turned round before, so a column of negative values has the scale of its magnitudes.
+    """
+    columns = []
+    for column in points.T:
+        sign = -1.0 if bool(np.all(column < 0)) else 1.0
+        scale = scale_of(list(sign * column))
+        columns.append([sign * scale(float(value)) for value in sign * column])
+    return np.array(columns, dtype=float).reshape(points.T.shape).T
 
 
 def skewness(x: Floats) -> float:

@@ -13,9 +13,9 @@ import pytest
 from elastune.journal.records import TrialFinished
 from elastune.search.samplers.history import History, Outcome
 from elastune.search.samplers.registry import make_sampler
-from elastune.search.samplers.scales import RAW, scale_of
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.objective import parse_objectives
+from elastune.search.space.scales import RAW, on_scales, scale_of
 from elastune.search.space.space import probe
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})
@@ -93,3 +93,12 @@ def test_seconds_and_their_logarithms_are_searched_alike() -> None:
                 suggester.tell(asked.number, TrialFinished(asked.number, "complete", values=values))
             tried.append(asked.params)
     assert tried[12:14] == tried[26:28]
+
+
+def test_columns_have_a_scale_each_whichever_way_they_are_turned() -> None:
+    points = np.array([EVEN, DECADES, [-value for value in DECADES]]).T
+    even, logs, negated = on_scales(points).T
+    assert np.array_equal(even, EVEN)
+    assert np.allclose(logs, np.log(DECADES))
+    assert np.allclose(negated, -np.log(DECADES))
+    assert on_scales(np.empty((0, 2))).shape == (0, 2)

@@ -1,0 +1,166 @@
+"""Optuna's Gaussian process at a fraction of its price: the same model and acquisition, fitted and searched otherwise.
+
+Where a proposal of ``GPSampler`` spends its time, at 100 trials: in evaluations of one point at a time, of which the
+line search along each parameter with many whole values makes hundreds, and the ascents of ten starts hundreds more
+(together only where greenlet is installed); and in fits that begin anew. Here all starts climb together, parameters
+with many values climb as if they were continuous, and kernels come from ``kernel_fit``. It uses what the class offers
+for this: ``_optimize_acqf`` ("advanced users can override this method"), the kernels from which its own fit begins,
+and the numbers of its samples. Were they gone, Optuna's own way would be taken.
+
+A proposal is a function of the study and the seed: nothing is kept from one to the next that could change it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from optuna._gp.search_space import SearchSpace
+from optuna._gp.thread_limiting import limit_threads_in_optimization
+from optuna.distributions import BaseDistribution
+from optuna.samplers import GPSampler
+from optuna.samplers._gp.sampler import _standardize_values
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial
+from scipy.optimize import minimize
+
+from elastune.search.samplers.kernel_fit import fit
+from elastune.search.space.objective import Floats
+
+if TYPE_CHECKING:
+    from optuna._gp.acqf import BaseAcquisitionFunc
+
+CANDIDATES = 512  # where climbing may begin; Optuna's are 2,048
+STARTS = 6  # of them, the best ones of the trials included; Optuna's are 10
+FANTASIES = 64  # samples of what running trials may reach; Optuna's are 128
+ROUNDS = 2  # of climbing along what is continuous and choosing among what is not
+STEPS = 30  # of a climb
+FEW = 16  # values of a parameter that are all tried; as in Optuna
+
+
+class GaussianSampler(GPSampler):
+    """One proposal, by the expected improvement of the hypervolume under a Gaussian process for each objective."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed, warn_independent_sampling=False)
+        self._n_local_search = STARTS
+        self._n_qmc_samples_ehvi = FANTASIES
+
+    def _sample_relative_impl(
+        self,
+        study: Study,
+        completed_trials: list[FrozenTrial],
+        running_trials: list[FrozenTrial],
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        space = SearchSpace(search_space)
+        points = space.get_normalized_params(completed_trials)
+        signs = [-1.0 if direction == StudyDirection.MINIMIZE else 1.0 for direction in study.directions]
+        values = np.array([trial.values for trial in completed_trials]) * signs
+        broken = np.array([list(trial.constraints.values()) for trial in completed_trials])
+        with limit_threads_in_optimization():
+            self._gprs_cache_list = self._fitted(space, points, values)
+            if broken.size:
+                self._constraints_gprs_cache_list = self._fitted(space, points, -broken)
+        found: dict[str, Any] = super()._sample_relative_impl(study, completed_trials, running_trials, search_space)
+        return found
+
+    def _fitted(self, space: SearchSpace, points: Floats, columns: Floats) -> list[Any] | None:
+        """Where Optuna's fits are to begin, which is where they will end; None: where they please."""
+        kernels = [
+            fit(points, column, space.is_categorical, self._minimum_noise)
+            for column in _standardize_values(columns)[0].T
+        ]
+        found = []
+        for kernel in kernels:
+            if kernel is None:
+                return None
+            numbers = (kernel.inverse_squared_lengthscales, kernel.scale, kernel.noise)
+            lengths, scale, noise = (torch.tensor(number, dtype=torch.float64) for number in numbers)
+            found.append(SimpleNamespace(inverse_squared_lengthscales=lengths, kernel_scale=scale, noise_var=noise))
+        return found
+
+    def _optimize_acqf(self, acqf: BaseAcquisitionFunc, best_params: Floats | None) -> Floats:
+        rng: np.random.RandomState = self._rng.rng
+        drawn = acqf.search_space.sample_normalized_params(CANDIDATES, rng=rng)
+        worth = acqf.eval_acqf_no_grad(drawn)
+        starts = drawn[_roulette(worth, self._n_local_search - (0 if best_params is None else len(best_params)), rng)]
+        with limit_threads_in_optimization():
+            return climb(acqf, starts if best_params is None else np.vstack([starts, best_params]))
+
+
+def _roulette(worth: Floats, k: int, rng: np.random.RandomState) -> list[int]:
+    """The best of ``worth``, which is logarithmic, and up to ``k`` - 1 others, drawn in proportion."""
+    best = int(np.argmax(worth))
+    share = np.exp(worth - worth[best])
+    share[best] = 0.0
+    others = min(k - 1, int(np.count_nonzero(share > 0)))
+    if others <= 0:
+        return [best]
+    return [best, *map(int, rng.choice(len(worth), size=others, replace=False, p=share / share.sum()))]
+
+
+def climb(acqf: BaseAcquisitionFunc, starts: Floats) -> Floats:
+    """The best that is reached from ``starts`` (k, d): a row that lies on the grid of its parameters."""
+    space = acqf.search_space
+    grids = dict(zip(map(int, space.discrete_indices), space.get_choices_of_discrete_params(), strict=True))
+    few = [i for i, grid in grids.items() if space.is_categorical[i] or len(grid) <= FEW]
+    smooth = [i for i in range(space.dim) if i not in few]
+    at = starts.copy()
+    for _ in range(ROUNDS):
+        if smooth:
+            at = _ascend(acqf, at, smooth)
+        for i in smooth:
+            if i in grids:
+                at[:, i] = _nearest(grids[i], at[:, i])
+        before = at.copy()
+        for i in few:
+            at = _best_of_each(acqf, at, i, grids[i])
+        if np.array_equal(at, before):
+            break
+    return _best(acqf, at, starts)
+
+
+def _best(acqf: BaseAcquisitionFunc, *rows: Floats) -> Floats:
+    every = np.vstack(rows)
+    found: Floats = every[int(np.argmax(acqf.eval_acqf_no_grad(every)))]
+    return found
+
+
+def _ascend(acqf: BaseAcquisitionFunc, at: Floats, smooth: list[int]) -> Floats:
+    """All rows at once, along the ``smooth`` coordinates, each by the length on which it counts."""
+    unit = acqf.length_scales[smooth]
+
+    def loss(flat: Floats) -> tuple[float, Floats]:
+        rows = at.copy()
+        rows[:, smooth] = flat.reshape(len(at), -1) * unit
+        x = torch.from_numpy(rows).requires_grad_(True)
+        total = -acqf.eval_acqf(x).sum()
+        total.backward()
+        assert x.grad is not None
+        return total.item(), (x.grad.numpy()[:, smooth] * unit).ravel()
+
+    bounds = [(0.0, 1.0 / each) for each in unit] * len(at)
+    first = (at[:, smooth] / unit).ravel()
+    found = minimize(loss, first, jac=True, method="l-bfgs-b", bounds=bounds, options={"maxiter": STEPS, "gtol": 1e-2})
+    climbed = at.copy()
+    climbed[:, smooth] = np.clip(found.x.reshape(len(at), -1) * unit, 0.0, 1.0)
+    return climbed
+
+
+def _nearest(grid: Floats, values: Floats) -> Floats:
+    right = np.clip(np.searchsorted(grid, values), 1, len(grid) - 1)
+    low, high = grid[right - 1], grid[right]
+    return np.where(values - low < high - values, low, high)
+
+
+def _best_of_each(acqf: BaseAcquisitionFunc, at: Floats, i: int, grid: Floats) -> Floats:
+    """Each row with the value of parameter ``i`` that is best for it."""
+    tried = np.repeat(at, len(grid), axis=0)
+    tried[:, i] = np.tile(grid, len(at))
+    best = acqf.eval_acqf_no_grad(tried).reshape(len(at), len(grid)).argmax(axis=1)
+    changed = at.copy()
+    changed[:, i] = grid[best]
+    return changed
