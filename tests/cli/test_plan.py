@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from elastune.core.run import Program
+from elastune.train.rehearsal import ProgramSize
+from elastune.train.rehearse_apart import rehearse_apart
+
 
 def test_a_plan_of_a_program_as_json(elastune: Any, here: Any) -> None:
     told = elastune(
@@ -76,3 +80,79 @@ def test_a_program_that_fails_tells_its_own_error_once(elastune: Any, here: Any)
     told = elastune("plan", "broken.py", "--nodes", 1)
     assert told.code == 2
     assert told.err.count("no such thing") == 1
+
+
+LARGE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+config = {"batch_size": 8}
+
+def train(session):
+    data = TensorDataset(torch.zeros(64, 8), torch.zeros(64, 8))
+    wide = [nn.Linear(100_000, 100_000) for _ in range(12)]  # 447 GiB of parameters
+    model = nn.Sequential(nn.Linear(8, 100_000), *wide, nn.Linear(100_000, 8))
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.epochs(1):
+        for x, y in session.batches(data, batch_size=session.config["batch_size"]):
+            session.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(done=1.0)
+"""
+
+
+@pytest.fixture(scope="module")
+def size(tmp_path_factory: pytest.TempPathFactory) -> ProgramSize:
+    """Its rehearsal, which takes no memory."""
+    path = tmp_path_factory.mktemp("large") / "large.py"
+    path.write_text(LARGE)
+    return rehearse_apart(Program(path), {})
+
+
+@pytest.fixture
+def large(here: Any, monkeypatch: pytest.MonkeyPatch, size: ProgramSize) -> str:
+    """A program that no machine holds that tests run on; a run of it would be an error of the planner."""
+
+    def nothing(*asked: object, **also: object) -> None:
+        raise AssertionError("something was launched")
+
+    monkeypatch.setattr("elastune.frontier.cluster_planning.rehearse_apart", lambda *asked: size)
+    monkeypatch.setattr("elastune.frontier.machine_probes.run_job", nothing)
+    monkeypatch.setattr("elastune.frontier.machine_probes.LocalCluster", nothing)
+    (here / "large.py").write_text(LARGE)
+    return "large.py"
+
+
+def test_memory_is_answered_before_anything_is_launched(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 32, "--memory", "1100GiB", "--json")
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    assert found["memory"] == "does not fit: 2.22 TiB of 1.07 TiB a worker; 'sharded' on 7 would"
+    assert found["unmeasured"].startswith("does not fit: 2.22 TiB of ")
+    assert found["unmeasured"].endswith(" this machine")
+    assert found["probed"] == {}
+    assert all(plan["memory_bytes"] <= 1100 * 2**30 for plan in found["plans"])
+    said = elastune("plan", large, "--nodes", 32, "--memory", "1100GiB").out
+    assert "nothing was run here: does not fit: 2.22 TiB of " in said
+    assert "1.07 TiB a worker; 'sharded' on 7 would" in said
+
+
+def test_what_no_split_holds_is_refused_before_anything_is_launched(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 2, "--memory", "24GiB")
+    assert told.code == 2
+    assert "of 24 GiB a worker" in told.err
+    assert elastune("plan", large, "--nodes", 2).code == 2, "this machine's memory counts where none is told"
+
+
+def test_what_has_no_room_here_is_not_measured(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 32, "--memory", "1100GiB", "--measure", 1)
+    assert told.code == 2
+    assert "plans are measured where this machine holds the program" in told.err
+
+
+def test_a_process_s_own_memory_is_no_room_for_the_program(elastune: Any) -> None:
+    told = elastune("plan", "linear.py", "--nodes", 1, "--calibrate", "1s", "--noise-scale", 1, "--memory", "2MiB")
+    assert told.code == 2
+    assert "its process takes" in told.err

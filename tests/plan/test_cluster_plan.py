@@ -53,9 +53,12 @@ def test_the_best_plan_is_the_shortest_of_all() -> None:
 def test_a_deadline_is_kept_as_cheaply_as_can_be() -> None:
     asked, nodes = forecast(SEARCH), Nodes(8, 4)
     fastest = best_plans(asked, nodes, ALLOWED, PlanBounds(price_per_worker_hour=2.0), 1)[0]
-    bound = PlanBounds(deadline_s=3 * fastest.seconds, price_per_worker_hour=2.0)
+    bound = PlanBounds(deadline_s=4 * fastest.seconds, price_per_worker_hour=2.0)
     cheap = best_plans(asked, nodes, ALLOWED, bound, 1)[0]
-    assert cheap.seconds <= 3 * fastest.seconds
+    assert cheap.interval_s[1] <= 4 * fastest.seconds
+    assert cheap.odds(4 * fastest.seconds) >= 0.9
+    assert cheap.odds(cheap.seconds) == pytest.approx(0.5)
+    assert cheap.odds(cheap.interval_s[1]) == pytest.approx(0.9)
     assert cheap.cost < fastest.cost
     assert cheap.cost == pytest.approx(cheap.seconds * cheap.workers / 3600 * 2.0)
 
@@ -63,6 +66,16 @@ def test_a_deadline_is_kept_as_cheaply_as_can_be() -> None:
 def test_a_deadline_that_nobody_can_keep_names_the_nearest() -> None:
     with pytest.raises(UserError, match="the nearest is"):
         best_plans(forecast(SEARCH), Nodes(2, 1), ALLOWED, PlanBounds(deadline_s=1e-3), 1)
+
+
+def test_a_deadline_that_is_kept_in_the_middle_of_cases_alone_is_none() -> None:
+    asked, nodes = forecast(SEARCH), Nodes(8, 4)
+    safest = min(each.interval_s[1] for each in best_plans(asked, nodes, ALLOWED, PlanBounds(), 100))
+    fastest = best_plans(asked, nodes, ALLOWED, PlanBounds(), 1)[0]
+    between = (fastest.seconds + safest) / 2
+    assert fastest.seconds < between < safest
+    with pytest.raises(UserError, match=r"in 9 cases of 10 \(.* expected\)"):
+        best_plans(asked, nodes, ALLOWED, PlanBounds(deadline_s=between), 1)
 
 
 def test_memory_makes_a_plan_share_its_state() -> None:
@@ -102,10 +115,15 @@ def test_twice_the_workers_along_an_axis_are_what_brute_force_says() -> None:
         assert gains["width"] == pytest.approx(rounds[0] / rounds[1])
 
 
-def test_two_thousand_nodes_take_no_long_time() -> None:
+@pytest.mark.parametrize("nodes", [Nodes(2048, 1), Nodes(2048, 8), Nodes(55_440, 1)], ids=str)
+def test_a_large_cluster_is_judged_within_seconds_of_one_core(nodes: Nodes) -> None:
+    """The goal is 2 s (benchmarks/planning_time.py: .1 to .5): CPU time, on a machine that others may slow down."""
+    asked = forecast(SEARCH)
+    allowed = replace(ALLOWED, micros=(8, 16, 32, BASE), width=128, pipeline=16)
     begun = time.process_time()
-    best_plans(forecast(SEARCH), Nodes(2048, 1), ALLOWED, PlanBounds(), 5)
-    assert time.process_time() - begun < 20  # a goal of 2 s, with room for a machine that is slow
+    best = best_plans(asked, nodes, allowed, PlanBounds(memory_bytes=12 * GIB), 5)[0]
+    doublings(asked, best, nodes, allowed)
+    assert time.process_time() - begun < 4
 
 
 def test_the_seed_s_two_splits_are_what_is_best_on_one_machine_of_two_sizes() -> None:

@@ -11,11 +11,12 @@ from typing import Literal
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Program
+from elastune.core.text import byte_count
 from elastune.frontier.earlier_probes import journals_in
 from elastune.frontier.held_memory import beside_bytes, held_by
 from elastune.frontier.machine_probes import MachineProbes, NodeLink, work_of
 from elastune.frontier.measured_plans import MeasuredPlan, measure_plans, plans_here
-from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast, best_plans, doublings
+from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast, best_plans, check_fits, doublings
 from elastune.plan.divisions import Allowed, Nodes
 from elastune.plan.fitting import fit_in_words
 from elastune.plan.search_time import SearchModel
@@ -78,8 +79,9 @@ class PlanFound:
 
     ``noise``: whose the search's noise scale is; one that is unknown counts as 0, so that a larger batch saves no step.
     ``probed``: measured seconds of a step, by mesh and samples of a pass. ``refused``: what could not be run, and why.
-    ``memory``: whether one worker holds the program, in words. ``worker_bytes``: what it may hold: as asked, or a
-    worker's share of this machine without ``beside_bytes``, which its process takes beside what plans count.
+    ``memory``: whether one worker holds the program, in words. ``worker_bytes``: what it may hold of that which plans
+    count: as asked, or a worker's share of this machine, without ``beside_bytes``, which its process takes beside.
+    ``unmeasured``: why nothing was run here, so that times are those of any machine; empty where something was.
     ``measured``: the plans that were run, in the order of what was predicted.
     """
 
@@ -93,11 +95,12 @@ class PlanFound:
     memory: str
     worker_bytes: float
     beside_bytes: float
+    unmeasured: str = ""
     measured: tuple[MeasuredPlan, ...] = ()
 
 
 def plan_cluster(request: PlanRequest) -> PlanFound:
-    """Answer ``request``.
+    """Answer ``request``. Whether anything fits is asked before a worker is started, here or anywhere.
 
     Raises:
         UserError: For a request that is wrong, a program that fails, memory that nothing fits, and a deadline that no
@@ -108,18 +111,28 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     for folder in request.earlier:
         journals_in(folder)
     size = rehearse_apart(request.program, request.config, request.seed)
-    probes = MachineProbes(request.program, request.config, size, cores(), request.calibrate_s, request.seed)
+    room, work = float(machine_memory_bytes()), work_of(size)
+    worker_bytes = request.bounds.memory_bytes or room / request.nodes.workers_each
+    bounds = replace(request.bounds, memory_bytes=worker_bytes)
+    check_fits(held_by(size), work, request.nodes, allowed_for(size, request.runs), bounds)
+    probes = MachineProbes(request.program, request.config, size, cores(), request.calibrate_s, request.seed, room)
     probes.out, probes.earlier = request.out, request.earlier
     probes.wants_noise = request.noise_scale is None
+    unmeasured = ""
+    if not probes.has_room(Mesh(), size.batch_size):
+        unmeasured = fit_in_words(held_by(size), work, room, size.batch_size, 1, "this machine")
+        if request.measured:
+            raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
     model = probes.learn(request.link)
-    alone = probes.held[Mesh(), size.batch_size]
+    alone = probes.held.get((Mesh(), size.batch_size), [])
     held, beside = held_by(size, alone), max(beside_bytes(alone), beside_bytes(probes.several))
-    bounds = request.bounds
-    if bounds.memory_bytes is None:
-        bounds = replace(bounds, memory_bytes=machine_memory_bytes() / request.nodes.workers_each - beside)
+    if beside >= worker_bytes:
+        value = f"{byte_count(round(worker_bytes))}, of which its process takes {byte_count(round(beside))} here"
+        raise UserError("a worker's memory must hold more than its process alone", value, "use a larger --memory")
+    bounds = replace(bounds, memory_bytes=worker_bytes - beside)
     noise = probes.noise_scale if request.noise_scale is None else request.noise_scale
     search = SearchModel(request.runs, size.steps, size.batch_size, noise or 0.0, request.crowding)
-    forecast = ProgramForecast(model, work_of(size), held, search)
+    forecast = ProgramForecast(model, work, held, search)
     allowed = allowed_for(size, request.runs, probes.refused)
     plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
     gains = doublings(forecast, plans[0], request.nodes, allowed)
@@ -129,8 +142,10 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     }
     told: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
     assert bounds.memory_bytes is not None
-    words = fit_in_words(held, forecast.work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
-    found = PlanFound(plans, gains, size, search, told, probed, probes.refused, words, bounds.memory_bytes, beside)
+    words = fit_in_words(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
+    found = PlanFound(
+        plans, gains, size, search, told, probed, probes.refused, words, bounds.memory_bytes, beside, unmeasured
+    )
     if not request.measured:
         return found
     likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)

@@ -21,7 +21,7 @@ from elastune.plan.divisions import Allowed, Divisions, Nodes, divisions
 from elastune.plan.search_time import SearchModel
 from elastune.plan.steps.memory import HeldAlone, peak_bytes
 from elastune.plan.steps.splits import StepSplits
-from elastune.plan.steps.step_model import Estimates, StepModel
+from elastune.plan.steps.step_model import NORMAL_80, Estimates, StepModel
 from elastune.plan.steps.terms import parts
 from elastune.plan.steps.work import Floats, StepWork
 
@@ -42,7 +42,8 @@ class ProgramForecast:
 
 @dataclass(frozen=True)
 class PlanBounds:
-    """What is asked for. ``memory_bytes``: of a worker; ``deadline_s``: until all is tuned; None: no bound."""
+    """What is asked for. ``memory_bytes``: of a worker; None: no bound. ``deadline_s``: until all is tuned; it counts
+    as kept where the upper end of the time's interval is within it: in nine cases of ten."""
 
     memory_bytes: float | None = None
     deadline_s: float | None = None
@@ -85,6 +86,13 @@ class ClusterPlan:
         """All that it uses."""
         return self.width * self.mesh.workers
 
+    def odds(self, deadline_s: float) -> float:
+        """How likely all is tuned by then: of the interval's Gaussian, of logarithms."""
+        spread = math.log(self.interval_s[1] / self.seconds) / NORMAL_80
+        if not spread:
+            return float(self.seconds <= deadline_s)
+        return 0.5 * (1 + math.erf(math.log(deadline_s / self.seconds) / spread / math.sqrt(2)))
+
 
 def best_plans(
     forecast: ProgramForecast,
@@ -103,7 +111,7 @@ def best_plans(
         UserError: Where no plan fits the memory (with what would), or none keeps the deadline (with what is nearest).
     """
     all_plans = divisions(nodes, allowed)
-    sharded, memory = _memory(forecast, all_plans.splits, wanted.memory_bytes)
+    sharded, memory = _memory(forecast.held, forecast.work, all_plans.splits, wanted.memory_bytes)
     fits = np.flatnonzero(memory <= (np.inf if wanted.memory_bytes is None else wanted.memory_bytes))
     if not len(fits):
         raise _nothing_fits(all_plans, memory, wanted)
@@ -114,16 +122,27 @@ def best_plans(
     plans, sharded, memory = all_plans.take(close), sharded[close], memory[close]
     told = _judged(forecast, plans, sharded, memory, wanted.price_per_worker_hour)
     if wanted.deadline_s is not None:
-        kept = [plan for plan in told if plan.seconds <= wanted.deadline_s]
+        kept = [plan for plan in told if plan.interval_s[1] <= wanted.deadline_s]  # in nine cases of ten
         if not kept:
-            nearest = min(told, key=lambda plan: plan.seconds)
-            value = f"{duration(wanted.deadline_s)}; the nearest is {duration(nearest.seconds)}"
+            nearest = min(told, key=lambda plan: plan.interval_s[1])
+            value = f"{duration(wanted.deadline_s)}; the nearest is {duration(nearest.interval_s[1])}"
+            value += f", in 9 cases of 10 ({duration(nearest.seconds)} expected)"
             fix = f"use --deadline above that, more --nodes or fewer --runs ({_short(nearest)})"
             raise UserError("a deadline must be one that a plan can keep", value, fix)
         told = sorted(kept, key=lambda plan: (plan.cost, plan.seconds))
     else:
         told = sorted(told, key=lambda plan: (plan.seconds, plan.workers))
     return _distinct(told, most) if of_a_kind else tuple(told[:most])
+
+
+def check_fits(held: HeldAlone, work: StepWork, nodes: Nodes, allowed: Allowed, wanted: PlanBounds) -> None:
+    """Raise ``UserError`` where no plan fits the memory that is ``wanted``: known before anything is launched."""
+    if wanted.memory_bytes is None:
+        return
+    plans = divisions(nodes, allowed)
+    memory = _memory(held, work, plans.splits, wanted.memory_bytes)[1]
+    if not (memory <= wanted.memory_bytes).any():
+        raise _nothing_fits(plans, memory, wanted)
 
 
 def doublings(forecast: ProgramForecast, plan: ClusterPlan, nodes: Nodes, allowed: Allowed) -> dict[str, float]:
@@ -153,12 +172,14 @@ def _column(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:
     return StepSplits(*(np.array([number], float) for number in told))
 
 
-def _memory(forecast: ProgramForecast, splits: StepSplits, most: float | None) -> tuple[NDArray[np.bool_], Floats]:
+def _memory(
+    held: HeldAlone, work: StepWork, splits: StepSplits, most: float | None
+) -> tuple[NDArray[np.bool_], Floats]:
     """Whether parameters are divided, too, because nothing less fits; and the bytes of a worker."""
-    whole = peak_bytes(forecast.held, forecast.work, splits)
+    whole = peak_bytes(held, work, splits)
     if most is None:
         return np.zeros(len(splits), bool), whole
-    divided = peak_bytes(forecast.held, forecast.work, splits, sharded=True)
+    divided = peak_bytes(held, work, splits, sharded=True)
     sharded = (whole > most) & (splits.shard > 1) & (splits.pipeline == 1)  # stages keep their parameters
     return sharded, np.where(sharded, divided, whole)
 

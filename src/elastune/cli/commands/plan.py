@@ -65,7 +65,8 @@ def plan(
     cost, memory_bytes, noise_ratio, limits: [part, share], workers}], gains: {axis: factor of twice the workers},
     size: {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step},
     refused: {axis: why}, memory: in words, worker_bytes: bound of a worker,
-    beside_bytes: of its process beside that, measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s,
+    beside_bytes: of its process beside that, unmeasured: why nothing was run here, measured:
+    [{mesh, mechanism, batch, micro, step_s, step_interval_s,
     memory_bytes, measured_step_s, measured_memory_bytes, step_error, memory_error, within, failed}]}.
     """
     from elastune.frontier.cluster_planning import PlanRequest, plan_cluster
@@ -136,9 +137,12 @@ def _lines(found: PlanFound, price: float) -> list[str]:
         f"program: {byte_count(size.parameter_bytes)} of parameters, {size.flops / 1e6:,.1f} MFLOP a sample, needs "
         f"{byte_count(round(size.pass_bytes))} a sample in a pass; {count(search.runs, 'training')} of "
         f"{search.steps:,.0f} steps at batch {search.base_batch}; noise scale {noise}",
-        f"measured here: {'; '.join(f'{what}: {duration(step_s)}' for what, step_s in found.probed.items())}",
+        f"measured here: {'; '.join(f'{what}: {duration(step_s)}' for what, step_s in found.probed.items())}"
+        if found.probed
+        else f"nothing was run here: {found.unmeasured}. Times are those of any machine, within factors of 4 and 8",
         *(f"left out: {axis}, it does not run here: {why}" for axis, why in found.refused.items()),
-        f"memory (modelled): {found.memory}; {byte_count(round(found.beside_bytes))} more in a process, measured here",
+        f"memory (modelled): {found.memory}; {_beside(found)}; counted with one holder of each part (--copies 1): "
+        "elastic runs have two where nothing else is said, and hold more",
         "",
         *(_line(place, each, price) for place, each in enumerate(found.plans, 1)),
         "",
@@ -151,6 +155,12 @@ def _lines(found: PlanFound, price: float) -> list[str]:
     if found.measured:
         lines += ["", "measured here, one training of each alone:", *(_measured(each) for each in found.measured)]
     return lines
+
+
+def _beside(found: PlanFound) -> str:
+    if found.unmeasured:
+        return "what a process takes beside is not known"
+    return f"that is without {byte_count(round(found.beside_bytes))} which its process takes beside, measured here"
 
 
 def _measured(of: MeasuredPlan) -> str:
