@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from elastune.job.machine import machine_context
-from elastune.plan.cluster_plan import PlanBounds, ProgramForecast, best_plans, doublings
+from elastune.plan.cluster_plan import PlanBounds, ProgramForecast, best_plans
 from elastune.plan.divisions import Allowed, Nodes, divisions
+from elastune.plan.next_doubling import doublings
 from elastune.plan.search_time import SearchModel
 from elastune.plan.steps.memory import HeldAlone
 from elastune.plan.steps.step_model import fit_machine

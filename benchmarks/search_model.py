@@ -5,12 +5,17 @@ trainings take the surrogate's time on a virtual clock. Nothing is trained.
 
 - **Crowding.** One objective, error after 52 epochs. A study that runs ``width`` trainings at once needs more of them
   than one that makes its proposals one after another, to where the latter's median best error is after 16 and 32
-  trainings: ``1 + crowding (width - 1)`` times as many. Fitted by least squares over instances and widths, once where a finished
-  training is replaced at once, once where a whole generation is waited for; intervals (80 %) are of drawn seeds.
-- **Variation.** The coefficient of variation of the run times that studies had. Rounds by ``plan.search_time`` beside
-  the mean makespan of 400 draws (gamma, list scheduling, or generations), cv .2 to .8, 4 to 64 at once.
+  trainings: ``1 + crowding (width - 1)`` times as many. Fitted by least squares over instances and widths, once where
+  a finished training is replaced at once, once where a whole generation is waited for; intervals (80 %) are of drawn
+  seeds. A level that 96 trainings did not reach counts as reached by the 96th, so that crowding is rather too small.
+- **Blind.** Never more than random search needs to the same levels: the median over instances and levels.
+- **Variation.** The coefficient of variation of run times: of those that studies had, and of random configurations of
+  one batch size (128), as in a plan, where all trainings have one batch. Rounds by ``plan.search_time`` beside the mean
+  makespan of 400 draws (gamma, list scheduling, or generations), cv .2 to .8, 4 to 64 at once.
 - **Early stopping.** Two objectives, eight at once: full trainings' worth of epochs until ASHA has the hypervolume that
-  40 full trainings have, over 40; the median over seeds, by instance.
+  40 full trainings have, over 40; by instance the median over seeds, and the median of all.
+
+Parts that the results file already has are not run again.
 
     python benchmarks/search_model.py             # about 20 minutes of one core; writes results/search_model.json
     python benchmarks/search_model.py --smoke     # some seconds, writes nothing
@@ -30,7 +35,7 @@ from typing import Any
 import numpy as np
 from multi_fidelity import Study as StoppingStudy
 from multi_fidelity import yardstick
-from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, machine, space
+from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, decode, machine, space
 
 from elastune.core.errors import UserError
 from elastune.journal.records import TrialFinished
@@ -45,6 +50,8 @@ WIDTHS = (4, 16)
 MOST = 96  # trainings of a study
 STOPPED_AT = 40  # full trainings
 DRAWS = 400
+RANDOM, RANDOMS = 600, 100  # configurations of a random search, and such searches
+PARTS = ("asynchronous", "generations", "variation", "blind", "variation_one_batch", "makespans", "asha")
 ERROR = parse_objectives({"error": "min"})
 RESULT = Path(__file__).parent / "results" / "search_model.json"
 
@@ -150,10 +157,33 @@ def stopping(folder: Path, instances: tuple[str, ...], seeds: int, full: int) ->
     return found
 
 
-def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    instances, seeds, most, widths, draws, full = INSTANCES, options.seeds, MOST, WIDTHS, DRAWS, STOPPED_AT
-    if options.smoke:
-        instances, seeds, most, widths, draws, full = INSTANCES[:1], 2, 24, (4,), 20, 4
+def blind(folder: Path, instances: tuple[str, ...], seeds: int, runs: tuple[int, ...]) -> dict[str, Any]:
+    """Trainings that random search needs to where ``runs`` proposals of one after another come, over ``runs``."""
+    rng, factors = np.random.default_rng(1), list[float]()
+    for instance in instances:
+        surrogate = Surrogate(folder, instance)
+        alone = np.median([study(surrogate, 1, False, seed, max(runs))[0] for seed in range(seeds)], axis=0)
+        errors = np.stack([surrogate(decode(rng.random((RANDOM, len(PARAMETERS)))))[:, 0] for _ in range(RANDOMS)])
+        random = np.median(np.minimum.accumulate(errors, axis=1), axis=0)
+        for each in runs:
+            there = np.flatnonzero(random <= alone[each - 1])
+            factors.append(round((float(there[0]) + 1 if len(there) else RANDOM) / each, 2))
+    return {"factor": statistics.median(factors), "all": factors}
+
+
+def one_batch(folder: Path, instances: tuple[str, ...]) -> dict[str, Any]:
+    """The coefficient of variation of random trainings' seconds with one batch size."""
+    rng, found = np.random.default_rng(2), dict[str, float]()
+    for instance in instances:
+        rows = decode(rng.random((RANDOM, len(PARAMETERS))))
+        rows[:, [p.name for p in PARAMETERS].index("batch_size")] = 128
+        seconds = Surrogate(folder, instance)(rows)[:, 1]
+        found[instance] = round(float(seconds.std() / seconds.mean()), 3)
+    return {"median": statistics.median(found.values()), **found}
+
+
+def crowded(folder: Path, instances: tuple[str, ...], seeds: int, most: int, widths: tuple[int, ...]) -> dict[str, Any]:
+    """Crowding where whoever is done is replaced, and by generations; and how lengths of trainings varied."""
     curves: dict[bool, dict[str, dict[int, Floats]]] = {False: {}, True: {}}
     times = []
     for instance in instances:
@@ -172,17 +202,38 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     spreads = [float(each.std() / each.mean()) for each in times]
     return {
+        "asynchronous": fitted(curves[False], rng),
+        "generations": fitted(curves[True], rng),
+        "variation": {"median": round(statistics.median(spreads), 3), "most": round(max(spreads), 3)},
+    }
+
+
+def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    instances, seeds, most, widths, draws, full = INSTANCES, options.seeds, MOST, WIDTHS, DRAWS, STOPPED_AT
+    runs: tuple[int, ...] = RUNS
+    if options.smoke:
+        instances, seeds, most, widths, draws, full = INSTANCES[:1], 2, 24, (4,), 20, 4
+        runs = RUNS[:1]
+    known = json.loads(options.out.read_text()) if options.out.exists() and not options.smoke else {}
+    found: dict[str, Any] = {
         "command": "OMP_NUM_THREADS=1 python benchmarks/search_model.py",
         "measured": "simulated studies on the lcbench surrogate, see the file's head; nothing was trained",
         "machine": machine(),
         "seeds": seeds,
         "epochs": EPOCHS,
-        "asynchronous": fitted(curves[False], rng),
-        "generations": fitted(curves[True], rng),
-        "variation": {"median": round(statistics.median(spreads), 3), "most": round(max(spreads), 3)},
-        "makespans": makespans(rng, draws),
-        "asha": stopping(folder, instances, seeds, full),
+        **{name: known[name] for name in PARTS if name in known},
     }
+    if not set(PARTS[:3]) <= set(known):
+        found |= crowded(folder, instances, seeds, most, widths)
+    for name, part in (
+        ("blind", lambda: blind(folder, instances, seeds, runs)),
+        ("variation_one_batch", lambda: one_batch(folder, instances)),
+        ("makespans", lambda: makespans(np.random.default_rng(0), draws)),
+        ("asha", lambda: stopping(folder, instances, seeds, full)),
+    ):
+        if name not in known:
+            found[name] = part()
+    return found
 
 
 def main() -> int:
@@ -200,7 +251,7 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps({name: found[name] for name in ("asynchronous", "generations", "variation", "asha")}, indent=1))
+    print(json.dumps({name: found[name] for name in PARTS if name != "makespans"}, indent=1))
     if not options.smoke:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")

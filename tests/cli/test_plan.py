@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,33 +14,27 @@ from elastune.train.rehearsal import ProgramSize
 from elastune.train.rehearse_apart import rehearse_apart
 
 
-def test_a_plan_of_a_program_as_json(elastune: Any, here: Any) -> None:
-    told = elastune(
-        "plan",
-        "linear.py",
-        "--nodes",
-        4,
-        "--calibrate",
-        "1s",
-        "--runs",
-        8,
-        "--memory",
-        "1GiB",
-        "--measure",
-        2,
-        "--out",
-        "kept",
-        "--json",
-    )
-    assert told.code == 0, told.err
-    found = json.loads(told.out)
+@pytest.fixture
+def kept(finished_plan: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a plan, which stands in the one where the program is."""
+    monkeypatch.chdir(finished_plan.parent)
+    return finished_plan
+
+
+def test_a_plan_of_a_program_as_json(kept: Path) -> None:
+    found = json.loads((kept / "said.json").read_text())
     assert found["kind"] == "plan"
     best = found["plans"][0]
     assert 1 <= best["workers"] <= 4
     assert best["interval_s"][0] <= best["seconds"] <= best["interval_s"][1]
+    assert best["command"].startswith("elastune run linear.py --mode fast ")
+    assert best["most_parameters"] > found["size"]["parameter_bytes"]
+    assert set(found["reasons"]) == {"width", "data", "shard", "tensor", "pipeline"}
+    assert set(found["gains"]) <= set(found["reasons"])
     assert found["size"]["batch_size"] == 16
     assert found["probed"]["data=1, 16 samples a pass"] > 0
     assert found["memory"].startswith("fits: ")
+    assert found["worker_bytes"] == 2**30 - found["beside_bytes"], "what a process takes is no room for the program"
     assert len(found["measured"]) == 2
     for row in found["measured"]:
         assert row["failed"] == ""
@@ -46,8 +42,30 @@ def test_a_plan_of_a_program_as_json(elastune: Any, here: Any) -> None:
         assert row["memory_error"] == pytest.approx(row["memory_bytes"] / row["measured_memory_bytes"] - 1)
         low, high = row["step_interval_s"]
         assert row["within"] == (low <= row["measured_step_s"] <= high)
-    assert (here / "kept" / "probe-1" / "journal.jsonl").exists()
-    assert elastune("plan", "linear.py", "--nodes", 1, "--out", "kept").err.count("must not be there yet") == 1
+    assert (kept / "probe-1" / "journal.jsonl").exists()
+
+
+def test_a_plan_that_was_kept_is_reported_and_explained(kept: Path, command_here: Any) -> None:
+    found = json.loads((kept / "said.json").read_text())
+    told = json.loads(command_here("report", "out", "--json").out)
+    assert {name: told[name] for name in found} == found
+    page = (kept / "report.html").read_text()
+    for words in ("linear.py on 4 nodes of 1 worker", "Predicted, then measured", found["plans"][0]["command"]):
+        assert html.escape(words) in page
+    said = command_here("explain", "out").out
+    assert "trainings at once x " in said
+    assert "the next doubling of workers" in said
+    assert said.count(" interval, ") == 2
+    assert command_here("plan", "linear.py", "--nodes", 1, "--out", "out").err.count("must not be there yet") == 1
+
+
+def test_a_run_s_step_stands_beside_what_the_plan_predicts(kept: Path, command_here: Any) -> None:
+    run = next(path.parent for path in sorted(kept.glob("probe-*/journal.jsonl")))
+    told = json.loads(command_here("explain", run, "--plan", "out", "--json").out)
+    (part,) = (each for each in told["parts"] if each["title"] == "Predicted and measured time")
+    assert part["lines"][0].startswith("replicated, data=1, fast, batch 16: a step was measured at ")
+    assert "(modelled): error " in part["lines"][0]
+    assert "names the folder of a plan" in command_here("explain", run, "--plan", run).err
 
 
 @pytest.mark.parametrize(
@@ -64,6 +82,9 @@ def test_a_plan_of_a_program_as_json(elastune: Any, here: Any) -> None:
         (("--nodes", 1, "--crowding", "nan"), "--crowding"),
         (("--nodes", 1, "--noise-scale", "-1"), "--noise-scale"),
         (("--nodes", 1, "--price", 0), "price"),
+        (("--nodes", 1, "--variation", "-1"), "variation"),
+        (("--nodes", 1, "--stopping", "pbt"), "early stopping"),
+        (("--nodes", 1, "--mesh", "data=0"), "mesh"),
         (("--nodes", 1, "--measure", 101), "can be measured"),
         (("--nodes", 1, "--from", "nowhere"), "must have journals"),
     ],
@@ -73,6 +94,12 @@ def test_wrong_input_is_one_line(elastune: Any, options: tuple[object, ...], wor
     assert told.code == 2
     assert words in told.err
     assert told.err.count("\n") == 1
+
+
+def test_a_mesh_that_does_not_divide_the_cluster_is_refused_before_anything_runs(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 32, "--mesh", "data=3")
+    assert told.code == 2
+    assert "a mesh must divide the workers of the cluster (got data=3: 3 of 32 workers)" in told.err
 
 
 def test_a_program_that_fails_tells_its_own_error_once(elastune: Any, here: Any) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.plan.divisions import MOST_PLANS, Allowed, Nodes, divisions
-from elastune.plan.search_time import SearchModel
 
 
 def test_a_cluster_of_four_is_divided_in_every_way() -> None:
@@ -62,21 +61,3 @@ def test_workers_with_many_divisors_are_divided_in_fewer_ways() -> None:
 def test_few_ways_are_all_looked_at() -> None:
     sizes = np.unique(divisions(Nodes(360, 1), Allowed((512,), (8,), width=360, shard=False)).splits.data)
     assert sizes.tolist() == [size for size in range(1, 361) if 360 % size == 0]
-
-
-def test_rounds_and_steps_of_a_search() -> None:
-    search = SearchModel(runs=128, steps=100.0, base_batch=32, noise_scale=96.0, crowding=0.01)
-    width = np.array([1.0, 16.0, 128.0])
-    assert search.rounds(width).tolist() == [128, 10, 3]  # ceil(128 x 1.15 / 16), ceil(128 x 2.27 / 128)
-    assert search.steps_of(np.array([32.0, 96.0])).tolist() == pytest.approx([100.0, 50.0])
-
-
-def test_without_noise_a_larger_batch_saves_no_step() -> None:
-    assert SearchModel(1, 100.0, 32, 0.0).steps_of(np.array([64.0])).tolist() == [100.0]
-
-
-@pytest.mark.parametrize("bad", [{"runs": 0}, {"steps": 0.0}, {"noise_scale": -1.0}, {"crowding": float("nan")}])
-def test_what_is_no_search_is_refused(bad: dict[str, float]) -> None:
-    plain = {"runs": 1, "steps": 1.0, "base_batch": 1, "noise_scale": 1.0}
-    with pytest.raises(ValueError, match="not"):
-        SearchModel(**{**plain, **bad})  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from elastune.plan.steps.probes import probe
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.step_model import StepModel, prior_model
 from elastune.plan.steps.terms import Constant
-from elastune.plan.steps.work import StepWork
+from elastune.plan.steps.work import StepWork, chain_of
 from elastune.train.rehearsal import ProgramSize
 
 STEPS = 12
@@ -277,7 +277,4 @@ def _constants(link: NodeLink) -> tuple[Constant, ...]:
 
 def work_of(size: ProgramSize) -> StepWork:
     """The program as a chain of like layers: each has its part of the arithmetic, of what is kept and of gradients."""
-    layers = float(size.layers)
-    told = (size.flops, size.kept_bytes, size.kept_bytes, float(size.gradient_bytes))
-    flops, split, boundary, gradients = (np.array(each / layers) for each in told)
-    return StepWork(np.array(layers), flops, split, boundary, gradients, np.array(0.0), np.array(0.0))
+    return chain_of(size.layers, size.flops, size.kept_bytes, size.gradient_bytes)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
-from elastune.core.mesh import MOST_WORKERS
+from elastune.core.mesh import MOST_WORKERS, Mesh
 from elastune.plan.steps.splits import StepSplits
 
 Floats = NDArray[np.float64]
@@ -47,7 +47,7 @@ class Allowed:
     """What a program can be given. ``batches`` and ``micros``: global batches and samples of a pass at most.
 
     ``tensor`` and ``pipeline``: into how many parts its layers and its chain of them can be divided at most; ``shard``:
-    whether its state can be. ``width``: trainings at once at most.
+    whether its state can be. ``width``: trainings at once at most. ``mesh``: the only one that is looked at, if any.
     """
 
     batches: tuple[int, ...]
@@ -56,6 +56,7 @@ class Allowed:
     tensor: int = 1
     pipeline: int = 1
     shard: bool = True
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
         numbers = (*self.batches, *self.micros, self.width, self.tensor, self.pipeline)
@@ -85,8 +86,13 @@ def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
 
     Where that were more than ``MOST_PLANS``, as of workers with many divisors, some sizes are left out, so that the
     others lie a like factor apart.
+
+    Raises:
+        UserError: Where ``allowed`` asks for a mesh that does not divide the cluster, the batch or the program.
     """
     total = nodes.workers
+    if allowed.mesh is not None:
+        check_mesh(allowed.mesh, nodes, allowed)
     sizes = [size for size in range(1, total + 1) if total % size == 0]
     each_row = len(allowed.batches) * len(allowed.micros)
     meshes, apart = _meshes(total, sizes, allowed), 1.0
@@ -113,9 +119,28 @@ def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
     return Divisions(wide[row], splits)
 
 
+def check_mesh(mesh: Mesh, nodes: Nodes, allowed: Allowed) -> None:
+    """Raise ``UserError`` for a mesh that does not divide the workers there are, or what it is to divide."""
+    if nodes.workers % mesh.workers:
+        value = f"{mesh}: {mesh.workers} of {nodes.workers} workers"
+        raise UserError("a mesh must divide the workers of the cluster", value, "use axes whose product divides them")
+    batches = [batch for batch in allowed.batches if batch % mesh.batch == 0]
+    for axis, size, of in (
+        ("data x shard", mesh.batch, 0 if batches else max(allowed.batches)),
+        ("tensor", mesh.tensor, 0 if mesh.tensor <= allowed.tensor else allowed.tensor),
+        ("pipeline", mesh.pipeline, 0 if mesh.pipeline <= allowed.pipeline else allowed.pipeline),
+        ("shard", mesh.shard, 0 if mesh.shard == 1 or allowed.shard else 1),
+    ):
+        if of:
+            what = "a batch's samples" if axis == "data x shard" else "the program"
+            raise UserError(f"a mesh must divide {what} evenly", f"{axis}={size} of {of}", "use a smaller --mesh")
+
+
 def _meshes(total: int, sizes: Sequence[int], allowed: Allowed) -> list[tuple[int, int, int, int]]:
     """Every mesh of ``sizes`` that ``total`` workers carry, as data, shard, tensor and pipeline."""
     most = max(allowed.batches)  # no more parts than samples
+    if allowed.mesh is not None:
+        return [(allowed.mesh.data, allowed.mesh.shard, allowed.mesh.tensor, allowed.mesh.pipeline)]
     return [
         (data, shard, tensor, pipeline)
         for tensor in sizes[: bisect_right(sizes, allowed.tensor)]
