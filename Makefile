@@ -51,12 +51,12 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # Every benchmark once, at its smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
-SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hosts hashes elastic_live overhead strategies killed_studies journal agents goodput ensembles transfer switching prediction_here gpu
+SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hosts hashes elastic_live overhead strategies killed_studies journal agents goodput ensembles transfer switching prediction_here planning_time gpu
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
 LAYOUTS := $(wildcard $(ELASTUNE_DATA)/layout_times)
-SMOKES += $(if $(LCBENCH),sampler multi_fidelity) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
+SMOKES += $(if $(LCBENCH),sampler multi_fidelity search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
 smoke-chaos: OPTIONS := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
 smoke-hashes: OPTIONS := --check benchmarks/results/hashes.json
 

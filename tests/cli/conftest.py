@@ -128,3 +128,12 @@ def finished_study(
 ) -> Path:
     """The folder of a finished study; said.json holds what the command printed."""
     return _finish(tmp_path_factory.mktemp("study"), cluster, forked_from, *study_command)
+
+
+@pytest.fixture(scope="session")
+def finished_plan(
+    tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster, forked_from: Callable[[LocalCluster], Any]
+) -> Path:
+    """The folder of a cluster's plan of which two were measured; said.json holds what the command printed."""
+    asked = ("plan", "linear.py", "--nodes", "4", "--calibrate", "1s", "--runs", "8", "--memory", "1GiB")
+    return _finish(tmp_path_factory.mktemp("plan"), cluster, forked_from, *asked, "--measure", "2")

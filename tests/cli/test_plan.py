@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+import html
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elastune.core.run import Program
+from elastune.train.rehearsal import ProgramSize
+from elastune.train.rehearse_apart import rehearse_apart
 
-def test_a_plan_of_a_program_as_json(elastune: Any, here: Any) -> None:
-    told = elastune(
-        "plan",
-        "linear.py",
-        "--nodes",
-        4,
-        "--calibrate",
-        "1s",
-        "--runs",
-        8,
-        "--memory",
-        "1GiB",
-        "--measure",
-        2,
-        "--out",
-        "kept",
-        "--json",
-    )
-    assert told.code == 0, told.err
-    found = json.loads(told.out)
+
+@pytest.fixture
+def kept(finished_plan: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a plan, which stands in the one where the program is."""
+    monkeypatch.chdir(finished_plan.parent)
+    return finished_plan
+
+
+def test_a_plan_of_a_program_as_json(kept: Path) -> None:
+    found = json.loads((kept / "said.json").read_text())
     assert found["kind"] == "plan"
     best = found["plans"][0]
     assert 1 <= best["workers"] <= 4
     assert best["interval_s"][0] <= best["seconds"] <= best["interval_s"][1]
+    assert best["command"].startswith("elastune run linear.py --mode fast ")
+    assert best["most_parameters"] > found["size"]["parameter_bytes"]
+    assert set(found["reasons"]) == {"width", "data", "shard", "tensor", "pipeline"}
+    assert set(found["gains"]) <= set(found["reasons"])
     assert found["size"]["batch_size"] == 16
     assert found["probed"]["data=1, 16 samples a pass"] > 0
     assert found["memory"].startswith("fits: ")
+    assert found["worker_bytes"] == 2**30 - found["beside_bytes"], "what a process takes is no room for the program"
     assert len(found["measured"]) == 2
     for row in found["measured"]:
         assert row["failed"] == ""
@@ -42,8 +42,30 @@ def test_a_plan_of_a_program_as_json(elastune: Any, here: Any) -> None:
         assert row["memory_error"] == pytest.approx(row["memory_bytes"] / row["measured_memory_bytes"] - 1)
         low, high = row["step_interval_s"]
         assert row["within"] == (low <= row["measured_step_s"] <= high)
-    assert (here / "kept" / "probe-1" / "journal.jsonl").exists()
-    assert elastune("plan", "linear.py", "--nodes", 1, "--out", "kept").err.count("must not be there yet") == 1
+    assert (kept / "probe-1" / "journal.jsonl").exists()
+
+
+def test_a_plan_that_was_kept_is_reported_and_explained(kept: Path, command_here: Any) -> None:
+    found = json.loads((kept / "said.json").read_text())
+    told = json.loads(command_here("report", "out", "--json").out)
+    assert {name: told[name] for name in found} == found
+    page = (kept / "report.html").read_text()
+    for words in ("linear.py on 4 nodes of 1 worker", "Predicted, then measured", found["plans"][0]["command"]):
+        assert html.escape(words) in page
+    said = command_here("explain", "out").out
+    assert "trainings at once x " in said
+    assert "the next doubling of workers" in said
+    assert said.count(" interval, ") == 2
+    assert command_here("plan", "linear.py", "--nodes", 1, "--out", "out").err.count("must not be there yet") == 1
+
+
+def test_a_run_s_step_stands_beside_what_the_plan_predicts(kept: Path, command_here: Any) -> None:
+    run = next(path.parent for path in sorted(kept.glob("probe-*/journal.jsonl")))
+    told = json.loads(command_here("explain", run, "--plan", "out", "--json").out)
+    (part,) = (each for each in told["parts"] if each["title"] == "Predicted and measured time")
+    assert part["lines"][0].startswith("replicated, data=1, fast, batch 16: a step was measured at ")
+    assert "(modelled): error " in part["lines"][0]
+    assert "names the folder of a plan" in command_here("explain", run, "--plan", run).err
 
 
 @pytest.mark.parametrize(
@@ -60,6 +82,9 @@ def test_a_plan_of_a_program_as_json(elastune: Any, here: Any) -> None:
         (("--nodes", 1, "--crowding", "nan"), "--crowding"),
         (("--nodes", 1, "--noise-scale", "-1"), "--noise-scale"),
         (("--nodes", 1, "--price", 0), "price"),
+        (("--nodes", 1, "--variation", "-1"), "variation"),
+        (("--nodes", 1, "--stopping", "pbt"), "early stopping"),
+        (("--nodes", 1, "--mesh", "data=0"), "mesh"),
         (("--nodes", 1, "--measure", 101), "can be measured"),
         (("--nodes", 1, "--from", "nowhere"), "must have journals"),
     ],
@@ -71,8 +96,90 @@ def test_wrong_input_is_one_line(elastune: Any, options: tuple[object, ...], wor
     assert told.err.count("\n") == 1
 
 
+def test_a_mesh_that_does_not_divide_the_cluster_is_refused_before_anything_runs(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 32, "--mesh", "data=3")
+    assert told.code == 2
+    assert "a mesh must divide the workers of the cluster (got data=3: 3 of 32 workers)" in told.err
+
+
 def test_a_program_that_fails_tells_its_own_error_once(elastune: Any, here: Any) -> None:
     (here / "broken.py").write_text("def train(session):\n    raise RuntimeError('no such thing')\n")
     told = elastune("plan", "broken.py", "--nodes", 1)
     assert told.code == 2
     assert told.err.count("no such thing") == 1
+
+
+LARGE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+config = {"batch_size": 8}
+
+def train(session):
+    data = TensorDataset(torch.zeros(64, 8), torch.zeros(64, 8))
+    wide = [nn.Linear(100_000, 100_000) for _ in range(12)]  # 447 GiB of parameters
+    model = nn.Sequential(nn.Linear(8, 100_000), *wide, nn.Linear(100_000, 8))
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.epochs(1):
+        for x, y in session.batches(data, batch_size=session.config["batch_size"]):
+            session.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(done=1.0)
+"""
+
+
+@pytest.fixture(scope="module")
+def size(tmp_path_factory: pytest.TempPathFactory) -> ProgramSize:
+    """Its rehearsal, which takes no memory."""
+    path = tmp_path_factory.mktemp("large") / "large.py"
+    path.write_text(LARGE)
+    return rehearse_apart(Program(path), {})
+
+
+@pytest.fixture
+def large(here: Any, monkeypatch: pytest.MonkeyPatch, size: ProgramSize) -> str:
+    """A program that no machine holds that tests run on; a run of it would be an error of the planner."""
+
+    def nothing(*asked: object, **also: object) -> None:
+        raise AssertionError("something was launched")
+
+    monkeypatch.setattr("elastune.frontier.cluster_planning.rehearse_apart", lambda *asked: size)
+    monkeypatch.setattr("elastune.frontier.machine_probes.run_job", nothing)
+    monkeypatch.setattr("elastune.frontier.machine_probes.LocalCluster", nothing)
+    (here / "large.py").write_text(LARGE)
+    return "large.py"
+
+
+def test_memory_is_answered_before_anything_is_launched(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 32, "--memory", "1100GiB", "--json")
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    assert found["memory"] == "does not fit: 2.22 TiB of 1.07 TiB a worker; 'sharded' on 7 would"
+    assert found["unmeasured"].startswith("does not fit: 2.22 TiB of ")
+    assert found["unmeasured"].endswith(" this machine")
+    assert found["probed"] == {}
+    assert all(plan["memory_bytes"] <= 1100 * 2**30 for plan in found["plans"])
+    said = elastune("plan", large, "--nodes", 32, "--memory", "1100GiB").out
+    assert "nothing was run here: does not fit: 2.22 TiB of " in said
+    assert "1.07 TiB a worker; 'sharded' on 7 would" in said
+
+
+def test_what_no_split_holds_is_refused_before_anything_is_launched(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 2, "--memory", "24GiB")
+    assert told.code == 2
+    assert "of 24 GiB a worker" in told.err
+    assert elastune("plan", large, "--nodes", 2).code == 2, "this machine's memory counts where none is told"
+
+
+def test_what_has_no_room_here_is_not_measured(elastune: Any, large: str) -> None:
+    told = elastune("plan", large, "--nodes", 32, "--memory", "1100GiB", "--measure", 1)
+    assert told.code == 2
+    assert "plans are measured where this machine holds the program" in told.err
+
+
+def test_a_process_s_own_memory_is_no_room_for_the_program(elastune: Any) -> None:
+    told = elastune("plan", "linear.py", "--nodes", 1, "--calibrate", "1s", "--noise-scale", 1, "--memory", "2MiB")
+    assert told.code == 2
+    assert "its process takes" in told.err

@@ -44,7 +44,8 @@ def test_it_asks_what_the_command_line_asks(train: Any, tmp_path: Path, monkeypa
         monkeypatch.setattr(f"elastune.frontier.{module}.plan_cluster", note)
     words = ["--nodes", "4", "--gpus-per-node", "8", "--memory", "24GiB", "--deadline", "8h", "--price", "2.5"]
     words += ["--runs", "64", "--crowding", "0.01", "--link", "25Gbit/s", "--noise-scale", "500", "--calibrate", "9s"]
-    words += ["--out", "kept", "--from", "before"]
+    words += ["--out", "kept", "--from", "before", "--mesh", "data=2,tensor=2"]
+    words += ["--variation", "0.3", "--generations", "--stopping", "asha"]
     assert (
         main(
             [
@@ -73,6 +74,10 @@ def test_it_asks_what_the_command_line_asks(train: Any, tmp_path: Path, monkeypa
             price_per_worker_hour=2.5,
             runs=64,
             crowding=0.01,
+            variation=0.3,
+            generations=True,
+            stopping="asha",
+            mesh="data=2,tensor=2",
             link_gbit_s=25.0,
             noise_scale=500.0,
             calibrate_s=9.0,
@@ -115,6 +120,9 @@ def test_both_leave_out_the_same(train: Any, tmp_path: Path, monkeypatch: pytest
         ({"nodes": 1, "top": 0}, "can be shown"),
         ({"nodes": 1, "measure": -1}, "can be measured"),
         ({"nodes": 1, "runs": 0}, "at least one training"),
+        ({"nodes": 1, "variation": -1.0}, "variation"),
+        ({"nodes": 1, "stopping": "pbt"}, "early stopping"),
+        ({"nodes": 1, "mesh": "data=x"}, "mesh"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_runs(train: Any, wrong: dict[str, Any], words: str) -> None:

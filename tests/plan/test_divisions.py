@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.plan.divisions import Allowed, Nodes, divisions
-from elastune.plan.search_time import SearchModel
+from elastune.plan.divisions import MOST_PLANS, Allowed, Nodes, divisions
 
 
 def test_a_cluster_of_four_is_divided_in_every_way() -> None:
@@ -46,24 +45,19 @@ def test_too_many_nodes_are_refused() -> None:
         Nodes(65_537, 1)
 
 
-def test_more_plans_than_anybody_compares_are_refused_at_once() -> None:
-    with pytest.raises(UserError, match="plans are compared"):
-        divisions(Nodes(55_440, 1), Allowed(tuple(range(8, 24)), (1, 2, 4, 8), 55_440))
+def test_workers_with_many_divisors_are_divided_in_fewer_ways() -> None:
+    """55,440 has 120 divisors, the most that a number of workers can have."""
+    allowed = Allowed(tuple(64 * 2**i for i in range(5)), (8, 16, 32, 64), 128, tensor=8, pipeline=16)
+    found = divisions(Nodes(55_440, 1), allowed)
+    assert 10_000 < len(found.width) <= MOST_PLANS
+    assert (found.workers <= 55_440).all()
+    for axis in (found.width, found.splits.shard, found.splits.tensor, found.splits.pipeline):
+        sizes = np.unique(axis)
+        assert sizes[0] == 1
+        assert (sizes[1:] / sizes[:-1] < 2.5).all(), "near enough to one another that none is far from the best"
+    assert found.width.max() == 128
 
 
-def test_rounds_and_steps_of_a_search() -> None:
-    search = SearchModel(runs=128, steps=100.0, base_batch=32, noise_scale=96.0, crowding=0.01)
-    width = np.array([1.0, 16.0, 128.0])
-    assert search.rounds(width).tolist() == [128, 10, 3]  # ceil(128 x 1.15 / 16), ceil(128 x 2.27 / 128)
-    assert search.steps_of(np.array([32.0, 96.0])).tolist() == pytest.approx([100.0, 50.0])
-
-
-def test_without_noise_a_larger_batch_saves_no_step() -> None:
-    assert SearchModel(1, 100.0, 32, 0.0).steps_of(np.array([64.0])).tolist() == [100.0]
-
-
-@pytest.mark.parametrize("bad", [{"runs": 0}, {"steps": 0.0}, {"noise_scale": -1.0}, {"crowding": float("nan")}])
-def test_what_is_no_search_is_refused(bad: dict[str, float]) -> None:
-    plain = {"runs": 1, "steps": 1.0, "base_batch": 1, "noise_scale": 1.0}
-    with pytest.raises(ValueError, match="not"):
-        SearchModel(**{**plain, **bad})  # type: ignore[arg-type]
+def test_few_ways_are_all_looked_at() -> None:
+    sizes = np.unique(divisions(Nodes(360, 1), Allowed((512,), (8,), width=360, shard=False)).splits.data)
+    assert sizes.tolist() == [size for size in range(1, 361) if 360 % size == 0]

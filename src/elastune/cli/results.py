@@ -22,6 +22,7 @@ from elastune.journal.money import money
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunFailed, RunFinished
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
+from elastune.report.plan_story import gather_plan, plan_lines
 from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
@@ -81,6 +82,8 @@ def result_of(out: Path, wish: Wish | None = None) -> Result:
         raise UserError("--target needs a run", out, "give the --out of elastune run, or --target to elastune tune")
     if study is not None and not study.is_frontier:
         return _study(study, entries, out, wish)
+    if (made := gather_plan(entries)) is not None and study is None:
+        return Result({"kind": "plan", **made.found, "out": str(out)}, lines=tuple(plan_lines(made)))
     if wish.any:
         raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
     if study is not None:

@@ -11,14 +11,16 @@ from typing import Literal
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Program
+from elastune.core.text import byte_count
 from elastune.frontier.earlier_probes import journals_in
 from elastune.frontier.held_memory import beside_bytes, held_by
 from elastune.frontier.machine_probes import MachineProbes, NodeLink, work_of
 from elastune.frontier.measured_plans import MeasuredPlan, measure_plans, plans_here
-from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast, best_plans, doublings
+from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast, best_plans, check_fits
 from elastune.plan.divisions import Allowed, Nodes
 from elastune.plan.fitting import fit_in_words
-from elastune.plan.search_time import SearchModel
+from elastune.plan.next_doubling import Doubling, doublings
+from elastune.plan.search_time import BLIND, CROWDING, KEPT, VARIATION, SearchModel, Stopping
 from elastune.train.machine import cores
 from elastune.train.machine_memory import machine_memory_bytes
 from elastune.train.rehearsal import ProgramSize
@@ -36,7 +38,9 @@ STAGES = 16  # of a pipeline at most
 class PlanRequest:
     """What ``elastune plan`` is asked. ``noise_scale``: None: measured here, in few steps.
 
-    ``crowding``: what further trainings at once cost a search (``plan.search_time``); it is declared, not measured.
+    ``crowding``: what further trainings at once cost a search, and ``variation`` of their lengths: None: as simulated
+    studies had. ``generations``: whether the search waits for each of its rounds. ``stopping``: what ends trainings
+    early, which saves what it saved simulated studies. ``mesh``: the only one of a training that is looked at.
     ``measured``: so many of the best plans are run here, once all are judged. ``out``: a folder, not there yet, that
     keeps the runs that were measured; ``earlier``: folders of runs, of which those of like programs and hardware count.
     """
@@ -50,7 +54,11 @@ class PlanRequest:
     config: Config
     seed: int = 0
     noise_scale: float | None = None
-    crowding: float = 0.0
+    crowding: float | None = None
+    variation: float | None = None
+    generations: bool = False
+    stopping: Stopping = "none"
+    mesh: Mesh | None = None
     shown: int = 5
     measured: int = 0
     out: Path | None = None
@@ -65,26 +73,31 @@ class PlanRequest:
             raise UserError(f"from 0 to {MOST_SHOWN} plans can be measured", self.measured, "such as --measure 3")
         for name, value, fix in (
             ("the noise scale", self.noise_scale or 0.0, "such as --noise-scale 1000"),
-            ("crowding", self.crowding, "such as --crowding 0.01"),
+            ("crowding", self.crowding or 0.0, "such as --crowding 0.01"),
+            ("the variation of trainings' lengths", self.variation or 0.0, "such as --variation 0.4"),
             ("the time to calibrate", self.calibrate_s, "such as --calibrate 60s"),
         ):
             if not 0 <= value < math.inf:
                 raise UserError(f"{name} must be a number, not negative", value, fix)
+        if self.stopping not in KEPT:
+            fix = f"use one of {', '.join(KEPT)}"
+            raise UserError("a plan knows what early stopping saves of some kinds alone", self.stopping, fix)
 
 
 @dataclass(frozen=True)
 class PlanFound:
-    """The answer. ``gains``: of the best plan, by what factor twice the workers along an axis would shorten it.
+    """The answer. ``doublings``: of the best plan, what twice the workers along each axis would bring, and why.
 
     ``noise``: whose the search's noise scale is; one that is unknown counts as 0, so that a larger batch saves no step.
     ``probed``: measured seconds of a step, by mesh and samples of a pass. ``refused``: what could not be run, and why.
-    ``memory``: whether one worker holds the program, in words. ``worker_bytes``: what it may hold: as asked, or a
-    worker's share of this machine without ``beside_bytes``, which its process takes beside what plans count.
-    ``measured``: the plans that were run, in the order of what was predicted.
+    ``memory``: whether one worker holds the program, in words. ``worker_bytes``: what it may hold of that which plans
+    count: as asked, or a worker's share of this machine, without ``beside_bytes``, which its process takes beside.
+    ``unmeasured``: why nothing was run here, so that times are those of any machine; empty where something was.
+    ``constants``: the step model's, in seconds. ``measured``: the plans that were run, in the order of predictions.
     """
 
     plans: tuple[ClusterPlan, ...]
-    gains: dict[str, float]
+    doublings: dict[str, Doubling]
     size: ProgramSize
     search: SearchModel
     noise: NoiseFrom
@@ -93,11 +106,13 @@ class PlanFound:
     memory: str
     worker_bytes: float
     beside_bytes: float
+    constants: dict[str, float]
+    unmeasured: str = ""
     measured: tuple[MeasuredPlan, ...] = ()
 
 
 def plan_cluster(request: PlanRequest) -> PlanFound:
-    """Answer ``request``.
+    """Answer ``request``. Whether anything fits is asked before a worker is started, here or anywhere.
 
     Raises:
         UserError: For a request that is wrong, a program that fails, memory that nothing fits, and a deadline that no
@@ -108,34 +123,75 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     for folder in request.earlier:
         journals_in(folder)
     size = rehearse_apart(request.program, request.config, request.seed)
-    probes = MachineProbes(request.program, request.config, size, cores(), request.calibrate_s, request.seed)
+    room, work = float(machine_memory_bytes()), work_of(size)
+    worker_bytes = request.bounds.memory_bytes or room / request.nodes.workers_each
+    bounds = replace(request.bounds, memory_bytes=worker_bytes)
+    widest = replace(allowed_for(size, request.runs), mesh=request.mesh)
+    check_fits(held_by(size), work, request.nodes, widest, bounds)
+    probes = MachineProbes(request.program, request.config, size, cores(), request.calibrate_s, request.seed, room)
     probes.out, probes.earlier = request.out, request.earlier
     probes.wants_noise = request.noise_scale is None
+    unmeasured = ""
+    if not probes.has_room(Mesh(), size.batch_size):
+        unmeasured = fit_in_words(held_by(size), work, room, size.batch_size, 1, "this machine")
+        if request.measured:
+            raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
     model = probes.learn(request.link)
-    alone = probes.held[Mesh(), size.batch_size]
+    alone = probes.held.get((Mesh(), size.batch_size), [])
     held, beside = held_by(size, alone), max(beside_bytes(alone), beside_bytes(probes.several))
-    bounds = request.bounds
-    if bounds.memory_bytes is None:
-        bounds = replace(bounds, memory_bytes=machine_memory_bytes() / request.nodes.workers_each - beside)
+    if beside >= worker_bytes:
+        value = f"{byte_count(round(worker_bytes))}, of which its process takes {byte_count(round(beside))} here"
+        raise UserError("a worker's memory must hold more than its process alone", value, "use a larger --memory")
+    bounds = replace(bounds, memory_bytes=worker_bytes - beside)
     noise = probes.noise_scale if request.noise_scale is None else request.noise_scale
-    search = SearchModel(request.runs, size.steps, size.batch_size, noise or 0.0, request.crowding)
-    forecast = ProgramForecast(model, work_of(size), held, search)
-    allowed = allowed_for(size, request.runs, probes.refused)
+    search = search_of(request, size, noise or 0.0)
+    forecast = ProgramForecast(model, work, held, search)
+    allowed = replace(allowed_for(size, request.runs, probes.refused), mesh=request.mesh)
     plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
-    gains = doublings(forecast, plans[0], request.nodes, allowed)
+    more = doublings(forecast, plans[0], request.nodes, allowed)
     probed = {
         f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
         for (mesh, micro), step_s in probes.measured.items()
     }
     told: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
     assert bounds.memory_bytes is not None
-    words = fit_in_words(held, forecast.work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
-    found = PlanFound(plans, gains, size, search, told, probed, probes.refused, words, bounds.memory_bytes, beside)
+    words = fit_in_words(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
+    found = PlanFound(
+        plans=plans,
+        doublings=more,
+        size=size,
+        search=search,
+        noise=told,
+        probed=probed,
+        refused=probes.refused,
+        memory=words,
+        worker_bytes=bounds.memory_bytes,
+        beside_bytes=beside,
+        constants=model.constants(),
+        unmeasured=unmeasured,
+    )
     if not request.measured:
         return found
     likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
     chosen = plans_here(likely, probes, request.measured)
     return replace(found, measured=measure_plans(chosen, forecast, probes))
+
+
+def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float) -> SearchModel:
+    """The search that was asked for; what was not told of it is as simulated studies had it."""
+    fitted, within = CROWDING[request.generations]
+    return SearchModel(
+        runs=request.runs,
+        steps=size.steps,
+        base_batch=size.batch_size,
+        noise_scale=noise_scale,
+        crowding=fitted if request.crowding is None else request.crowding,
+        variation=VARIATION if request.variation is None else request.variation,
+        generations=request.generations,
+        kept=KEPT[request.stopping],
+        crowding_within=within if request.crowding is None else None,
+        blind=BLIND if request.crowding is None else math.inf,
+    )
 
 
 def allowed_for(size: ProgramSize, runs: int, refused: Collection[str] = ()) -> Allowed:

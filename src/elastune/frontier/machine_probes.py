@@ -22,14 +22,16 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Adapt, Config, ConfigValue, Means, Program, RunSpec
 from elastune.frontier.earlier_probes import earlier_probes
+from elastune.frontier.held_memory import held_by
 from elastune.job.run import JobFailed, run_job
 from elastune.job.signals import Interrupted
 from elastune.journal.records import RunContext, RunFinished, WorkerMemory
+from elastune.plan.steps.memory import peak_bytes
 from elastune.plan.steps.probes import probe
 from elastune.plan.steps.splits import StepSplits
-from elastune.plan.steps.step_model import StepModel
+from elastune.plan.steps.step_model import StepModel, prior_model
 from elastune.plan.steps.terms import Constant
-from elastune.plan.steps.work import StepWork
+from elastune.plan.steps.work import StepWork, chain_of
 from elastune.train.rehearsal import ProgramSize
 
 STEPS = 12
@@ -70,7 +72,8 @@ class NodeLink:
 class MachineProbes:
     """Short runs of ``program`` on this machine, each measured once, the first twice. ``refused``: what could not
     be run, and why. ``noise``: of a measured step, relative. ``out``: where its runs are kept; ``earlier``:
-    folders of runs that have been kept, of which ``carried`` counted as measured."""
+    folders of runs that have been kept, of which ``carried`` counted as measured. ``room_bytes``: what this machine
+    has for all workers of a run: no run is begun that is modelled to need more."""
 
     program: Program
     config: Config
@@ -78,6 +81,7 @@ class MachineProbes:
     cores: int
     budget_s: float
     seed: int = 0
+    room_bytes: float = math.inf
     measured: dict[tuple[Mesh, int], float] = field(default_factory=dict)
     held: dict[tuple[Mesh, int], list[WorkerMemory]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -93,9 +97,14 @@ class MachineProbes:
     def learn(self, link: NodeLink) -> StepModel:
         """Measure as long as the budget lasts, and the program's own batch on one worker in any case.
 
+        Where this machine has no room for that, nothing is run: the model is then what is taken for any machine.
+
         Raises:
             UserError: Where the program fails on one worker.
         """
+        if not self.has_room(*self._first[0]):
+            none = StepSplits(*(np.ones(0) for _ in range(7)))
+            return prior_model(_constants(link), work_of(self.size), none, self.noise)
         begun = time.monotonic()
         with LocalCluster(capacity=self.cores) as cluster:
             self._measure_twice(cluster)
@@ -121,16 +130,11 @@ class MachineProbes:
         splits: StepSplits,
         begun: float,
     ) -> StepModel:
-        across = (
-            Constant("across_hop_s", link.latency_s, 1.5),
-            Constant("across_byte_s", link.seconds_per_byte, 1.5),
-        )
-
         def measure(i: int) -> float:
             return self._measure(cluster, *plans[i])
 
         return probe(
-            (*HERE, *across, *REST),
+            _constants(link),
             work_of(self.size),
             splits,
             MOST_PROBES + len(self.carried),
@@ -139,6 +143,13 @@ class MachineProbes:
             first=[plans.index(each) for each in dict.fromkeys((*self._first, *self.carried)) if each in plans],
             go_on=lambda: time.monotonic() - begun < self.budget_s,
         )[0]
+
+    def has_room(self, mesh: Mesh, micro: int, batch: int | None = None, sharded: bool = False) -> bool:
+        """Whether this machine's memory has room for all workers of a training, as far as is modelled."""
+        columns = (batch or self.size.batch_size, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, self.cores)
+        splits = StepSplits(*(np.array([each], float) for each in columns))
+        each = peak_bytes(held_by(self.size), work_of(self.size), splits, sharded)[0]
+        return bool(each * mesh.workers <= self.room_bytes)
 
     @property
     def several(self) -> list[WorkerMemory]:
@@ -163,6 +174,7 @@ class MachineProbes:
                 meshes.append(Mesh(pipeline=workers))
         micros = sorted({max(1, batch // part) for part in (1, 2, 4, 8)})
         plans = [(mesh, micro) for mesh in meshes for micro in micros if micro * mesh.batch <= batch]
+        plans = [each for each in plans if self.has_room(*each)]
         rows = [(batch, micro, m.data, m.shard, m.tensor, m.pipeline, self.cores) for m, micro in plans]
         return plans, StepSplits(*np.array(rows, float).T)
 
@@ -254,9 +266,15 @@ def _refusal(means: Means, why: str) -> Exception:
     return UserError("the program must train with its own settings", why, "mend it, or its --set")
 
 
+def _constants(link: NodeLink) -> tuple[Constant, ...]:
+    """What is taken for a machine before anything is measured, its link between nodes as declared."""
+    across = (
+        Constant("across_hop_s", link.latency_s, 1.5),
+        Constant("across_byte_s", link.seconds_per_byte, 1.5),
+    )
+    return (*HERE, *across, *REST)
+
+
 def work_of(size: ProgramSize) -> StepWork:
     """The program as a chain of like layers: each has its part of the arithmetic, of what is kept and of gradients."""
-    layers = float(size.layers)
-    told = (size.flops, size.kept_bytes, size.kept_bytes, float(size.gradient_bytes))
-    flops, split, boundary, gradients = (np.array(each / layers) for each in told)
-    return StepWork(np.array(layers), flops, split, boundary, gradients, np.array(0.0), np.array(0.0))
+    return chain_of(size.layers, size.flops, size.kept_bytes, size.gradient_bytes)

@@ -92,7 +92,9 @@ def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -
     fitting = (
         plan
         for plan in told
-        if plan.mesh.workers <= probes.cores and (settable or plan.batch == probes.size.batch_size)
+        if plan.mesh.workers <= probes.cores
+        and (settable or plan.batch == probes.size.batch_size)
+        and probes.has_room(plan.mesh, plan.micro, plan.batch, plan.sharded)
     )
     return tuple(dict.fromkeys(fitting))[:most]
 

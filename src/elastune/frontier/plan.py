@@ -22,7 +22,7 @@ from elastune.search.space.objective import Objective, parse_objectives
 from elastune.search.space.space import Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import FrontierRequest
-from elastune.study.trial_results import SYSTEM_PARAMETERS
+from elastune.study.trial_results import OF_MEANS, SYSTEM_PARAMETERS
 from elastune.train.program.load import load_as_guest, merge
 
 PROBED = 64  # configurations that are looked at before any is trained
@@ -88,8 +88,16 @@ class FrontierPlan:
         return max((parts for parts in enough if parts * self.base_batch <= batch), default=enough[0])
 
     def space(self, trial: Any) -> dict[str, Any]:
-        """The user's space; a batch size, where it has none; and a rule by which the learning rate follows it."""
+        """The user's space; a batch size, where it has none; and a rule by which the learning rate follows it.
+
+        Raises:
+            UserError: Where it sets what a frontier sets itself: a sampler would search what shows nowhere.
+        """
         found = dict(self.user_space(trial))
+        if taken := [name for name in found if name in (*OF_MEANS, "policy")]:
+            rule = "a frontier's space sets the program's own settings: means and policies are compared for each worker"
+            fix = "leave them out of space(trial): use --workers, --mesh and the like, or elastune tune"
+            raise UserError(rule, ", ".join(taken), fix)
         if "batch_size" not in found:
             sizes = sorted({self.base_batch * parts for parts in (1, *self.parts)})
             found["batch_size"] = trial.suggest_categorical("batch_size", sizes)

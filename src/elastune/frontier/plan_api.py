@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Config
 from elastune.frontier.cluster_planning import PlanFound, PlanRequest, plan_cluster
 from elastune.frontier.machine_probes import NodeLink
+from elastune.frontier.plan_record import keep_plan
 from elastune.plan.cluster_plan import PlanBounds
 from elastune.plan.divisions import Nodes
+from elastune.plan.search_time import Stopping
 from elastune.study.api import Train, program_of
 
 BITS = 8  # of a byte
@@ -25,7 +28,11 @@ def find_plan(
     deadline_s: float | None = None,
     price_per_worker_hour: float = 1.0,
     runs: int = 128,
-    crowding: float = 0.0,
+    crowding: float | None = None,
+    variation: float | None = None,
+    generations: bool = False,
+    stopping: Stopping = "none",
+    mesh: str | None = None,
     link_gbit_s: float = 10.0,
     noise_scale: float | None = None,
     calibrate_s: float = 60.0,
@@ -49,7 +56,11 @@ def find_plan(
         deadline_s: Until all is tuned: the cheapest plans that keep it are found, instead of the fastest.
         price_per_worker_hour: What costs are told in.
         runs: Trainings that the search needs, one after another.
-        crowding: More trainings that each further one at once costs, relative to ``runs``: declared.
+        crowding: More trainings that each further one at once costs, relative to ``runs``; None: as simulated studies.
+        variation: The coefficient of variation of trainings' lengths; None: as simulated studies had.
+        generations: Whether the search waits for all of a round before it goes on.
+        stopping: What ends trainings early: "none" or "asha".
+        mesh: The only one of a training that is looked at, such as "data=4,tensor=2"; None: all.
         link_gbit_s: Between nodes, declared.
         noise_scale: Of the gradient, in samples; None: measured in a few first steps here.
         calibrate_s: For short runs on this machine.
@@ -84,9 +95,15 @@ def find_plan(
         seed=seed,
         noise_scale=noise_scale,
         crowding=crowding,
+        variation=variation,
+        generations=generations,
+        stopping=stopping,
+        mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,
         measured=measure,
         out=None if out is None else Path(out),
         earlier=tuple(Path(each) for each in earlier),
     )
-    return plan_cluster(request)
+    found = plan_cluster(request)
+    keep_plan(request, found)
+    return found

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 from elastune.journal.asset_records import AssetMade, AssetMember, SingleScore
 from elastune.journal.holdings import HostsHeld, StepsPlanned
 from elastune.journal.link_records import LinkMeasured, TopologyLaid
+from elastune.journal.plan_records import PlanMade
 from elastune.journal.prediction_records import PredictionsAdded, PredictionsKept
 from elastune.journal.run_records import (
     LONGEST_DETAIL,
@@ -94,6 +95,7 @@ __all__ = [
     "NotLetIn",
     "NotMeasured",
     "Phase",
+    "PlanMade",
     "PolicyFailed",
     "PredictionsAdded",
     "PredictionsKept",
@@ -186,6 +188,7 @@ Record = Annotated[
     | ArtifactRemoved
     | TimesFitted
     | FrontierFound
+    | PlanMade
     | StudyFinished,
     Field(discriminator="kind"),
 ]

@@ -1,14 +1,14 @@
 """How to split a cluster: every division judged by time, cost and memory, and the best of them. Pure.
 
 The time of a search is that of its rounds (``plan.search_time``), each training's step that of the step model
-(``plan.steps``). Its interval is the step's: what is not known of the search itself is not in it.
+(``plan.steps``). Its interval has both in it: what is not known of the step, and of the price of parallel proposals.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,14 @@ from elastune.core.mesh import Mesh
 from elastune.core.text import byte_count, count, duration
 from elastune.plan.divisions import Allowed, Divisions, Nodes, divisions
 from elastune.plan.search_time import SearchModel
-from elastune.plan.steps.memory import HeldAlone, peak_bytes
+from elastune.plan.steps.memory import HeldAlone, held_most, peak_bytes
 from elastune.plan.steps.splits import StepSplits
-from elastune.plan.steps.step_model import Estimates, StepModel
+from elastune.plan.steps.step_model import NORMAL_80, Estimates, StepModel
 from elastune.plan.steps.terms import parts
 from elastune.plan.steps.work import Floats, StepWork
 
 CLOSE = 2_000  # plans whose intervals are looked at: the best by the physical form alone
 GATHERED = 0.5  # of the traffic of gradients: what ``sharded`` gathers of parameters beside it
-AXES = ("width", "data", "tensor", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class ProgramForecast:
 
 @dataclass(frozen=True)
 class PlanBounds:
-    """What is asked for. ``memory_bytes``: of a worker; ``deadline_s``: until all is tuned; None: no bound."""
+    """What is asked for. ``memory_bytes``: of a worker; None: no bound. ``deadline_s``: until all is tuned; it counts
+    as kept where the upper end of the time's interval is within it: in nine cases of ten."""
 
     memory_bytes: float | None = None
     deadline_s: float | None = None
@@ -63,7 +63,8 @@ class ClusterPlan:
     """One way to split a cluster: ``width`` trainings at once, each on ``mesh``. Intervals are of 80 %.
 
     ``limits``: the part of a step that is largest, and its share of it. ``noise_ratio``: the global batch over the
-    gradient noise scale; infinite where that is 0.
+    gradient noise scale; infinite where that is 0. ``most_parameters``: bytes of them that a model could have to fit
+    the memory so split, all its state grown alike and its activations as they are; infinite where no memory is asked.
     """
 
     width: int
@@ -79,11 +80,25 @@ class ClusterPlan:
     memory_bytes: float
     noise_ratio: float
     limits: tuple[str, float]
+    most_parameters: float = math.inf
+
+    @property
+    def cost_interval(self) -> tuple[float, float]:
+        """Of 80 %, as the time's."""
+        low, high = self.interval_s
+        return self.cost * low / self.seconds, self.cost * high / self.seconds
 
     @property
     def workers(self) -> int:
         """All that it uses."""
         return self.width * self.mesh.workers
+
+    def odds(self, deadline_s: float) -> float:
+        """How likely all is tuned by then: of the interval's Gaussian, of logarithms."""
+        spread = math.log(self.interval_s[1] / self.seconds) / NORMAL_80
+        if not spread:
+            return float(self.seconds <= deadline_s)
+        return 0.5 * (1 + math.erf(math.log(deadline_s / self.seconds) / spread / math.sqrt(2)))
 
 
 def best_plans(
@@ -103,21 +118,22 @@ def best_plans(
         UserError: Where no plan fits the memory (with what would), or none keeps the deadline (with what is nearest).
     """
     all_plans = divisions(nodes, allowed)
-    sharded, memory = _memory(forecast, all_plans.splits, wanted.memory_bytes)
+    sharded, memory = _memory(forecast.held, forecast.work, all_plans.splits, wanted.memory_bytes)
     fits = np.flatnonzero(memory <= (np.inf if wanted.memory_bytes is None else wanted.memory_bytes))
     if not len(fits):
         raise _nothing_fits(all_plans, memory, wanted)
-    rough_s, _ = _steps(forecast, all_plans.splits.take(fits), sharded[fits])
+    rough_s, _ = step_parts(forecast, all_plans.splits.take(fits), sharded[fits])
     rough = forecast.search.seconds(all_plans.width[fits], all_plans.splits.batch[fits], rough_s)
     by_time, by_cost = np.argsort(rough)[:CLOSE], np.argsort(rough * all_plans.workers[fits])[:CLOSE]
     close = fits[np.unique(np.concatenate([by_time, by_cost]))]
     plans, sharded, memory = all_plans.take(close), sharded[close], memory[close]
-    told = _judged(forecast, plans, sharded, memory, wanted.price_per_worker_hour)
+    told = _judged(forecast, plans, sharded, memory, wanted)
     if wanted.deadline_s is not None:
-        kept = [plan for plan in told if plan.seconds <= wanted.deadline_s]
+        kept = [plan for plan in told if plan.interval_s[1] <= wanted.deadline_s]  # in nine cases of ten
         if not kept:
-            nearest = min(told, key=lambda plan: plan.seconds)
-            value = f"{duration(wanted.deadline_s)}; the nearest is {duration(nearest.seconds)}"
+            nearest = min(told, key=lambda plan: plan.interval_s[1])
+            value = f"{duration(wanted.deadline_s)}; the nearest is {duration(nearest.interval_s[1])}"
+            value += f", in 9 cases of 10 ({duration(nearest.seconds)} expected)"
             fix = f"use --deadline above that, more --nodes or fewer --runs ({_short(nearest)})"
             raise UserError("a deadline must be one that a plan can keep", value, fix)
         told = sorted(kept, key=lambda plan: (plan.cost, plan.seconds))
@@ -126,44 +142,29 @@ def best_plans(
     return _distinct(told, most) if of_a_kind else tuple(told[:most])
 
 
-def doublings(forecast: ProgramForecast, plan: ClusterPlan, nodes: Nodes, allowed: Allowed) -> dict[str, float]:
-    """By what factor twice the workers along each axis would shorten ``plan``; what ``allowed`` forbids is left out."""
-    bounds = {"width": allowed.width, "data": plan.batch, "tensor": allowed.tensor, "pipeline": allowed.pipeline}
-    found = {}
-    for axis in AXES:
-        mesh, width = plan.mesh, plan.width
-        size = width if axis == "width" else mesh.batch if axis == "data" else getattr(mesh, axis)
-        if 2 * size > bounds[axis]:
-            continue
-        if axis == "width":
-            width *= 2
-        else:
-            mesh = replace(mesh, **{axis: 2 * getattr(mesh, axis)})
-        splits = _column(plan, mesh, nodes)
-        step_s, _ = _steps(forecast, splits, np.array([plan.sharded]))
-        before, _ = _steps(forecast, _column(plan, plan.mesh, nodes), np.array([plan.sharded]))
-        rounds = forecast.search.rounds(np.array([plan.width, width], float))
-        found[axis] = float(rounds[0] * before[0] / (rounds[1] * step_s[0]))
-    return found
+def check_fits(held: HeldAlone, work: StepWork, nodes: Nodes, allowed: Allowed, wanted: PlanBounds) -> None:
+    """Raise ``UserError`` where no plan fits the memory that is ``wanted``: known before anything is launched."""
+    if wanted.memory_bytes is None:
+        return
+    plans = divisions(nodes, allowed)
+    memory = _memory(held, work, plans.splits, wanted.memory_bytes)[1]
+    if not (memory <= wanted.memory_bytes).any():
+        raise _nothing_fits(plans, memory, wanted)
 
 
-def _column(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:
-    micro = min(plan.micro, -(-plan.batch // mesh.batch))
-    told = (plan.batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, nodes.workers_each)
-    return StepSplits(*(np.array([number], float) for number in told))
-
-
-def _memory(forecast: ProgramForecast, splits: StepSplits, most: float | None) -> tuple[NDArray[np.bool_], Floats]:
+def _memory(
+    held: HeldAlone, work: StepWork, splits: StepSplits, most: float | None
+) -> tuple[NDArray[np.bool_], Floats]:
     """Whether parameters are divided, too, because nothing less fits; and the bytes of a worker."""
-    whole = peak_bytes(forecast.held, forecast.work, splits)
+    whole = peak_bytes(held, work, splits)
     if most is None:
         return np.zeros(len(splits), bool), whole
-    divided = peak_bytes(forecast.held, forecast.work, splits, sharded=True)
+    divided = peak_bytes(held, work, splits, sharded=True)
     sharded = (whole > most) & (splits.shard > 1) & (splits.pipeline == 1)  # stages keep their parameters
     return sharded, np.where(sharded, divided, whole)
 
 
-def _steps(
+def step_parts(
     forecast: ProgramForecast, splits: StepSplits, sharded: NDArray[np.bool_]
 ) -> tuple[Floats, dict[str, Floats]]:
     """Seconds of a step by the physical form, and what they are made of."""
@@ -175,20 +176,26 @@ def _steps(
 def step_estimates(forecast: ProgramForecast, splits: StepSplits, sharded: NDArray[np.bool_]) -> Estimates:
     """Seconds of a step of plans, of which some are ``sharded``."""
     told = forecast.model.estimate(forecast.work, splits)
-    more = _steps(forecast, splits, sharded)[0] / _steps(forecast, splits, np.zeros_like(sharded))[0]
+    more = step_parts(forecast, splits, sharded)[0] / step_parts(forecast, splits, np.zeros_like(sharded))[0]
     return Estimates(told.step_s * more, told.low_s * more, told.high_s * more)
 
 
 def _judged(
-    forecast: ProgramForecast, plans: Divisions, sharded: NDArray[np.bool_], memory: Floats, price: float
+    forecast: ProgramForecast, plans: Divisions, sharded: NDArray[np.bool_], memory: Floats, wanted: PlanBounds
 ) -> list[ClusterPlan]:
     splits, search = plans.splits, forecast.search
     estimated = step_estimates(forecast, splits, sharded)
-    rough_s, told = _steps(forecast, splits, sharded)
+    rough_s, told = step_parts(forecast, splits, sharded)
     names, shares = list(told), np.stack(list(told.values())) / rough_s
     largest = shares.argmax(axis=0)
     steps = estimated.step_s, estimated.low_s, estimated.high_s
-    middle, low, high = (search.seconds(plans.width, splits.batch, step_s) for step_s in steps)
+    middle = search.seconds(plans.width, splits.batch, estimated.step_s)
+    of_step = np.log(estimated.high_s / estimated.step_s) / NORMAL_80
+    apart = np.exp(NORMAL_80 * np.hypot(of_step, search.spread(plans.width)))
+    low, high, price = middle / apart, middle * apart, wanted.price_per_worker_hour
+    most = np.full(len(splits), np.inf)
+    if wanted.memory_bytes is not None:
+        most = held_most(forecast.held, forecast.work, splits, sharded, wanted.memory_bytes)
     noise = search.noise_scale
     return [
         ClusterPlan(
@@ -205,6 +212,7 @@ def _judged(
             memory_bytes=float(memory[i]),
             noise_ratio=float(splits.batch[i] / noise) if noise else float("inf"),
             limits=(names[largest[i]], float(shares[largest[i], i])),
+            most_parameters=float(most[i]),
         )
         for i in range(len(splits))
     ]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
-from elastune.core.mesh import MOST_WORKERS
+from elastune.core.mesh import MOST_WORKERS, Mesh
 from elastune.plan.steps.splits import StepSplits
 
 Floats = NDArray[np.float64]
-MOST_PLANS = 1_000_000
+MOST_PLANS = 400_000  # before those are left out that cut a batch into more parts than it has samples
 MOST_BATCH = 2**31
 
 
@@ -44,7 +47,7 @@ class Allowed:
     """What a program can be given. ``batches`` and ``micros``: global batches and samples of a pass at most.
 
     ``tensor`` and ``pipeline``: into how many parts its layers and its chain of them can be divided at most; ``shard``:
-    whether its state can be. ``width``: trainings at once at most.
+    whether its state can be. ``width``: trainings at once at most. ``mesh``: the only one that is looked at, if any.
     """
 
     batches: tuple[int, ...]
@@ -53,6 +56,7 @@ class Allowed:
     tensor: int = 1
     pipeline: int = 1
     shard: bool = True
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
         numbers = (*self.batches, *self.micros, self.width, self.tensor, self.pipeline)
@@ -80,31 +84,27 @@ class Divisions:
 def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
     """All that ``allowed`` lets be, with sizes that divide the number of workers, or trainings as many as fit.
 
+    Where that were more than ``MOST_PLANS``, as of workers with many divisors, some sizes are left out, so that the
+    others lie a like factor apart.
+
     Raises:
-        UserError: Where there are more than ``MOST_PLANS``.
+        UserError: Where ``allowed`` asks for a mesh that does not divide the cluster, the batch or the program.
     """
     total = nodes.workers
+    if allowed.mesh is not None:
+        check_mesh(allowed.mesh, nodes, allowed)
     sizes = [size for size in range(1, total + 1) if total % size == 0]
-    meshes = [
-        (data, shard, tensor, pipeline)
-        for tensor in sizes
-        if tensor <= allowed.tensor
-        for pipeline in sizes
-        if pipeline <= allowed.pipeline and tensor * pipeline <= total
-        for shard in (sizes if allowed.shard else [1])
-        if shard * tensor * pipeline <= total
-        for data in sizes
-        if data * shard * tensor * pipeline <= total
-    ]
+    each_row = len(allowed.batches) * len(allowed.micros)
+    meshes, apart = _meshes(total, sizes, allowed), 1.0
+    while sum(_widths(total, sizes, allowed, mesh)[1] for mesh in meshes) * each_row > MOST_PLANS:
+        apart *= 1.1
+        sizes = _thinned(sizes, apart)
+        meshes = _meshes(total, sizes, allowed)
     rows = []
     for mesh in meshes:
-        room = total // (mesh[0] * mesh[1] * mesh[2] * mesh[3])
-        widths = {min(room, allowed.width), *(size for size in sizes if size <= min(room, allowed.width))}
-        rows += [(width, *mesh) for width in widths]
-    asked = len(rows) * len(allowed.batches) * len(allowed.micros)
-    if asked > MOST_PLANS:
-        fix = "use a number of nodes with fewer divisors, such as a power of two"
-        raise UserError(f"at most {MOST_PLANS:,} plans are compared", f"{asked:,}", fix)
+        most, _ = _widths(total, sizes, allowed, mesh)
+        widths = {most, *sizes[: bisect_right(sizes, most)]}
+        rows += [(width, *mesh) for width in sorted(widths)]
     wide, parts = np.array([row[0] for row in rows], float), np.array([row[1] * row[2] for row in rows], float)
     batch, micro = (np.array(each, float) for each in (allowed.batches, allowed.micros))
     grid = np.stack(np.meshgrid(np.arange(len(rows)), batch, micro, indexing="ij"), axis=-1).reshape(-1, 3)
@@ -117,3 +117,49 @@ def divisions(nodes: Nodes, allowed: Allowed) -> Divisions:
     each = np.full(len(row), float(nodes.workers_each))
     splits = StepSplits(grid[:, 1], np.minimum(grid[:, 2], share), data, shard, tensor, pipeline, each)
     return Divisions(wide[row], splits)
+
+
+def check_mesh(mesh: Mesh, nodes: Nodes, allowed: Allowed) -> None:
+    """Raise ``UserError`` for a mesh that does not divide the workers there are, or what it is to divide."""
+    if nodes.workers % mesh.workers:
+        value = f"{mesh}: {mesh.workers} of {nodes.workers} workers"
+        raise UserError("a mesh must divide the workers of the cluster", value, "use axes whose product divides them")
+    batches = [batch for batch in allowed.batches if batch % mesh.batch == 0]
+    for axis, size, of in (
+        ("data x shard", mesh.batch, 0 if batches else max(allowed.batches)),
+        ("tensor", mesh.tensor, 0 if mesh.tensor <= allowed.tensor else allowed.tensor),
+        ("pipeline", mesh.pipeline, 0 if mesh.pipeline <= allowed.pipeline else allowed.pipeline),
+        ("shard", mesh.shard, 0 if mesh.shard == 1 or allowed.shard else 1),
+    ):
+        if of:
+            what = "a batch's samples" if axis == "data x shard" else "the program"
+            raise UserError(f"a mesh must divide {what} evenly", f"{axis}={size} of {of}", "use a smaller --mesh")
+
+
+def _meshes(total: int, sizes: Sequence[int], allowed: Allowed) -> list[tuple[int, int, int, int]]:
+    """Every mesh of ``sizes`` that ``total`` workers carry, as data, shard, tensor and pipeline."""
+    most = max(allowed.batches)  # no more parts than samples
+    if allowed.mesh is not None:
+        return [(allowed.mesh.data, allowed.mesh.shard, allowed.mesh.tensor, allowed.mesh.pipeline)]
+    return [
+        (data, shard, tensor, pipeline)
+        for tensor in sizes[: bisect_right(sizes, allowed.tensor)]
+        for pipeline in sizes[: bisect_right(sizes, min(allowed.pipeline, total // tensor))]
+        for shard in (sizes[: bisect_right(sizes, min(most, total // (tensor * pipeline)))] if allowed.shard else [1])
+        for data in sizes[: bisect_right(sizes, min(most, total // (tensor * pipeline)) // shard)]
+    ]
+
+
+def _widths(total: int, sizes: Sequence[int], allowed: Allowed, mesh: tuple[int, int, int, int]) -> tuple[int, int]:
+    """The most trainings at once on such meshes, and how many numbers of them are looked at, at most."""
+    most = min(total // math.prod(mesh), allowed.width)
+    return most, bisect_right(sizes, most) + 1
+
+
+def _thinned(sizes: Sequence[int], apart: float) -> list[int]:
+    """Some of ``sizes``, ascending, each at least ``apart`` times the one before; the first and the last are kept."""
+    kept = [sizes[0]]
+    for size in sizes[1:-1]:
+        if size >= apart * kept[-1]:
+            kept.append(size)
+    return [*kept, *sizes[1:][-1:]]

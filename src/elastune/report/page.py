@@ -11,7 +11,7 @@ from elastune.core.errors import UserError
 from elastune.core.text import count, duration, flat, number, plain
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import FrontierFound, RunStarted, StudyStarted
+from elastune.journal.records import FrontierFound, PlanMade, RunStarted, StudyStarted
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.explain import Part, explain
 from elastune.report.figures import adapting as adapting_figure
@@ -19,6 +19,7 @@ from elastune.report.figures import frontier as frontier_figures
 from elastune.report.figures import search as search_figures
 from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
+from elastune.report.plan_story import gather_plan, plan_page
 from elastune.report.tables import adapting, frontier_tables, study_tables, tables
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.changes import (
@@ -76,6 +77,14 @@ def write_frontier_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     if study is None:
         raise _nothing("frontier", out_dir)
     return write(frontier_page(study), out_dir)
+
+
+def write_plan_report(entries: Sequence[Entry], out_dir: Path) -> Path:
+    """The report of the cluster's plan in ``entries``."""
+    made = gather_plan(entries)
+    if made is None:
+        raise _nothing("plan", out_dir)
+    return write(plan_page(made), out_dir)
 
 
 def run_page(
@@ -341,6 +350,8 @@ def _first(study: StudyStory) -> str:
 
 def _writer(entries: Sequence[Entry], out: Path) -> Callable[[Sequence[Entry], Path], Path]:
     for entry in entries:
+        if isinstance(entry.record, PlanMade):
+            return write_plan_report
         if isinstance(entry.record, StudyStarted):
             frontier = entry.record.settings.get("kind") == "frontier"
             return write_frontier_report if frontier else write_study_report

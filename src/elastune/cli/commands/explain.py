@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elastune.cli import options
 from elastune.cli.output import OK, print_json
+from elastune.core.errors import UserError
+
+if TYPE_CHECKING:
+    from elastune.journal.records import PlanMade
 
 
 def explain(
     out: Annotated[Path, typer.Argument(help="The output folder of a study, a frontier or a run, finished or not.")],
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The --out of elastune plan: what it predicted of steps, beside measured."),
+    ] = None,
     json: options.Json = False,
 ) -> int:
     """Say what the study in OUT found and at what price, which parameters decided it, what was stopped or failed and
     why, where the time went, and what to try next; of a frontier, its answer and what each worker count reaches; of a
-    run, where a pipeline was cut, and what a worker's memory held, measured and modelled, and would hold otherwise.
+    run, where a pipeline was cut, and what a worker's memory held, measured and modelled, and would hold otherwise; of
+    a plan, all that it says. Where a plan or a frontier has predicted step times, they stand beside measured ones.
 
     --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, share,
     trials}], why_not}], worker_time: {front, complete, paused, infeasible, unfinished, resizing, waiting}, out}; the
@@ -26,22 +35,45 @@ def explain(
     """
     from elastune.job.output_dir import JOURNAL
     from elastune.journal.reader import read
+    from elastune.report.explain import Explanation, Part
     from elastune.report.explain import explain as explained
     from elastune.report.explain_frontier import explain_frontier
     from elastune.report.explain_run import explain_run
     from elastune.report.gather import gather_run, gather_study
+    from elastune.report.plan_story import gather_plan, plan_lines
+    from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
     from elastune.study.results.study import Study
 
     entries = read(out / JOURNAL)
-    story, run = gather_study(entries), gather_run(entries)
-    if story is not None and story.is_frontier:
-        found = explain_frontier(story)
+    story, run, own = gather_study(entries), gather_run(entries), gather_plan(entries)
+    made = None if plan is None else _plan_in(plan)
+    lines: tuple[str, ...] = ()
+    if own is not None and story is None and run is None:
+        found = Explanation((Part("The plan", tuple(line for line in plan_lines(own) if line)),))
+    elif story is not None and story.is_frontier:
+        found, lines = explain_frontier(story), fitted_prediction(story.times)
     elif story is None and run is not None:
         found = explain_run(run, entries)
+        lines = () if made is None else run_prediction(made, run)
     else:
         found = explained(Study.of(out, entries))
+        if made is not None and story is not None:
+            lines = study_prediction(made, story.settings.get("program", ""), entries)
+    if lines:
+        found = replace(found, parts=(*found.parts, Part("Predicted and measured time", lines)))
     if json:
         print_json({"kind": "explanation", **asdict(found), "out": str(out)})
     else:
         print(found)
     return OK
+
+
+def _plan_in(folder: Path) -> PlanMade:
+    from elastune.job.output_dir import JOURNAL
+    from elastune.journal.reader import read
+    from elastune.report.plan_story import gather_plan
+
+    made = gather_plan(read(folder / JOURNAL))
+    if made is None:
+        raise UserError("--plan names the folder of a plan", folder, "give the --out of elastune plan")
+    return made

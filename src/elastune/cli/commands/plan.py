@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -12,12 +11,10 @@ from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.output import OK, print_json
 from elastune.cli.setup import use_data
-from elastune.core.text import byte_count, cost, count, duration, number
+from elastune.core.mesh import Mesh
 
 if TYPE_CHECKING:
-    from elastune.frontier.cluster_planning import PlanFound
-    from elastune.frontier.measured_plans import MeasuredPlan
-    from elastune.plan.cluster_plan import ClusterPlan
+    from elastune.plan.search_time import Stopping
 
 
 @flatten
@@ -32,8 +29,22 @@ def plan(
     price: options.Price = 1.0,
     runs: Annotated[int, typer.Option(help="Trainings that the search needs, one after another.")] = 128,
     crowding: Annotated[
-        float, typer.Option(help="More trainings that each further one at once costs, relative to --runs: declared.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="More trainings that each further one at once costs, by --runs. [default: as simulated studies]"
+        ),
+    ] = None,
+    variation: Annotated[
+        float | None,
+        typer.Option(help="Coefficient of variation of trainings' lengths. [default: as simulated studies]"),
+    ] = None,
+    generations: Annotated[
+        bool, typer.Option("--generations", help="The search waits for all of a round, as a genetic one does.")
+    ] = False,
+    stopping: Annotated[str, typer.Option(metavar="NAME", help="What ends trainings early: none or asha.")] = "none",
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXIS=N,...", help="Look at this mesh of a training alone.")
+    ] = None,
     link: Annotated[str, typer.Option(metavar="SPEED", help="Between nodes, declared: 25Gbit/s.")] = "10Gbit/s",
     noise_scale: Annotated[
         float | None, typer.Option(help="Of the gradient, in samples. [default: measured in a few first steps here]")
@@ -44,7 +55,8 @@ def plan(
         int, typer.Option(metavar="K", help="Run the K best plans whose trainings have room on this machine.")
     ] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep the runs that are measured, for --from of later plans.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep the plan and the runs that are measured, for report, and --from."),
     ] = None,
     from_: Annotated[
         list[Path] | None,
@@ -57,21 +69,26 @@ def plan(
 ) -> int:
     """How should a cluster be split to tune FILE: trainings at once x data x shard x tensor x pipeline?
 
-    One step of FILE is rehearsed without memory and without workers; a few short runs on this machine calibrate the
-    step model; every division of the cluster is then judged. All times are modelled: nodes are taken to have this
-    machine's workers.
+    One step of FILE is rehearsed without memory and without workers: where nothing holds it, that is the answer. A few
+    short runs on this machine calibrate the step model, where this machine holds it; every division of the cluster is
+    then judged. All times are modelled: nodes are taken to have this machine's workers. --deadline is kept where the
+    upper end of a time's interval is: in nine cases of ten.
 
     --json: {kind: "plan", plans: [{width, mesh, sharded, batch, micro, step_s, step_interval_s, seconds, interval_s,
-    cost, memory_bytes, noise_ratio, limits: [part, share], workers}], gains: {axis: factor of twice the workers},
-    size: {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step},
-    refused: {axis: why}, memory: in words, worker_bytes: bound of a worker,
-    beside_bytes: of its process beside that, measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s,
-    memory_bytes, measured_step_s, measured_memory_bytes, step_error, memory_error, within, failed}]}.
+    cost, cost_interval, memory_bytes, most_parameters (bytes of those that would fit so), noise_ratio, limits: [part,
+    share], workers, odds (of keeping --deadline), command (one training of it)}], gains: {axis: factor of twice the
+    workers}, reasons: {axis: why}, size: {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and
+    pass: seconds of a step}, refused: {axis: why}, memory: in words, worker_bytes: bound of a worker, beside_bytes: of
+    its process beside that, constants: {name: seconds}, unmeasured: why nothing was run here, measured: [{mesh,
+    mechanism, batch, micro, step_s, step_interval_s, memory_bytes, measured_step_s, measured_memory_bytes, step_error,
+    memory_error, within, failed}]}. --out keeps all of it in a journal: elastune report and explain read it.
     """
     from elastune.frontier.cluster_planning import PlanRequest, plan_cluster
     from elastune.frontier.machine_probes import NodeLink
+    from elastune.frontier.plan_record import keep_plan
     from elastune.plan.cluster_plan import PlanBounds
     from elastune.plan.divisions import Nodes
+    from elastune.report.plan_story import plan_lines
 
     cluster = Nodes(nodes, gpus_per_node)
     bounds = PlanBounds(
@@ -91,16 +108,20 @@ def plan(
         seed=seed,
         noise_scale=noise_scale,
         crowding=crowding,
+        variation=variation,
+        generations=generations,
+        stopping=cast("Stopping", stopping),
+        mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,
         measured=measure,
         out=out,
         earlier=tuple(from_ or ()),
     )
-    found = plan_cluster(request)
+    made = keep_plan(request, plan_cluster(request))
     if json:
-        print_json({"kind": "plan", **_plain(found)})
+        print_json({"kind": "plan", **made.found})
     else:
-        print("\n".join(_lines(found, price)))
+        print("\n".join(plan_lines(made)))
     return OK
 
 
@@ -108,72 +129,3 @@ def _program(file: Any) -> Any:
     from elastune.core.run import Program
 
     return Program(file)
-
-
-def _plain(found: PlanFound) -> dict[str, Any]:
-    plans = [{**asdict(each), "mesh": str(each.mesh), "workers": each.workers} for each in found.plans]
-    rows = [
-        {
-            **asdict(each),
-            "mesh": str(each.mesh),
-            "step_error": each.step_error,
-            "memory_error": each.memory_error,
-            "within": each.within,
-        }
-        for each in found.measured
-    ]
-    return {**asdict(found), "plans": plans, "measured": rows}
-
-
-def _lines(found: PlanFound, price: float) -> list[str]:
-    size, search = found.size, found.search
-    noise = {
-        "told": f"{number(search.noise_scale, 3)} samples, as told",
-        "measured": f"{number(search.noise_scale, 3)} samples, measured in the first steps here: it grows later",
-        "unknown": "not known (no batch is taken to save steps): --noise-scale",
-    }[found.noise]
-    lines = [
-        f"program: {byte_count(size.parameter_bytes)} of parameters, {size.flops / 1e6:,.1f} MFLOP a sample, needs "
-        f"{byte_count(round(size.pass_bytes))} a sample in a pass; {count(search.runs, 'training')} of "
-        f"{search.steps:,.0f} steps at batch {search.base_batch}; noise scale {noise}",
-        f"measured here: {'; '.join(f'{what}: {duration(step_s)}' for what, step_s in found.probed.items())}",
-        *(f"left out: {axis}, it does not run here: {why}" for axis, why in found.refused.items()),
-        f"memory (modelled): {found.memory}; {byte_count(round(found.beside_bytes))} more in a process, measured here",
-        "",
-        *(_line(place, each, price) for place, each in enumerate(found.plans, 1)),
-        "",
-    ]
-    if found.gains:
-        ordered = sorted(found.gains.items(), key=lambda each: -each[1])
-        names = {"width": "trainings at once"}
-        told = ", ".join(f"{names.get(axis, axis)} {number(gain, 3)} x" for axis, gain in ordered)
-        lines.append(f"twice the workers would make plan 1 faster by (modelled): {told}")
-    if found.measured:
-        lines += ["", "measured here, one training of each alone:", *(_measured(each) for each in found.measured)]
-    return lines
-
-
-def _measured(of: MeasuredPlan) -> str:
-    low, high = of.step_interval_s
-    said = f"{of.mesh} ({of.mechanism}), batch {of.batch}, {of.micro} a pass: step {duration(of.step_s)} predicted"
-    if of.measured_step_s is None:
-        return f"{said}; not measured: {of.failed}"
-    within = "in" if of.within else "outside"
-    told = f"{said}, {duration(of.measured_step_s)} measured, error {of.step_error:+.1%} ({within} its interval, "
-    told += f"{duration(low)} to {duration(high)}); memory {byte_count(round(of.memory_bytes))} predicted"
-    if of.measured_memory_bytes is None:
-        return f"{told}, not measured"
-    return f"{told}, {byte_count(round(of.measured_memory_bytes))} measured, error {of.memory_error:+.1%}"
-
-
-def _line(place: int, of: ClusterPlan, price: float) -> str:
-    low, high = of.interval_s
-    state = ", sharded" if of.sharded else ""
-    noise = "" if of.noise_ratio == float("inf") else f", {number(of.noise_ratio, 2)} x the noise scale"
-    part, share = of.limits
-    return (
-        f"{place}. {count(of.width, 'training')} at once x {of.mesh}{state} = {count(of.workers, 'worker')}: tuned in "
-        f"{duration(of.seconds)} ({duration(low)} to {duration(high)}, modelled, 80 %), {cost(of.cost, price)}; batch "
-        f"{of.batch}{noise}, {of.micro} a pass; step {duration(of.step_s)}, {share:.0%} of it {part}; "
-        f"{byte_count(round(of.memory_bytes))} a worker"
-    )

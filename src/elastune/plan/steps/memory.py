@@ -8,9 +8,10 @@ many passes as there are stages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.work import Floats, StepWork
@@ -62,3 +63,14 @@ def peak_bytes(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: boo
     buffers = np.where(splits.shard * splits.inner > 1, divided, BUFFERS) * held.buffer * share
     moment = held.fixed * (2 if sharded else 1)  # as much as a layer's gradient is what is gathered of its parameters
     return parameters + state + buffers + in_flight * splits.micro * kept + moment
+
+
+def held_most(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_], most: float) -> Floats:
+    """Bytes of parameters that a model could have, so that the fullest worker of each plan holds ``most``.
+
+    All that grows with parameters is taken to grow as they do; activations stay as they are.
+    """
+    light = replace(held, parameters=0.0, gradients=0.0, optimizer=0.0, fixed=0.0, buffer=0.0)
+    passes = peak_bytes(light, work, splits)
+    state = np.where(sharded, peak_bytes(held, work, splits, True), peak_bytes(held, work, splits)) - passes
+    return np.asarray(held.parameters * np.maximum(0.0, most - passes) / np.maximum(state, 1.0), dtype=np.float64)

@@ -81,3 +81,9 @@ def transformer(
         edge_flops=PASSES * 2 * length * width * np.float64(vocabulary),
         edge_bytes=width * np.float64(vocabulary * number_bytes),
     )
+
+
+def chain_of(layers: float, flops: float, kept_bytes: float, gradient_bytes: float) -> StepWork:
+    """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients."""
+    each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
+    return StepWork(*(np.array(float(told)) for told in (layers, *each, 0.0, 0.0)))

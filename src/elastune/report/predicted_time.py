@@ -1,0 +1,102 @@
+"""Predicted beside measured time of a run's or a study's steps, by the record of a cluster's plan."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+from elastune.core.text import count, duration, number
+from elastune.journal.entry import Entry
+from elastune.journal.records import PlanMade, TimesFitted, TrialFinished, TrialStarted
+from elastune.plan.steps.splits import StepSplits
+from elastune.plan.steps.terms import CONSTANTS, seconds
+from elastune.plan.steps.work import chain_of
+from elastune.report.gather import RunStory
+
+BATCH = "batch_size"
+OWN = ("replicated", "zero", "sharded", "tensor", "pipeline")  # parts of mechanisms that the step model speaks of
+
+
+def run_prediction(made: PlanMade, run: RunStory) -> tuple[str, ...]:
+    """One sentence of a run: its median step, predicted and measured.
+
+    Raises:
+        UserError: For a plan of another program.
+    """
+    _check(made, run.started.program)
+    end = run.finished
+    if end is None or end.step_s is None:
+        return ("The run has no step time yet.",)
+    return (_told(made, Means.from_json(run.started.means), run.started.config, [end.step_s]),)
+
+
+def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """One sentence for each way in which a study's trials ran.
+
+    Raises:
+        UserError: For a plan of another program.
+    """
+    _check(made, program)
+    started: dict[int, TrialStarted] = {}
+    alike: dict[tuple[str, Any], list[float]] = defaultdict(list)
+    first: dict[tuple[str, Any], TrialStarted] = {}
+    for entry in entries:
+        match entry.record:
+            case TrialStarted() as begun:
+                started[begun.trial] = begun
+            case TrialFinished(trial=trial, run=run) if run is not None and run.step_s is not None:
+                begun = started[trial]
+                key = repr(sorted(begun.means.items())), begun.config.get(BATCH)
+                alike[key].append(run.step_s)
+                first.setdefault(key, begun)
+    told = (_told(made, Means.from_json(first[key].means), first[key].config, steps) for key, steps in alike.items())
+    return tuple(told) or ("No trial has a step time yet.",)
+
+
+def fitted_prediction(times: TimesFitted | None) -> tuple[str, ...]:
+    """What a frontier's own step-time model said of the steps that it was not fitted to."""
+    if times is None:
+        return ()
+    return tuple(f"{what}: predicted {number(ratio, 3)} x the measured time." for what, ratio in times.errors.items())
+
+
+def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
+    """Seconds by the plan's physical form; None for mechanisms that it does not speak of."""
+    if any(part not in OWN for part in means.mechanism.split("+")):
+        return None
+    size, mesh = made.found["size"], means.first_mesh
+    micro = min(means.micro_batch or batch, math.ceil(batch / mesh.batch))
+    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
+    splits = StepSplits(*(np.array([each], float) for each in columns))
+    work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"])
+    return float(seconds(np.array([made.constants[name] for name in CONSTANTS]), work, splits)[0])
+
+
+def _told(made: PlanMade, means: Means, config: Mapping[str, Any], steps: Sequence[float]) -> str:
+    chosen = config.get(BATCH)
+    batch = chosen if isinstance(chosen, int) else int(made.found["size"]["batch_size"])
+    predicted, measured = predicted_step(made, means, batch), median(steps)
+    on = f"{means.mechanism}, {means.first_mesh if means.mesh else Mesh(data=means.workers)}, {means.mode}"
+    of = f"{on}, batch {batch}: a step was measured at {duration(measured)}"
+    of += "" if len(steps) == 1 else f" (median of {count(len(steps), 'trial')})"
+    if predicted is None:
+        return f"{of}; the plan's model does not speak of this mechanism."
+    slots = "" if means.mode == "fast" else "; the plan speaks of fast mode, and slots take longer"
+    return (
+        f"{of}, the plan's model says {duration(predicted)} (modelled): error {predicted / measured - 1:+.1%}{slots}."
+    )
+
+
+def _check(made: PlanMade, program: object) -> None:
+    path = str(program.get("path", "")) if isinstance(program, Mapping) else str(program)
+    if Path(path).resolve() != Path(made.program).resolve():
+        raise UserError("a plan must be of the program that ran", f"{made.program}, not {path}", "use another --plan")
