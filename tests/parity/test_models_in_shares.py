@@ -44,11 +44,11 @@ def test_exact_bits_of_one_worker(cluster: LocalCluster, tmp_path: Path, images:
         "transformer": ("transformer.py", {}),
         "gru": ("transformer.py", {"layer": "gru"}),
     }[model]
-    found = {
-        mechanism: run_job(spec(tmp_path / mechanism, program, config, 5, mechanism=mechanism, workers=workers), cluster=cluster)
-        for mechanism, workers in (("replicated", 1), ("zero", 3), ("sharded", 3))
-    }  # fmt: skip
-    assert len({each.sha256 for each in found.values()}) == 1, found
+    found = {}
+    for mechanism, workers in (("replicated", 1), ("zero", 3), ("sharded", 3)):
+        run = spec(tmp_path / mechanism, program, config, 5, mechanism=mechanism, workers=workers)
+        found[mechanism] = run_job(run, cluster=cluster).sha256
+    assert len(set(found.values())) == 1, found
 
 
 def test_fast_is_plain_up_to_rounding_in_double_precision(cluster: LocalCluster, tmp_path: Path, images: str) -> None:
