@@ -13,6 +13,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
 from elastune.job.run import run_job
+from elastune.journal.records import RunFinished
 from elastune.recipes.datasets import digits
 from elastune.train.checkpoints.export import export_run
 
@@ -44,11 +45,13 @@ def test_exact_bits_of_one_worker(cluster: LocalCluster, tmp_path: Path, images:
         "transformer": ("transformer.py", {}),
         "gru": ("transformer.py", {"layer": "gru"}),
     }[model]
-    found = {}
-    for mechanism, workers in (("replicated", 1), ("zero", 3), ("sharded", 3)):
-        run = spec(tmp_path / mechanism, program, config, 5, mechanism=mechanism, workers=workers)
-        found[mechanism] = run_job(run, cluster=cluster).sha256
-    assert len(set(found.values())) == 1, found
+
+    def trained(mechanism: str, workers: int) -> RunFinished:
+        asked = spec(tmp_path / mechanism, program, config, 5, mechanism=mechanism, workers=workers)
+        return run_job(asked, cluster=cluster)
+
+    found = {each: trained(each, workers) for each, workers in (("replicated", 1), ("zero", 3), ("sharded", 3))}
+    assert len({each.sha256 for each in found.values()}) == 1, found
 
 
 def test_fast_is_plain_up_to_rounding_in_double_precision(cluster: LocalCluster, tmp_path: Path, images: str) -> None:
