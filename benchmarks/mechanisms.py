@@ -4,7 +4,8 @@ Rounds of a few steps of each variant take turns in the same processes on the sa
 hits all alike; figures are medians over rounds of (variant / its rival), with quartiles. Bytes are those of the
 loopback device in a network namespace of this run's own, divided by workers and steps: headers are in them. Memory is
 what the process has of its own (private pages) beyond what it had before the variant was built, each in processes of
-its own, after the last step.
+its own, after the last step. State is what ours count there of parameters and optimizer state (``Replica.memory``), of
+the fullest worker, over what would lie there if the whole were divided evenly: ``copies / workers`` of it.
 
     python benchmarks/mechanisms.py [--smoke] [--large] [--only zero,sharded] [--cells mlp_10m:2] [--rounds N]
         [--out benchmarks/results/mechanisms.json]
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,15 @@ from elastune.train.session import Session
 
 SAMPLES, WIDTH, CLASSES, WORDS, CONTEXT = 512, 784, 10, 2048, 32
 ISOLATED = "ELASTUNE_BENCHMARK_ISOLATED"
-Stepper = Callable[[int], None]
+MOMENTS = 2  # of AdamW, each as large as the parameters
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training: takes ``step(count)`` steps; one of ours then tells its worker's bytes by kind."""
+
+    step: Callable[[int], None]
+    state: Callable[[], Mapping[str, int]] = dict
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -160,7 +169,7 @@ def deepspeeds(model: nn.Module) -> Any:
     return deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)[0]
 
 
-def alone(name: str, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Stepper:
+def alone(name: str, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Loop:
     """The loop that a user would write without elastune."""
     wrapped: Any = model
     optimizer: Any
@@ -196,10 +205,10 @@ def alone(name: str, model: nn.Module, group: Group, data: TensorDataset, batch:
             optimizer.step()
             optimizer.zero_grad()
 
-    return step
+    return Loop(step)
 
 
-def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Stepper:
+def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Loop:
     means = Means(workers=group.size, num_slots=max(4, group.size), **variant.means)
     spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
     workers = WorkerGroup(group, stand(group, Place(rank=group.rank, world=group.size), means.first_mesh))
@@ -219,10 +228,14 @@ def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, 
             if done == count:
                 return
 
-    return step
+    def state() -> Mapping[str, int]:
+        assert session.trained is not None
+        return session.trained.replica.memory()
+
+    return Loop(step, state)
 
 
-def stepper(name: str, model: str, group: Group, batch: int) -> Stepper:
+def loop_of(name: str, model: str, group: Group, batch: int) -> Loop:
     torch.manual_seed(0)
     built, data = MODELS[model](), data_for(model)
     if name in ALONE:
@@ -251,17 +264,17 @@ def own_bytes() -> int:
 def timed(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: str) -> None:
     torch.set_num_threads(1)
     group = join(Place(rank=rank, world=world, rendezvous=rendezvous))
-    steppers = {name: stepper(name, cell["model"], group, cell["batch"]) for name in cell["variants"]}
-    found: dict[str, list[list[float]]] = {name: [] for name in steppers}
-    for step in steppers.values():
-        step(3)
-    names = list(steppers)
+    loops = {name: loop_of(name, cell["model"], group, cell["batch"]) for name in cell["variants"]}
+    found: dict[str, list[list[float]]] = {name: [] for name in loops}
+    for loop in loops.values():
+        loop.step(3)
+    names = list(loops)
     for round_ in range(cell["rounds"]):
         turn = round_ % len(names)
         for name in names[turn:] + names[:turn]:
             group.gather_floats([0.0])  # start together
             started, cpu, before = time.perf_counter(), time.process_time(), sent_bytes()
-            steppers[name](cell["steps"])
+            loops[name].step(cell["steps"])
             group.gather_floats([0.0])
             seconds, cpus = time.perf_counter() - started, time.process_time() - cpu
             all_cpu = sum(row[0] for row in group.gather_floats([cpus]))
@@ -278,12 +291,13 @@ def weighed(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: s
     adamw([nn.Parameter(torch.zeros(1))])  # imports what the first optimizer imports
     gc.collect()
     before = own_bytes()
-    step = stepper(cell["variants"][0], cell["model"], group, cell["batch"])
-    step(3)
+    loop = loop_of(cell["variants"][0], cell["model"], group, cell["batch"])
+    loop.step(3)
     gc.collect()
-    rows = group.gather_floats([float(own_bytes() - before)])
+    own, state = own_bytes() - before, loop.state()
+    rows = group.gather_floats([float(own), float(state.get("parameters", 0) + state.get("optimizer", 0))])
     if rank == 0:
-        Path(out).write_text(json.dumps([row[0] for row in rows]))
+        Path(out).write_text(json.dumps(rows))
     os._exit(0)
 
 
@@ -299,6 +313,21 @@ def spawned(act: Callable[..., None], world: int, cell: dict[str, Any]) -> Any:
 
 
 # -- the cells -----------------------------------------------------------------------------------------------------
+
+
+def even_state(variant: Variant, world: int) -> float | None:
+    """Parameters and optimizer state of a worker that has its even part of what is divided, in parameters; None: where
+    that depends on the model's layers.
+    """
+    share = variant.means.get("copies", 1) / world
+    match variant.means.get("mechanism"):
+        case "replicated":
+            return 1.0 + MOMENTS
+        case "zero":
+            return 1.0 + MOMENTS * share
+        case "sharded":
+            return (1.0 + MOMENTS) * share
+    return None
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
@@ -338,7 +367,10 @@ def measure(
                 told[name]["goal"] = VARIANTS[name].goal
     for name in list(told)[-(weigh or len(told)) :]:
         own = spawned(weighed, world, {"model": model, "batch": batch, "variants": [name]})
-        told[name]["worker_bytes_over_parameters"] = round(max(own) / (4 * parameters), 2)
+        told[name]["worker_bytes_over_parameters"] = round(max(row[0] for row in own) / (4 * parameters), 2)
+        if (even := even_state(VARIANTS[name], world)) is not None and name not in ALONE:
+            told[name]["state_over_parameters"] = round(max(row[1] for row in own) / (4 * parameters), 3)
+            told[name]["state_over_even"] = round(max(row[1] for row in own) / (4 * parameters * even), 3)
     return {
         "model": model, "parameters": parameters, "workers": world, "batch": batch, "rounds": rounds, "steps": steps,
         "variants": told,
@@ -358,6 +390,7 @@ def show(cell: dict[str, Any]) -> None:
             for what, value in (
                 ("sent", row["sent_over_parameters"]),
                 ("memory", row.get("worker_bytes_over_parameters")),
+                ("state", row.get("state_over_parameters")),
             )
         )
         print(f"  {name:20} {row['ms']:8.1f} ms  cpu {row['cpu_ms_of_all']:8.1f}  {sizes}  {ratios}", flush=True)
