@@ -114,7 +114,7 @@ OPTIONS = {
     "report": ["--ledger", "--tensorboard", "--pick", "--weights", "--subset", "--json"],
     "explain": ["--json"],
     "export": ["--csv", "--json", "--optuna"],
-    "resize": ["--json"],
+    "resize": ["--json", "--cluster", "--token-file"],
     "doctor": ["--json"],
     "dance": ["--json"],
 }
