@@ -183,3 +183,21 @@ def test_a_process_s_own_memory_is_no_room_for_the_program(elastune: Any) -> Non
     told = elastune("plan", "linear.py", "--nodes", 1, "--calibrate", "1s", "--noise-scale", 1, "--memory", "2MiB")
     assert told.code == 2
     assert "its process takes" in told.err
+
+
+def test_a_program_that_fails_in_its_probe_tells_its_own_error_once(elastune: Any, here: Any) -> None:
+    """Its rehearsal ends with the first step, so that only a run meets what comes later."""
+    text = (here / "linear.py").read_text()
+    broken = text.replace("            optimizer.zero_grad()\n", "            raise RuntimeError('no such thing')\n")
+    (here / "broken.py").write_text(broken)
+    told = elastune("plan", "broken.py", "--nodes", 1, "--calibrate", "1s")
+    assert told.code == 2
+    assert told.err.count("elastune: ") == 1
+    assert told.err.count("RuntimeError: no such thing") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--measure", 1), ("--out", "out")])
+def test_a_cluster_is_for_measuring(elastune: Any, options: tuple[object, ...]) -> None:
+    told = elastune("plan", "linear.py", "--nodes", 1, "--cluster", "hosts:7070", "--token-file", "token", *options)
+    assert told.code == 2
+    assert "a cluster is where plans are measured" in told.err

@@ -63,7 +63,7 @@ def command_of(plan: ClusterPlan, program: Program, config: Mapping[str, Any], s
     """The command that trains once as ``plan`` does. ``own_batch``: the program's, which needs no setting."""
     means = TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded).means
     settings = {**config, **({} if plan.batch == own_batch else {BATCH: plan.batch})}
-    told = {name: value for name, value in means.to_json().items() if value is not None}
+    told = {name: value for name, value in means.to_json().items() if value is not None and name != "device"}
     return run_command(str(program.path), settings, told, seed, data=program.told_data)
 
 

@@ -187,7 +187,7 @@ def _line(place: int, of: Found, price: float) -> str:
     noise = "" if of["noise_ratio"] is None else f", {number(of['noise_ratio'], 2)} x the noise scale"
     part, share = of["limits"]
     low, high = of["cost_interval"]
-    odds = "" if of["odds"] is None else f", within the deadline in {of['odds']:.0%} of cases"
+    odds = "" if of["odds"] is None else f", within the deadline in {_share(of['odds'])} of cases"
     largest = f"; up to {_largest(of)} would fit so" if _largest(of) else ""
     return (
         f"{place}. {count(of['width'], 'training')} at once x {of['mesh']}{state} = {count(of['workers'], 'worker')}: "
@@ -195,6 +195,10 @@ def _line(place: int, of: Found, price: float) -> str:
         f"{of['batch']}{noise}, {of['micro']} a pass; step {duration(of['step_s'])}, {share:.0%} of it {part}; "
         f"{byte_count(round(of['memory_bytes']))} a worker{largest}"
     )
+
+
+def _share(odds: float) -> str:
+    return f"{odds:.0%}" if odds < 0.99 else "more than 99%"
 
 
 def _next(found: Found) -> list[str]:

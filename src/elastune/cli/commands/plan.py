@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from elastune.cli import options, parse
+from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
 from elastune.cli.output import OK, print_json
 from elastune.cli.setup import use_data
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def plan(
     file: options.File,
     nodes: Annotated[int, typer.Option(help="How many like nodes there are.")],
+    where: ClusterOptions,
     gpus_per_node: Annotated[int, typer.Option(help="Workers that a node has room for.")] = 1,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Of a worker: 24GiB. [default: its share of this machine's]")
@@ -52,7 +54,7 @@ def plan(
     calibrate: Annotated[str, typer.Option(metavar="TIME", help="For short runs here: 60s.")] = "60s",
     top: Annotated[int, typer.Option(help="How many plans are shown.")] = 5,
     measure: Annotated[
-        int, typer.Option(metavar="K", help="Run the K best plans whose trainings have room on this machine.")
+        int, typer.Option(metavar="K", help="Run the K best plans that have room on this machine, or on --cluster.")
     ] = 0,
     out: Annotated[
         Path | None,
@@ -114,6 +116,7 @@ def plan(
         mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,
         measured=measure,
+        cluster=None if where.local else where.request(),
         out=out,
         earlier=tuple(from_ or ()),
     )
