@@ -28,7 +28,8 @@ def plan_lines(made: PlanMade) -> list[str]:
     found, price = made.found, float(made.asked["price_per_worker_hour"])
     plans = [_line(place, each, price) for place, each in enumerate(found["plans"], 1)]
     lines = [*_basis(found), "", *plans, "", *_next(found)]
-    lines += ["", f"plan 1, one training of it: {found['plans'][0]['command']}"]
+    best = found["plans"][0]
+    lines += ["", f"plan 1, one training of it: {best['command']}", f"its search: {best['search_command']}"]
     if found["measured"]:
         lines += ["", "measured here, one training of each alone:", *map(measured_line, found["measured"])]
     return lines
@@ -52,7 +53,7 @@ def plan_page(made: PlanMade) -> Page:
     request = Table("The request", ("asked for", "value"), tuple(flat({**asked, "program": made.program}).items()))
     sections.append(Section("The request", (request,), folded=True))
     state = f"modelled: tuned in {_span(best)}, {cost(best['cost'], price)}"
-    return Page("plan", answer, state, True, (), tuple(sections), best["command"], "One training of plan 1:")
+    return Page("plan", answer, state, True, (), tuple(sections), best["search_command"], "The search of plan 1:")
 
 
 def plans_table(plans: Sequence[Found], price: float) -> Table:

@@ -78,12 +78,13 @@ def plan(
 
     --json: {kind: "plan", plans: [{width, mesh, sharded, batch, micro, step_s, step_interval_s, seconds, interval_s,
     cost, cost_interval, memory_bytes, most_parameters (bytes of those that would fit so), noise_ratio, limits: [part,
-    share], workers, odds (of keeping --deadline), command (one training of it)}], gains: {axis: factor of twice the
-    workers}, reasons: {axis: why}, size: {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and
-    pass: seconds of a step}, refused: {axis: why}, memory: in words, worker_bytes: bound of a worker, beside_bytes: of
-    its process beside that, constants: {name: seconds}, unmeasured: why nothing was run here, measured: [{mesh,
-    mechanism, batch, micro, step_s, step_interval_s, memory_bytes, measured_step_s, measured_memory_bytes, step_error,
-    memory_error, within, failed}]}. --out keeps all of it in a journal: elastune report and explain read it.
+    share], workers, odds (of keeping --deadline), command (one training of it), search_command (the search, of a FILE
+    with space(trial))}], gains: {axis: factor of twice the workers}, reasons: {axis: why}, size: {...}, search: {...},
+    noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused: {axis: why}, memory: in
+    words, worker_bytes: bound of a worker, beside_bytes: of its process beside that, constants: {name: seconds},
+    unmeasured: why nothing was run here, measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s,
+    memory_bytes, measured_step_s, measured_memory_bytes, step_error, memory_error, within, failed}]}. --out keeps all
+    of it in a journal: elastune report and explain read it.
     """
     from elastune.frontier.cluster_planning import PlanRequest, plan_cluster
     from elastune.frontier.machine_probes import NodeLink
