@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastune.core.run import Program
+from elastune.plan.search_time import BLIND, CROWDING
 from elastune.train.rehearsal import ProgramSize
 from elastune.train.rehearse_apart import rehearse_apart
 
@@ -50,13 +53,24 @@ def test_a_plan_that_was_kept_is_reported_and_explained(kept: Path, command_here
     told = json.loads(command_here("report", "out", "--json").out)
     assert {name: told[name] for name in found} == found
     page = (kept / "report.html").read_text()
-    for words in ("linear.py on 4 nodes of 1 worker", "Predicted, then measured", found["plans"][0]["command"]):
+    for words in ("linear.py on 4 nodes of 1 worker", "Predicted, then measured", found["plans"][0]["search_command"]):
         assert html.escape(words) in page
     said = command_here("explain", "out").out
     assert "trainings at once x " in said
     assert "the next doubling of workers" in said
     assert said.count(" interval, ") == 2
     assert command_here("plan", "linear.py", "--nodes", 1, "--out", "out").err.count("must not be there yet") == 1
+
+
+def test_the_commands_of_a_plan_run(kept: Path, command_here: Any) -> None:
+    best = json.loads((kept / "said.json").read_text())["plans"][0]
+    one, all_of_it = (shlex.split(best[name]) for name in ("command", "search_command"))
+    assert command_here(*one[1:], "--out", "one").code == 0
+    assert all_of_it[all_of_it.index("--workers") + 1] == str(best["workers"])
+    told = int(all_of_it[all_of_it.index("--trials") + 1])
+    assert told == math.ceil(8 * min(1 + CROWDING[False][0] * (best["width"] - 1), BLIND))
+    all_of_it[all_of_it.index("--trials") + 1] = "2"
+    assert command_here(*all_of_it[1:], "--out", "two", "--epochs", "1").code == 0
 
 
 def test_a_run_s_step_stands_beside_what_the_plan_predicts(kept: Path, command_here: Any) -> None:
@@ -183,3 +197,21 @@ def test_a_process_s_own_memory_is_no_room_for_the_program(elastune: Any) -> Non
     told = elastune("plan", "linear.py", "--nodes", 1, "--calibrate", "1s", "--noise-scale", 1, "--memory", "2MiB")
     assert told.code == 2
     assert "its process takes" in told.err
+
+
+def test_a_program_that_fails_in_its_probe_tells_its_own_error_once(elastune: Any, here: Any) -> None:
+    """Its rehearsal ends with the first step, so that only a run meets what comes later."""
+    text = (here / "linear.py").read_text()
+    broken = text.replace("            optimizer.zero_grad()\n", "            raise RuntimeError('no such thing')\n")
+    (here / "broken.py").write_text(broken)
+    told = elastune("plan", "broken.py", "--nodes", 1, "--calibrate", "1s")
+    assert told.code == 2
+    assert told.err.count("elastune: ") == 1
+    assert told.err.count("RuntimeError: no such thing") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--measure", 1), ("--out", "out")])
+def test_a_cluster_is_for_measuring(elastune: Any, options: tuple[object, ...]) -> None:
+    told = elastune("plan", "linear.py", "--nodes", 1, "--cluster", "hosts:7070", "--token-file", "token", *options)
+    assert told.code == 2
+    assert "a cluster is where plans are measured" in told.err

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastune.cluster.elastic_cluster import ElasticCluster
+from elastune.cluster.fork.launcher import ForkLauncher
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
 from elastune.frontier.machine_probes import MachineProbes
-from elastune.frontier.measured_plans import MeasuredPlan, TrainingPlan, measure_plans, plans_here
+from elastune.frontier.measured_plans import MeasuredPlan, TrainingPlan, measure_plans, plans_here, plans_on
 from elastune.job.validate_means import why_impossible
 from elastune.journal.records import RunFinished, WorkerMemory
 from elastune.plan.cluster_plan import ClusterPlan, ProgramForecast
@@ -23,7 +25,8 @@ from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.step_model import prior_model
 from elastune.plan.steps.terms import CONSTANTS, Constant
 from elastune.plan.steps.work import StepWork
-from elastune.train.rehearsal import ProgramSize
+from elastune.train.program.load import load_as_guest
+from elastune.train.rehearsal import ProgramSize, rehearse
 
 SIZE = ProgramSize(100, 16, 3, 1e6, 100.0, 100.0, 0.0, 1000, 1000, 2000, 3, 1.0, fake=True)
 MIB = 2**20
@@ -106,3 +109,61 @@ def test_a_plan_that_fails_says_why_and_the_others_are_measured(
     assert two.measured_memory_bytes == pytest.approx(10 * MIB + 7000)
     assert broken.measured_step_s is None
     assert "no such thing" in broken.failed
+
+
+def test_a_cluster_that_is_given_is_where_plans_run(probes: MachineProbes, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [plan_of(Mesh(data=4)), plan_of(Mesh(data=4), width=2), plan_of(Mesh(), batch=32), plan_of(Mesh(data=2))]
+    chosen = plans_on(plans, probes, 5)
+    assert [plan.mesh for plan in chosen] == [Mesh(data=4), Mesh(data=2)], "more workers than this machine has cores"
+    there, asked = object(), list[tuple[Any, int]]()
+    probes.held[Mesh(), 16] = [WorkerMemory(0, 1000, 1000, 2000, 0, 0, 100 * MIB)]
+
+    def run(self: MachineProbes, cluster: Any, means: Means, **config: Any) -> RunFinished:
+        asked.append((cluster, means.workers))
+        return RunFinished("0" * 64, means.workers, 12, 192, 3.0, {}, step_s=0.25)
+
+    monkeypatch.setattr(MachineProbes, "run", run)
+    wide, narrow = (measure_plans(chosen, forecast_of(), probes, there, near) for near in (1, 4))  # type: ignore[arg-type]
+    assert asked == [(there, 4), (there, 2)] * 2
+    assert wide[0].step_s > narrow[0].step_s, "gradients cross between nodes of one worker"
+
+
+def test_plans_are_measured_on_an_elastic_cluster(tmp_path: Path) -> None:
+    """A cluster of agents without the agents: the same elastic runs, forked here."""
+    (tmp_path / "wide.py").write_text(WIDE)
+    program = Program(tmp_path / "wide.py")
+    size = rehearse(load_as_guest(program), program, {})
+    own = MachineProbes(program, {}, size, cores=2, budget_s=1.0, out=tmp_path / "out")
+    own.held[Mesh(), size.batch_size] = [WorkerMemory(0, 1000, 1000, 2000, 0, 0, 100 * MIB)]
+    plans = [TrainingPlan(Mesh(data=2), size.batch_size, 4), TrainingPlan(Mesh(shard=2), size.batch_size, 4)]
+    with ElasticCluster(ForkLauncher(2, preload=())) as cluster:
+        rows = measure_plans(plans, forecast_of(), own, cluster, 1)
+    assert [row.failed for row in rows] == ["", ""]
+    assert all(row.measured_step_s is not None and row.measured_step_s > 0 for row in rows)
+
+
+def forecast_of() -> ProgramForecast:
+    constants = [Constant(name, 1e-3 if name == "across_hop_s" else 1e-9, 1.5) for name in CONSTANTS]
+    work = StepWork(*(np.array(x) for x in (3.0, 1e6, 100.0, 100.0, 300.0, 0.0, 0.0)))
+    model = prior_model(constants, work, StepSplits(*(np.ones(0) for _ in range(7))), 0.05)
+    return ProgramForecast(model, work, HeldAlone(1e3, 1e3, 2e3, 0, 0), SearchModel(1, 10.0, 16, 0.0))
+
+
+WIDE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+config = {}
+
+def train(session):
+    data = TensorDataset(torch.randn(256, 16), torch.randn(256, 2))
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
+    model, optimizer = session.prepare(model, torch.optim.Adam(model.parameters()))
+    for _ in session.epochs(1):
+        for x, y in session.batches(data, batch_size=8):
+            session.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(done=1.0)
+"""

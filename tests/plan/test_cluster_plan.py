@@ -137,10 +137,10 @@ def test_reasons_say_what_falls_what_grows_and_what_ends() -> None:
     plain = replace(best, width=4, mesh=Mesh(), batch=BASE, micro=16)
     more = doublings(forecast(SEARCH), plain, nodes, ALLOWED)
     assert more["width"].why.startswith("34 rounds of trainings become 19, not half as many: proposals made at once")
-    assert more["data"].why.startswith("compute falls from ")
+    assert more["data"].why.startswith("less of a step for compute (")
     assert "; a worker holds " in more["shard"].why
     dear = doublings(forecast(SEARCH, gradient_byte_s=10.0), plain, nodes, ALLOWED)
-    assert "gradients grows from " in dear["data"].why
+    assert "more of a step for gradients (" in dear["data"].why
     full = replace(plain, width=64, mesh=Mesh(data=BASE, tensor=8, pipeline=4))
     told = doublings(forecast(SEARCH), full, nodes, ALLOWED)
     assert all(each.factor is None for each in told.values())

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from elastune.cluster.base import Cluster
+from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Program
@@ -15,7 +17,7 @@ from elastune.core.text import byte_count
 from elastune.frontier.earlier_probes import journals_in
 from elastune.frontier.held_memory import beside_bytes, held_by
 from elastune.frontier.machine_probes import MachineProbes, NodeLink, work_of
-from elastune.frontier.measured_plans import MeasuredPlan, measure_plans, plans_here
+from elastune.frontier.measured_plans import MeasuredPlan, measure_plans, plans_here, plans_on
 from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast, best_plans, check_fits
 from elastune.plan.divisions import Allowed, Nodes
 from elastune.plan.fitting import fit_in_words
@@ -41,8 +43,9 @@ class PlanRequest:
     ``crowding``: what further trainings at once cost a search, and ``variation`` of their lengths: None: as simulated
     studies had. ``generations``: whether the search waits for each of its rounds. ``stopping``: what ends trainings
     early, which saves what it saved simulated studies. ``mesh``: the only one of a training that is looked at.
-    ``measured``: so many of the best plans are run here, once all are judged. ``out``: a folder, not there yet, that
-    keeps the runs that were measured; ``earlier``: folders of runs, of which those of like programs and hardware count.
+    ``measured``: so many of the best plans are run, once all are judged: here, or on ``cluster``. ``out``: a
+    folder, not there yet, that keeps the runs that were measured; ``earlier``: folders of runs, of which those of like
+    programs and hardware count.
     """
 
     program: Program
@@ -61,6 +64,7 @@ class PlanRequest:
     mesh: Mesh | None = None
     shown: int = 5
     measured: int = 0
+    cluster: Cluster | ClusterRequest | None = None
     out: Path | None = None
     earlier: tuple[Path, ...] = ()
 
@@ -79,6 +83,9 @@ class PlanRequest:
         ):
             if not 0 <= value < math.inf:
                 raise UserError(f"{name} must be a number, not negative", value, fix)
+        if self.cluster is not None and not (self.measured and self.out is not None):
+            fix = "add --measure K, and --out with a folder for its runs"
+            raise UserError("a cluster is where plans are measured", "nothing to be measured on it", fix)
         if self.stopping not in KEPT:
             fix = f"use one of {', '.join(KEPT)}"
             raise UserError("a plan knows what early stopping saves of some kinds alone", self.stopping, fix)
@@ -134,7 +141,7 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     unmeasured = ""
     if not probes.has_room(Mesh(), size.batch_size):
         unmeasured = fit_in_words(held_by(size), work, room, size.batch_size, 1, "this machine")
-        if request.measured:
+        if request.measured and request.cluster is None:
             raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
     model = probes.learn(request.link)
     alone = probes.held.get((Mesh(), size.batch_size), [])
@@ -173,8 +180,24 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     if not request.measured:
         return found
     likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
-    chosen = plans_here(likely, probes, request.measured)
-    return replace(found, measured=measure_plans(chosen, forecast, probes))
+    if request.cluster is None:
+        return replace(found, measured=measure_plans(plans_here(likely, probes, request.measured), forecast, probes))
+    return replace(found, measured=_measured_on(request.cluster, likely, request, forecast, probes))
+
+
+def _measured_on(
+    where: Cluster | ClusterRequest,
+    likely: tuple[ClusterPlan, ...],
+    request: PlanRequest,
+    forecast: ProgramForecast,
+    probes: MachineProbes,
+) -> tuple[MeasuredPlan, ...]:
+    """The best plans, measured on the cluster itself, once it has room for the largest of them."""
+    assert request.out is not None
+    chosen = plans_on(likely, probes, request.measured)
+    most = max((each.mesh.workers for each in chosen), default=1)
+    with opened(where, RoomWanted(request.out, most, request.nodes.workers, grows=False)) as cluster:
+        return measure_plans(chosen, forecast, probes, cluster, None if cluster is None else request.nodes.workers_each)
 
 
 def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float) -> SearchModel:

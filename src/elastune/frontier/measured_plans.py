@@ -1,6 +1,7 @@
 """The best plans, run here for some steps: what was predicted of each beside what was measured.
 
-One training of a plan is run, alone on this machine: what several at once take from one another is not in it.
+One training of a plan is run, alone on this machine or on a cluster: what several at once take from one another is not
+in it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ BATCH = "batch_size"  # by this name a program has its batch in its config, wher
 class MeasuredPlan:
     """One training's plan: seconds of a step and bytes of its fullest worker, predicted and measured here.
 
-    Predictions are of this machine, whose workers have its fast link in common. ``step_interval_s``: of 80 %.
-    ``failed``: why there is nothing measured; ``memory_bytes`` alone is None where the system does not tell.
+    Predictions are of where it was measured: this machine, whose workers have its fast link in common, or nodes like
+    it. ``step_interval_s``: of 80 %. ``failed``: why there is nothing measured; ``memory_bytes`` alone is None where
+    the system does not tell.
     """
 
     mesh: Mesh
@@ -99,24 +101,42 @@ def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -
     return tuple(dict.fromkeys(fitting))[:most]
 
 
+def plans_on(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
+    """The same where a cluster has room for all of them."""
+    settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
+    told = (TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded) for plan in plans)
+    return tuple(dict.fromkeys(each for each in told if settable or each.batch == probes.size.batch_size))[:most]
+
+
 def measure_plans(
-    plans: Sequence[TrainingPlan], forecast: ProgramForecast, probes: MachineProbes
+    plans: Sequence[TrainingPlan],
+    forecast: ProgramForecast,
+    probes: MachineProbes,
+    cluster: Cluster | None = None,
+    per_node: int | None = None,
 ) -> tuple[MeasuredPlan, ...]:
     """Run each of ``plans`` for some steps; one that fails tells why.
 
     Args:
-        plans: Each with no more workers a training than there are cores.
+        plans: Each with no more workers a training than there are cores, or room in ``cluster``.
         forecast: What was predicted from.
         probes: The program, and how it is run. Of what processes have held the part goes that plans do not count, as
             it was measured on one worker, or on two.
+        cluster: Where they run; None: here.
+        per_node: How many workers of it have a fast link in common; None: all that this machine has cores for.
     """
-    with LocalCluster(capacity=probes.cores) as cluster:
-        return tuple(_measured(plan, forecast, probes, cluster) for plan in plans)
+    near = per_node or probes.cores
+    if cluster is not None:
+        return tuple(_measured(plan, forecast, probes, cluster, near) for plan in plans)
+    with LocalCluster(capacity=probes.cores) as here:
+        return tuple(_measured(plan, forecast, probes, here, near) for plan in plans)
 
 
-def _measured(plan: TrainingPlan, forecast: ProgramForecast, probes: MachineProbes, cluster: Cluster) -> MeasuredPlan:
+def _measured(
+    plan: TrainingPlan, forecast: ProgramForecast, probes: MachineProbes, cluster: Cluster, near: int
+) -> MeasuredPlan:
     mesh, means = plan.mesh, plan.means
-    columns = (plan.batch, plan.micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, probes.cores)
+    columns = (plan.batch, plan.micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, near)
     splits = StepSplits(*(np.array([each], float) for each in columns))
     told = step_estimates(forecast, splits, np.array([plan.sharded]))
     row = MeasuredPlan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from elastune.cluster.base import Cluster
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config
@@ -14,7 +15,7 @@ from elastune.frontier.plan_record import keep_plan
 from elastune.plan.cluster_plan import PlanBounds
 from elastune.plan.divisions import Nodes
 from elastune.plan.search_time import Stopping
-from elastune.study.api import Train, program_of
+from elastune.study.api import Train, cluster_asked, program_of
 
 BITS = 8  # of a byte
 
@@ -38,6 +39,7 @@ def find_plan(
     calibrate_s: float = 60.0,
     top: int = 5,
     measure: int = 0,
+    cluster: Cluster | str | None = None,
     out: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
     config: Config | None = None,
@@ -66,7 +68,8 @@ def find_plan(
         calibrate_s: For short runs on this machine.
         top: How many plans are told.
         measure: How many of the best are run here: ``found.measured`` has what was predicted and what was measured.
-        out: A folder, not there yet, that keeps the runs that are measured.
+        cluster: Where those run, as ``--cluster`` names it; None: on this machine. It needs ``out``.
+        out: A folder, not there yet, that keeps the plan and the runs that are measured.
         earlier: Folders of earlier runs: those of ``train`` on like hardware need no probe.
         config: Over the program's own settings.
         seed: Of everything random.
@@ -101,6 +104,7 @@ def find_plan(
         mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,
         measured=measure,
+        cluster=None if cluster is None else cluster_asked(cluster, 0.0),
         out=None if out is None else Path(out),
         earlier=tuple(Path(each) for each in earlier),
     )

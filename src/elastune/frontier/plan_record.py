@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from elastune.core.run import Program
 from elastune.frontier.cluster_planning import PlanFound, PlanRequest
 from elastune.frontier.measured_plans import BATCH, MeasuredPlan, TrainingPlan
@@ -14,6 +16,7 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.records import PlanMade
 from elastune.journal.writer import JournalWriter
 from elastune.plan.cluster_plan import ClusterPlan
+from elastune.plan.search_time import SearchModel
 from elastune.study.results.command import run_command
 
 
@@ -50,7 +53,7 @@ def asked_json(request: PlanRequest) -> dict[str, Any]:
 def plan_json(request: PlanRequest, found: PlanFound) -> dict[str, Any]:
     """The answer; numbers that are not finite are None."""
     plain = asdict(found)
-    plain["plans"] = [_plan(each, request, found.size.batch_size) for each in found.plans]
+    plain["plans"] = [_plan(each, request, found) for each in found.plans]
     plain["measured"] = [_measured(each) for each in found.measured]
     del plain["doublings"]
     plain["gains"] = {axis: each.factor for axis, each in found.doublings.items() if each.factor is not None}
@@ -63,19 +66,31 @@ def command_of(plan: ClusterPlan, program: Program, config: Mapping[str, Any], s
     """The command that trains once as ``plan`` does. ``own_batch``: the program's, which needs no setting."""
     means = TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded).means
     settings = {**config, **({} if plan.batch == own_batch else {BATCH: plan.batch})}
-    told = {name: value for name, value in means.to_json().items() if value is not None}
+    told = {name: value for name, value in means.to_json().items() if value is not None and name != "device"}
     return run_command(str(program.path), settings, told, seed, data=program.told_data)
 
 
-def _plan(each: ClusterPlan, request: PlanRequest, own: int) -> dict[str, Any]:
-    deadline_s = request.bounds.deadline_s
+def search_command_of(
+    plan: ClusterPlan, program: Program, config: Mapping[str, Any], seed: int, own_batch: int, search: SearchModel
+) -> str:
+    """The command that searches as ``plan`` does: so many trainings at once, and as many in all as they then need."""
+    one = command_of(plan, program, config, seed, own_batch).replace("elastune run ", "elastune tune ", 1)
+    trials = math.ceil(search.needed(np.array([float(plan.width)]))[0])
+    stopping = "" if search.kept == 1 else " --stopping asha"
+    return f"{one} --workers {plan.workers} --trials {trials}{stopping}"
+
+
+def _plan(each: ClusterPlan, request: PlanRequest, found: PlanFound) -> dict[str, Any]:
+    deadline_s, own = request.bounds.deadline_s, found.size.batch_size
+    told = each, request.program, request.config, request.seed, own
     return {
         **asdict(each),
         "mesh": str(each.mesh),
         "workers": each.workers,
         "cost_interval": each.cost_interval,
         "odds": None if deadline_s is None else each.odds(deadline_s),
-        "command": command_of(each, request.program, request.config, request.seed, own),
+        "command": command_of(*told),
+        "search_command": search_command_of(*told, found.search),
     }
 
 

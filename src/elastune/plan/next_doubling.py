@@ -59,7 +59,8 @@ def _never(axis: str, plan: ClusterPlan, allowed: Allowed) -> str | None:
     if axis == "shard" and not allowed.shard:
         return "the program's state is not divided"
     if axis == "tensor" and 2 * mesh.tensor > allowed.tensor:
-        return f"its layers are divided into {allowed.tensor} at most"
+        most = f"are divided into {allowed.tensor} at most" if allowed.tensor > 1 else "are not such as can be divided"
+        return f"its layers {most}"
     if axis == "pipeline" and 2 * mesh.pipeline > allowed.pipeline:
         return f"its chain of layers is cut into {count(allowed.pipeline, 'stage')} at most"
     return None
@@ -79,15 +80,13 @@ def _wider(forecast: ProgramForecast, plan: ClusterPlan) -> Doubling:
 def _changes(before: Mapping[str, Floats], after: Mapping[str, Floats], step_s: float) -> str:
     """Which part of a step falls most, and which grows most."""
     changes = {name: float(after[name][0] - before[name][0]) for name in before}
+    least, most = min(changes, key=changes.__getitem__), max(changes, key=changes.__getitem__)
     words = []
-    for verb, name in (
-        ("falls", min(changes, key=changes.__getitem__)),
-        ("grows", max(changes, key=changes.__getitem__)),
-    ):
-        change = changes[name] if verb == "grows" else -changes[name]
+    for name, change, more in ((least, -changes[least], "less"), (most, changes[most], "more")):
         if change > TOLD * step_s:
-            words.append(f"{name} {verb} from {duration(float(before[name][0]))} to {duration(float(after[name][0]))}")
-    return ", ".join(words) + " a step" if words else "next to nothing of a step gets shorter"
+            now, then = (duration(float(each[name][0])) for each in (before, after))
+            words.append(f"{more} of a step for {name} ({then}, not {now})")
+    return ", ".join(words) if words else "next to nothing of a step changes"
 
 
 def _column(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:

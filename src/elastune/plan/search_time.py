@@ -70,9 +70,13 @@ class SearchModel:
         if not 0 < self.kept <= 1:
             raise ValueError(f"early stopping leaves a share of steps above 0 and at most 1, not {self}")
 
+    def needed(self, width: Floats) -> Floats:
+        """Trainings in all, where ``width`` of them run at once."""
+        return np.asarray(self.runs * np.minimum(1 + self.crowding * (width - 1), self.blind), dtype=np.float64)
+
     def rounds(self, width: Floats) -> Floats:
         """How many trainings, of mean length, follow one another where ``width`` of them run at once."""
-        needed = self.runs * np.minimum(1 + self.crowding * (width - 1), self.blind)
+        needed = self.needed(width)
         whole = np.ceil(needed / width)
         if not self.variation:
             return np.asarray(whole, dtype=np.float64)

@@ -28,7 +28,8 @@ def plan_lines(made: PlanMade) -> list[str]:
     found, price = made.found, float(made.asked["price_per_worker_hour"])
     plans = [_line(place, each, price) for place, each in enumerate(found["plans"], 1)]
     lines = [*_basis(found), "", *plans, "", *_next(found)]
-    lines += ["", f"plan 1, one training of it: {found['plans'][0]['command']}"]
+    best = found["plans"][0]
+    lines += ["", f"plan 1, one training of it: {best['command']}", f"its search: {best['search_command']}"]
     if found["measured"]:
         lines += ["", "measured here, one training of each alone:", *map(measured_line, found["measured"])]
     return lines
@@ -52,7 +53,7 @@ def plan_page(made: PlanMade) -> Page:
     request = Table("The request", ("asked for", "value"), tuple(flat({**asked, "program": made.program}).items()))
     sections.append(Section("The request", (request,), folded=True))
     state = f"modelled: tuned in {_span(best)}, {cost(best['cost'], price)}"
-    return Page("plan", answer, state, True, (), tuple(sections), best["command"], "One training of plan 1:")
+    return Page("plan", answer, state, True, (), tuple(sections), best["search_command"], "The search of plan 1:")
 
 
 def plans_table(plans: Sequence[Found], price: float) -> Table:
@@ -187,7 +188,7 @@ def _line(place: int, of: Found, price: float) -> str:
     noise = "" if of["noise_ratio"] is None else f", {number(of['noise_ratio'], 2)} x the noise scale"
     part, share = of["limits"]
     low, high = of["cost_interval"]
-    odds = "" if of["odds"] is None else f", within the deadline in {of['odds']:.0%} of cases"
+    odds = "" if of["odds"] is None else f", within the deadline in {_share(of['odds'])} of cases"
     largest = f"; up to {_largest(of)} would fit so" if _largest(of) else ""
     return (
         f"{place}. {count(of['width'], 'training')} at once x {of['mesh']}{state} = {count(of['workers'], 'worker')}: "
@@ -195,6 +196,10 @@ def _line(place: int, of: Found, price: float) -> str:
         f"{of['batch']}{noise}, {of['micro']} a pass; step {duration(of['step_s'])}, {share:.0%} of it {part}; "
         f"{byte_count(round(of['memory_bytes']))} a worker{largest}"
     )
+
+
+def _share(odds: float) -> str:
+    return f"{odds:.0%}" if odds < 0.99 else "more than 99%"
 
 
 def _next(found: Found) -> list[str]:

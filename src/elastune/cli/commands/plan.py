@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from elastune.cli import options, parse
+from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
 from elastune.cli.output import OK, print_json
 from elastune.cli.setup import use_data
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def plan(
     file: options.File,
     nodes: Annotated[int, typer.Option(help="How many like nodes there are.")],
+    where: ClusterOptions,
     gpus_per_node: Annotated[int, typer.Option(help="Workers that a node has room for.")] = 1,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Of a worker: 24GiB. [default: its share of this machine's]")
@@ -52,7 +54,7 @@ def plan(
     calibrate: Annotated[str, typer.Option(metavar="TIME", help="For short runs here: 60s.")] = "60s",
     top: Annotated[int, typer.Option(help="How many plans are shown.")] = 5,
     measure: Annotated[
-        int, typer.Option(metavar="K", help="Run the K best plans whose trainings have room on this machine.")
+        int, typer.Option(metavar="K", help="Run the K best plans that have room on this machine, or on --cluster.")
     ] = 0,
     out: Annotated[
         Path | None,
@@ -76,12 +78,13 @@ def plan(
 
     --json: {kind: "plan", plans: [{width, mesh, sharded, batch, micro, step_s, step_interval_s, seconds, interval_s,
     cost, cost_interval, memory_bytes, most_parameters (bytes of those that would fit so), noise_ratio, limits: [part,
-    share], workers, odds (of keeping --deadline), command (one training of it)}], gains: {axis: factor of twice the
-    workers}, reasons: {axis: why}, size: {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and
-    pass: seconds of a step}, refused: {axis: why}, memory: in words, worker_bytes: bound of a worker, beside_bytes: of
-    its process beside that, constants: {name: seconds}, unmeasured: why nothing was run here, measured: [{mesh,
-    mechanism, batch, micro, step_s, step_interval_s, memory_bytes, measured_step_s, measured_memory_bytes, step_error,
-    memory_error, within, failed}]}. --out keeps all of it in a journal: elastune report and explain read it.
+    share], workers, odds (of keeping --deadline), command (one training of it), search_command (the search, of a FILE
+    with space(trial))}], gains: {axis: factor of twice the workers}, reasons: {axis: why}, size: {...}, search: {...},
+    noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused: {axis: why}, memory: in
+    words, worker_bytes: bound of a worker, beside_bytes: of its process beside that, constants: {name: seconds},
+    unmeasured: why nothing was run here, measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s,
+    memory_bytes, measured_step_s, measured_memory_bytes, step_error, memory_error, within, failed}]}. --out keeps all
+    of it in a journal: elastune report and explain read it.
     """
     from elastune.frontier.cluster_planning import PlanRequest, plan_cluster
     from elastune.frontier.machine_probes import NodeLink
@@ -114,6 +117,7 @@ def plan(
         mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,
         measured=measure,
+        cluster=None if where.local else where.request(),
         out=out,
         earlier=tuple(from_ or ()),
     )

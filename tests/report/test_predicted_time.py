@@ -1,0 +1,78 @@
+"""Predicted beside measured steps: by a plan's constants, for runs, trials and a frontier's own model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+from elastune.journal.entry import Entry
+from elastune.journal.records import PlanMade, RunFinished, RunStarted, TimesFitted, TrialFinished, TrialStarted
+from elastune.plan.steps.terms import CONSTANTS
+from elastune.report.gather import gather_run
+from elastune.report.predicted_time import fitted_prediction, predicted_step, run_prediction, study_prediction
+
+SIZE = {"batch_size": 16, "layers": 4, "flops": 1e6, "kept_bytes": 0.0, "gradient_bytes": 1e3}
+COST = {**dict.fromkeys(CONSTANTS, 1e-12), "flop_s": 1e-9, "gradient_hop_s": 5e-3}
+MADE = PlanMade("train.py", {"workers_each": 4}, {"size": SIZE}, COST)
+TWO = Means(mode="fast", mesh=Mesh(data=2), micro_batch=8)
+
+
+def ended(step_s: float | None, workers: int = 1) -> RunFinished:
+    return RunFinished("0" * 64, workers, 12, 192, 3.0, {}, step_s=step_s)
+
+
+def started(trial: int, means: Means, **config: Any) -> Entry:
+    return Entry(0.0, TrialStarted(trial, config, means.to_json(), 0))
+
+
+def finished(trial: int, step_s: float | None) -> Entry:
+    return Entry(1.0, TrialFinished(trial, "complete", run=ended(step_s)))
+
+
+def test_a_step_is_what_its_terms_say() -> None:
+    assert predicted_step(MADE, Means(mode="fast"), 16) == pytest.approx(16e-3)  # 16 x 1 MFLOP at 1 GFLOP/s
+    assert predicted_step(MADE, TWO, 16) == pytest.approx(8e-3 + 2 * 5e-3)
+    assert predicted_step(MADE, replace(TWO, mesh=Mesh(data=2, pipeline=2), mechanism="pipeline"), 16) is not None
+    assert predicted_step(MADE, replace(TWO, mechanism="fsdp2"), 16) is None
+
+
+def test_a_run_s_step_beside_its_prediction() -> None:
+    begun = RunStarted(program="train.py", config={}, seed=0, means=Means(mode="fast").to_json())
+    run = gather_run([Entry(0.0, begun), Entry(1.0, ended(0.02))])
+    assert run is not None
+    (line,) = run_prediction(MADE, run)
+    assert line.startswith("replicated, data=1, fast, batch 16: a step was measured at 20 ms")
+    assert line.endswith("says 16 ms (modelled): error -20.0%.")
+    with pytest.raises(UserError, match="of the program that ran"):
+        run_prediction(replace(MADE, program="other.py"), run)
+
+
+def test_trials_that_ran_alike_are_one_line() -> None:
+    entries = [
+        *(
+            started(0, TWO),
+            finished(0, 0.018),
+            started(1, TWO),
+            finished(1, 0.024),
+            started(2, TWO),
+            finished(2, 0.036),
+        ),
+        *(started(3, Means(), batch_size=32), finished(3, 0.016), started(4, TWO), finished(4, None)),
+    ]
+    alike, other = study_prediction(MADE, {"path": "train.py"}, entries)
+    assert "data=2, fast, batch 16: a step was measured at 24 ms (median of 3 trials)" in alike
+    assert "says 18 ms (modelled): error -25.0%" in alike
+    assert "exact, batch 32" in other
+    assert "slots take longer" in other
+    assert study_prediction(MADE, "train.py", []) == ("No trial has a step time yet.",)
+
+
+def test_a_frontier_s_own_model_is_told_with_its_errors() -> None:
+    times = TimesFitted(0.01, 1e-4, 1e-4, 1e-9, 4000, [1, 2], errors={"batch 64 on 2 workers": 1.25})
+    assert fitted_prediction(times) == ("batch 64 on 2 workers: predicted 1.25 x the measured time.",)
+    assert fitted_prediction(None) == ()
