@@ -56,9 +56,10 @@ def test_a_gain_is_told_with_what_its_interval_says(values: list[float], words: 
 def test_a_target_that_is_not_reached_counts_as_one_epoch_more() -> None:
     assert (epochs_to([0.1, 0.5, 0.4], 0.5), epochs_to([0.1], 0.5)) == (2, None)
     seed: dict[str, Any] = {"cold_epochs": 3, "target_samples": 100, "source_passes": 150}
-    seed |= {"cold": [0.1], "warm": [0.2], "cold_test": 0.5, "warm_test": 0.6}
+    seed |= {"cold": [0.1, 0.96, 1.0], "warm": [0.97], "cold_test": 0.5, "warm_test": 0.6}
     told = started([{**seed, "warm_epochs": 1}, {**seed, "warm_epochs": None}], 3)
     assert told["epochs_saved"]["each"] == [2, -1]
+    assert told["epochs_saved_near_target"]["each"] == [1, 1]
     assert told["sample_passes_saved_with_the_source_counted"]["each"] == [50, -250]
 
 
