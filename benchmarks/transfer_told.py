@@ -15,6 +15,10 @@ TRAINED = 3
 """Forward passes' worth of a sample that is trained by: one forward, two backward (inputs' and weights' gradients)."""
 
 
+NEAR = 0.95
+"""Of the target: looked at after the first run, where accuracies of the last epochs were found to go up and down."""
+
+
 def multiplications(model: nn.Module, example: torch.Tensor) -> int:
     """Multiply-adds of one sample's way through convolutions and linear layers; ``example``: (1, ...)."""
     counts: list[int] = []
@@ -54,11 +58,17 @@ def verdict(mean: float, half: float | None) -> str:
 def started(found: Sequence[dict[str, Any]], epochs: int) -> dict[str, Any]:
     """Of one pair of tasks over seeds. A target that was not reached counts as one epoch more than there were."""
     saved = [one["cold_epochs"] - (one["warm_epochs"] or epochs + 1) for one in found]
+    near = [
+        (epochs_to(one["cold"], NEAR * one["cold"][-1]), epochs_to(one["warm"], NEAR * one["cold"][-1]) or epochs + 1)
+        for one in found
+    ]
     passes = [gain * one["target_samples"] - one["source_passes"] for gain, one in zip(saved, found, strict=True)]
     return {
         "cold_epochs": [one["cold_epochs"] for one in found],
         "warm_epochs": [one["warm_epochs"] for one in found],
         "epochs_saved": gained(saved),
+        "near_target_epochs": near,
+        "epochs_saved_near_target": gained([cold - warm for cold, warm in near]),
         "test_points": gained([100 * (one["warm_test"] - one["cold_test"]) for one in found]),
         "after_one_epoch_points": gained([100 * (one["warm"][0] - one["cold"][0]) for one in found]),
         "sample_passes_saved_with_the_source_counted": gained(passes, 0),
