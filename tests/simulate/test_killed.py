@@ -69,6 +69,8 @@ def tried(out: Path) -> tuple[list[Any], list[Any], int]:
         ("all the same", {"sampler": "tpe", "constraints": ("lr * x <= 0.01",)}),
         ("all the same", {"sampler": "genetic:population=3", "stopping": "hyperband"}),
         ("each its own", {"sampler": "nsga2", "stopping": "asha", "constraints": ("seconds <= 55",)}),
+        ("each its own", {"sampler": "gp", "stopping": "asha"}),
+        ("all the same", {"sampler": "auto", "stopping": "hyperband", "constraints": ("seconds <= 55",)}),
     ],
 )
 def test_kills_change_no_trial(pace: str, changes: dict[str, Any], program, tmp_path: Path) -> None:
