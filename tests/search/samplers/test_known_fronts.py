@@ -40,7 +40,9 @@ PROBLEMS = {"zdt1": (zdt1, 2, 0.1 + 2 / 3 + 0.1 * 1.1), "dtlz2": (dtlz2, 3, 1.1*
 def reached(problem, sampler, seed=0, genes=GENES, trials=TRIALS):
     """The hypervolume of a search as a share of the front's."""
     function, k, known = PROBLEMS[problem]
-    suggester = Suggester(space_of(genes), parse_objectives({f"f{i}": "min" for i in range(k)}), sampler=sampler, seed=seed)
+    suggester = Suggester(
+        space_of(genes), parse_objectives({f"f{i}": "min" for i in range(k)}), sampler=sampler, seed=seed
+    )
     points = []
     for _ in range(trials):
         asked = suggester.ask()
