@@ -15,6 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from elastune.cli.results import Wish, result_of
 from elastune.report.page import write_report
+from elastune.study.results.worker_time import FATES
 from elastune.testing.studies import Telling, stopping_study
 
 Command = Callable[..., Any]
@@ -86,6 +87,9 @@ def test_explain_speaks_and_gives_figures(elastune: Command, here: Path, told: T
     weighed = {each["objective"]: each for each in found["importance"]}
     assert weighed["accuracy"]["parameters"][0]["name"] == "lr"
     assert weighed["seconds"]["parameters"][0]["name"] == "workers"
+    assert set(found["worker_time"]) == set(FATES)
+    assert sum(found["worker_time"].values()) == pytest.approx(1.0)
+    assert found["worker_time"]["front"] > 0
 
 
 def test_a_pick_by_target_weights_or_knee_says_why(elastune: Command, told: Telling) -> None:

@@ -69,11 +69,13 @@ def tried(out: Path) -> tuple[list[Any], list[Any], int]:
         ("all the same", {"sampler": "tpe", "constraints": ("lr * x <= 0.01",)}),
         ("all the same", {"sampler": "genetic:population=3", "stopping": "hyperband"}),
         ("each its own", {"sampler": "nsga2", "stopping": "asha", "constraints": ("seconds <= 55",)}),
+        ("each its own", {"sampler": "gp", "stopping": "asha", "trials": 16}),
+        ("all the same", {"sampler": "auto", "stopping": "hyperband", "constraints": ("seconds <= 55",), "trials": 16}),
     ],
 )
 def test_kills_change_no_trial(pace: str, changes: dict[str, Any], program, tmp_path: Path) -> None:
     mine = program(SURROGATE.replace("PACE", PACES[pace]))
-    asked = StudyRequest(mine, tmp_path / "whole", trials=24, workers=4, **changes)
+    asked = StudyRequest(mine, tmp_path / "whole", workers=4, **{"trials": 24, **changes})
     go(asked)
     rng, killed = random.Random(1), replace(asked, out=tmp_path / "killed")
     go(killed, 2)

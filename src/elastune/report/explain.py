@@ -214,7 +214,9 @@ def _times(study: Study) -> tuple[str, ...]:
         return ()
     told = ", ".join(f"{share:.0%} {FATES[fate]}" for fate, share in shares.items() if share > 0 or fate == "waiting")
     moved = sum(span.ended == "regrouped" for span in study.spans)
-    lines = [f"{duration(study.seconds)} on {count(study.workers, 'worker')}: {told}."]
+    had = study.worker_seconds / study.seconds if study.seconds else float(study.workers)
+    crew = count(study.workers, "worker") if abs(had - study.workers) < 1e-6 else f"{had:.3g} workers on average"
+    lines = [f"{duration(study.seconds)} on {crew}: {told}."]
     if moved:
         lines.append(f"While trials ran, their workers changed {moved} {'time' if moved == 1 else 'times'}.")
     if study.ending:

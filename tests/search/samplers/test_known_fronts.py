@@ -16,10 +16,11 @@ from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.objective import parse_objectives
 
 TRIALS, GENES = 600, 6
+GOAL = 0.79  # of ZDT1's 0.877, with 12 genes, by 1,000 trials
 
 
-def space(trial):
-    return {f"x{i}": trial.suggest_float(f"x{i}", 0, 1) for i in range(GENES)}
+def space_of(genes):
+    return lambda trial: {f"x{i}": trial.suggest_float(f"x{i}", 0, 1) for i in range(genes)}
 
 
 def zdt1(x):
@@ -36,12 +37,14 @@ def dtlz2(x):
 PROBLEMS = {"zdt1": (zdt1, 2, 0.1 + 2 / 3 + 0.1 * 1.1), "dtlz2": (dtlz2, 3, 1.1**3 - math.pi / 6)}
 
 
-def reached(problem, sampler, seed=0):
+def reached(problem, sampler, seed=0, genes=GENES, trials=TRIALS):
     """The hypervolume of a search as a share of the front's."""
     function, k, known = PROBLEMS[problem]
-    suggester = Suggester(space, parse_objectives({f"f{i}": "min" for i in range(k)}), sampler=sampler, seed=seed)
+    suggester = Suggester(
+        space_of(genes), parse_objectives({f"f{i}": "min" for i in range(k)}), sampler=sampler, seed=seed
+    )
     points = []
-    for _ in range(TRIALS):
+    for _ in range(trials):
         asked = suggester.ask()
         points.append(function(list(asked.values.values())))
         values = {f"f{i}": value for i, value in enumerate(points[-1])}
@@ -61,10 +64,24 @@ def test_the_known_hypervolume_is_that_of_a_dense_front(problem):
 
 @pytest.mark.parametrize(
     ("sampler", "problem", "share"),
-    [("nsga2", "zdt1", 0.6), ("nsga2", "dtlz2", 0.78), ("genetic", "zdt1", 0.7), ("genetic", "dtlz2", 0.78)],
+    [("nsga2", "zdt1", 0.6), ("nsga2", "dtlz2", 0.78), ("genetic", "zdt1", 0.95), ("genetic", "dtlz2", 0.8)],
 )
 def test_a_search_reaches_most_of_it(sampler, problem, share):
     assert share <= reached(problem, sampler) <= 1.0
+
+
+@pytest.mark.soak
+def test_a_genetic_search_at_its_defaults_reaches_the_goal():
+    known = PROBLEMS["zdt1"][2]
+    found = [known * reached("zdt1", "genetic", seed, genes=12, trials=1000) for seed in range(3)]
+    assert sorted(found)[1] >= GOAL, found
+    as_crays = known * reached("zdt1", "genetic:step=0", genes=12, trials=1000)
+    assert as_crays < GOAL, "the goal asks for something"
+
+
+def test_by_half_the_trials_steps_are_ahead_of_fresh_draws():
+    steps, fresh = (reached("zdt1", sampler, genes=12, trials=400) for sampler in ("genetic", "genetic:step=0"))
+    assert steps > fresh + 0.1
 
 
 def test_a_random_search_does_not():

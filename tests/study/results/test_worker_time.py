@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.journal.records import Regrouped, TrialRegrouped
+from elastune.journal.records import Regrouped, StudyStarted, TrialRegrouped
 from elastune.study.results.study import Study
 from elastune.study.results.worker_time import FATES, worker_time
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
@@ -46,6 +46,16 @@ def test_more_workers_than_it_had_leave_nothing_to_wait() -> None:
     told = Telling({**SETTINGS, "workers": 1}).start(0, lr=0.1).start(1, lr=0.1).wait(10)
     told.complete(0, 0.9, 10.0).complete(1, 0.8, 9.0).finish()
     assert shares(told) == pytest.approx({**dict.fromkeys(FATES, 0.0), "front": 1.0})
+
+
+def test_a_resumed_study_waited_on_the_workers_that_it_had_then() -> None:
+    """10 s on 4, of which one trial had 1; a night without a controller; 30 s on 1, all of them a trial's."""
+    told = Telling({**SETTINGS, "workers": 4}).start(0, lr=0.1).wait(10).complete(0, 0.9, 10.0).finish().wait(30000)
+    told.tell(StudyStarted({**SETTINGS, "workers": 1}, {}, resumed=True)).start(1, lr=0.1)
+    told.wait(30).complete(1, 0.95, 30.0).finish()
+    assert shares(told) == pytest.approx({**dict.fromkeys(FATES, 0.0), "front": 40 / 70, "waiting": 30 / 70})
+    study = Study.of(Path("out"), told.entries)
+    assert (study.workers, study.seconds, study.worker_seconds) == pytest.approx((1, 40.0, 70.0))
 
 
 def test_a_study_that_took_no_time_has_no_shares() -> None:

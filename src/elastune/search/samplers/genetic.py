@@ -36,8 +36,8 @@ _RENEWALS = 20  # genes mutated beyond the rate, at most, so that a child is not
 class Genetics:
     """How a genetic search breeds. The rates and the migration are the Cray tool's defaults; its demes are 2 x 32.
 
-    One deme of 20 and small steps are what some hundred trials suffice for: two demes of 10 whose genes are always
-    drawn afresh come to less of the front of ZDT1 by 1,000 (``tests/search/samplers/test_known_fronts.py``).
+    Steps find what lies near: with genes that are always drawn afresh, as the Cray tool draws them (``step=0``), a
+    search comes to less of the front of ZDT1 by 1,000 trials (``tests/search/samplers/test_known_fronts.py``).
 
     ``demes`` of ``population`` each; a parent wins a tournament of ``tournament``; each gene comes from the second
     parent with probability ``crossover``, and mutates with probability ``mutation``, afresh or, with ``step`` > 0, by
@@ -45,8 +45,8 @@ class Genetics:
     next. ``steady`` 1: all that finished may be parents; 0: only earlier generations.
     """
 
-    demes: Annotated[int, Range(1, 1024)] = 1
-    population: Annotated[int, Range(2, 65536)] = 20
+    demes: Annotated[int, Range(1, 1024)] = 2
+    population: Annotated[int, Range(2, 65536)] = 10
     mutation: Annotated[float, Range(0, 1)] = 0.05
     crossover: Annotated[float, Range(0, 1)] = 0.33
     tournament: Annotated[int, Range(1, 65536)] = 2

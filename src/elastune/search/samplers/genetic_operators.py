@@ -96,7 +96,8 @@ def mutation(distribution: BaseDistribution, value: Any, step: float, rng: np.ra
     """A gene's new value: drawn afresh where ``step`` is 0, else near ``value``.
 
     Near: a normal step with a standard deviation of ``step`` of the gene's range (on its log scale where it has one),
-    reflected at the bounds; at least one place where the values are finitely many. Categories are always drawn afresh.
+    to the bound where it would lead beyond, since optima often lie there; at least one place where the values are
+    finitely many. Categories are always drawn afresh.
     """
     if step == 0 or distribution.single() or isinstance(distribution, CategoricalDistribution):
         return draw(distribution, rng)
@@ -115,22 +116,16 @@ def mutation(distribution: BaseDistribution, value: Any, step: float, rng: np.ra
 
 
 def _moved(value: float, low: float, high: float, step: float, rng: np.random.Generator) -> float:
-    return _reflected(value + rng.normal(0.0, step * (high - low)), low, high)
+    return min(max(value + rng.normal(0.0, step * (high - low)), low), high)
 
 
 def _stepped(index: int, last: int, step: float, rng: np.random.Generator) -> int:
     """Another index of 0..``last``, near ``index``."""
     by = rng.normal(0.0, step * last)
-    target = round(_reflected(index + round(by), 0, last))
+    target = min(max(index + round(by), 0), last)
     if target != index:
         return target
     return index + 1 if index == 0 or (by > 0 and index < last) else index - 1
-
-
-def _reflected(value: float, low: float, high: float) -> float:
-    """``value`` folded back into ``low``..``high`` at either bound, as often as needed."""
-    folded = (value - low) % (2 * (high - low))
-    return low + min(folded, 2 * (high - low) - folded)
 
 
 def is_copy(child: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> bool:

@@ -40,6 +40,16 @@ def fit(points: Floats, values: Floats, categorical: NDArray[np.bool_], least_no
     return _remembered(x.tobytes(), y.tobytes(), tuple(map(bool, categorical)), n, d, least_noise)
 
 
+def forget() -> None:
+    """Fit anew what was fitted before: to measure what that takes, or to see that it changes nothing."""
+    _remembered.cache_clear()
+
+
+def fits() -> int:
+    """How many fits were made since the last ``forget``."""
+    return _remembered.cache_info().misses
+
+
 @lru_cache(maxsize=REMEMBERED)
 def _remembered(x: bytes, y: bytes, categorical: tuple[bool, ...], n: int, d: int, least_noise: float) -> Kernel | None:
     points = torch.frombuffer(bytearray(x), dtype=torch.float64).reshape(n, d)

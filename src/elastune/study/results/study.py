@@ -13,7 +13,7 @@ from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import ArtifactKept, StudyFinished, StudyStarted
+from elastune.journal.records import AFTERWARDS, ArtifactKept, StudyFinished, StudyStarted
 from elastune.journal.trials import AllocationSpan, fold
 from elastune.search.analysis.front import default_reference, hypervolume, nondominated, pick, representative
 from elastune.search.analysis.importance import Importance, Tried, importance
@@ -41,7 +41,8 @@ class Study:
     """All that a study found. ``program`` is the file it tuned; ``trials`` those that ended, then those that paused.
 
     ``seconds``: how long controllers worked on it; ``ending``: why they stopped ("": they have not). ``spans``: when
-    which trial had how many of the study's ``workers``. ``defaults``: the program's own settings, where recorded.
+    which trial had how many of the study's ``workers``, which are those of its newest controller; ``worker_seconds``:
+    those that all its controllers offered. ``defaults``: the program's own settings, where recorded.
     ``data``: the folder of data sets that the program was told. ``kept``: whose weights and predictions have stayed.
     ``assets``: single trials, soups and ensembles as one front, once one of the latter was written.
     """
@@ -54,6 +55,7 @@ class Study:
     trials: tuple[Trial, ...]
     workers: int = 1
     seconds: float = 0.0
+    worker_seconds: float = 0.0
     ending: str = ""
     spans: tuple[AllocationSpan, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Study:
         asked, table = started.settings, fold(entries)
         price = float(asked.get("price_per_worker_hour", 1.0))
         objectives = parse_objectives(asked["objectives"])
-        workers = asked.get("workers", 1)
+        workers, worker_seconds = _offered(entries)
         last = [e.record for e in entries if isinstance(e.record, (StudyStarted, StudyFinished))][-1]
         return cls(
             out=out,
@@ -86,8 +88,9 @@ class Study:
             epochs=asked.get("epochs"),
             objectives=objectives,
             trials=outcomes(table, [o.name for o in objectives], price),
-            workers=max(workers) if isinstance(workers, list) else int(workers),
+            workers=workers,
             seconds=table.seconds,
+            worker_seconds=worker_seconds,
             ending=last.reason if isinstance(last, StudyFinished) else "",
             spans=table.spans,
             defaults=dict(asked.get("defaults", {})),
@@ -215,3 +218,21 @@ class Study:
 def _reuse(module: str) -> Any:
     """A later room, by its name: a study offers what stands upon it, and is not built of it."""
     return import_module(f"elastune.reuse.{module}")
+
+
+def _offered(entries: Sequence[Entry]) -> tuple[int, float]:
+    """The workers of the newest controller, and the worker-seconds of all: each may be told other ``--workers``.
+
+    Time between two controllers does not count.
+    """
+    workers, offered, last_at = 1, 0.0, entries[0].at
+    for entry in entries:
+        if isinstance(entry.record, AFTERWARDS):
+            continue
+        if isinstance(entry.record, StudyStarted):
+            told = entry.record.settings.get("workers", 1)
+            workers = max(told) if isinstance(told, list) else int(told)
+        else:
+            offered += workers * (entry.at - last_at)
+        last_at = entry.at
+    return workers, offered

@@ -36,7 +36,7 @@ def worker_time(study: Study) -> dict[str, float]:
     for span in study.spans:
         used[span.trial] += span.worker_seconds
         paused[span.trial] += span.pause_s * span.workers
-    whole = max(study.workers * study.seconds, sum(used.values()))
+    whole = max(study.worker_seconds, sum(used.values()))
     if whole <= 0:
         return {}
     front = {trial.number for trial in study.front()}
