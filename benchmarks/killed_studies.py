@@ -9,6 +9,9 @@ for Optuna.
 
     python benchmarks/killed_studies.py           # 100 kills, some minutes; writes results/killed_studies.json
     python benchmarks/killed_studies.py --smoke   # 2 kills, writes nothing
+
+``--simulated``: 100 kills of simulated studies instead, right after random records, beside undisturbed ones: are all
+trials and results the same, bit for bit? Writes results/killed_simulated.json.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import killed_simulated
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -41,6 +45,7 @@ from elastune.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_train.py")
 RESULT = Path(__file__).parent / "results" / "killed_studies.json"
+SIMULATED = RESULT.with_name("killed_simulated.json")
 GONE_S = 5.0
 
 
@@ -161,21 +166,33 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
         shutil.rmtree(out.parent, ignore_errors=True)
 
 
+def simulated(kills: int, seed: int, out: Path | None, *, keep: bool) -> int:
+    found = killed_simulated.run(max(1, kills // len(killed_simulated.STUDIES)), seed)
+    command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py --simulated"
+    if keep:
+        told = {"command": command, "simulated": True, "machine": machine_context(), "result": found}
+        (out or SIMULATED).write_text(json.dumps(told, indent=1) + "\n")
+    return int(found["studies_that_differ"] > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="2 kills; writes nothing")
+    parser.add_argument("--simulated", action="store_true", help="kill simulated studies: do they go on alike?")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--longest", type=float, default=8.0, help="seconds of a life at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
+    if options.simulated:
+        return simulated(2 if options.smoke else options.kills, options.seed, options.out, keep=not options.smoke)
     kills, trials = (2, 6) if options.smoke else (options.kills, options.trials)
     found = run(kills, trials, options.longest, options.seed)
     print(json.dumps(found, indent=2))
     command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py"
     if not options.smoke:
-        options.out.write_text(
+        (options.out or RESULT).write_text(
             json.dumps({"command": command, "machine": machine_context(), "result": found}, indent=2) + "\n"
         )
     bad = found["kills_after_which_a_finished_trial_was_missing"] + found["processes_left_behind"]

@@ -25,19 +25,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, machine, space
-from sampler import RESULT as SAMPLER_RESULT
+from rivals import RAW, make_search, paired
+from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, TEN, Floats, Surrogate, machine, space
+from sampler import yardstick as measured_by
 
 from elastune.core.errors import UserError
 from elastune.journal.records import TrialFinished
 from elastune.search.analysis.front import hypervolume
-from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
 from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
 
 WORKERS = 8
 COUNTS = (25, 50, 100)
-VARIANTS = tuple((sampler, stopping) for stopping in ("none", "asha", "hyperband") for sampler in ("auto", "tpe"))
+VARIANTS = (
+    *((sampler, stopping) for stopping in ("none", "asha", "hyperband") for sampler in ("auto", "tpe")),
+    *((sampler, "none") for sampler in RAW),  # Optuna's as they come; these it cannot stop under two objectives
+)
 KNOWN_AT_50 = (0.891, 0.958, 0.654)  # Optuna's samplers with and without naive vector ASHA, the better of them
 KNOWN_AT_100 = (0.925, 0.965, 0.724)
 GOAL_AT_50 = (0.93, 0.97, 0.80)
@@ -73,7 +76,7 @@ class Study:
     def __init__(self, surrogate: Surrogate, sampler: str, schedule: Schedule, seed: int) -> None:
         self._surrogate = surrogate
         self._schedule = schedule
-        self._suggester = Suggester(space, OBJECTIVES, sampler=sampler, seed=seed)
+        self._suggester = make_search(space, OBJECTIVES, sampler, seed)
         self._trainings: dict[int, Training] = {}
         self._heap: list[tuple[float, int]] = []  # when which trial completes its next epoch
         self._epochs = 0
@@ -175,7 +178,7 @@ def measure(cell: Cell, yardstick: Yardstick, counts: tuple[int, ...]) -> dict[s
 def summary(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Over the seeds of each instance and variant. ``paired_gain``: over the same seed without stopping, the median."""
     found: dict[str, Any] = {}
-    for instance in INSTANCES:
+    for instance in TEN:
         for sampler, stopping in VARIANTS:
             rows = {
                 key.split()[3]: row for key, row in cells.items() if key.startswith(f"{instance} {sampler} {stopping} ")
@@ -203,6 +206,16 @@ def summary(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def by_variant(cells: dict[str, dict[str, Any]], count: str) -> dict[str, dict[str, list[float]]]:
+    """For each instance and seed, what each variant reached: what ``paired`` compares."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for key, row in cells.items():
+        instance, sampler, stopping, seed = key.split()
+        if count in row["hypervolume_at"]:
+            found.setdefault(f"{instance} {seed}", {})[f"{sampler} {stopping}"] = [row["hypervolume_at"][count]]
+    return found
+
+
 def document(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "command": "OMP_NUM_THREADS=1 python benchmarks/multi_fidelity.py",
@@ -212,15 +225,17 @@ def document(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "known_best_of_others_at_50": dict(zip(INSTANCES, KNOWN_AT_50, strict=True)),
         "known_best_of_others_at_100": dict(zip(INSTANCES, KNOWN_AT_100, strict=True)),
         "machine": machine(),
+        "paired_at_50": {"of": "auto asha"} | paired(by_variant(cells, "50"), "auto asha"),
         "summary": summary(cells),
         "cells": cells,
     }
 
 
 def yardstick(folder: Path, instance: str) -> Yardstick:
-    """The best-known front is not searched for again: ``sampler.py`` has left its reference point and hypervolume."""
-    known = json.loads(SAMPLER_RESULT.read_text())["results"][instance]
-    return Yardstick(Surrogate(folder, instance), np.array(known["reference"]), known["hypervolume"])
+    """Where ``sampler.py`` has left its reference point and hypervolume, the front is not searched for again."""
+    surrogate = Surrogate(folder, instance)
+    known = measured_by(surrogate, instance)
+    return Yardstick(surrogate, np.array(known["reference"]), known["hypervolume"])
 
 
 def smoke(folder: Path) -> None:
@@ -244,13 +259,13 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         Cell(instance, sampler, stopping, seed)
         for seed in range(options.seeds)
         for sampler, stopping in VARIANTS
-        for instance in options.instances
+        for instance in (TEN if options.instances == ["ten"] else options.instances)
         if sampler in options.samplers and stopping in options.stopping
     ]
     counts = tuple(count for count in COUNTS if count <= options.most)
     told = {key: row["hypervolume_at"] for key, row in cells.items()}
     missing = [cell for cell in wanted if str(counts[-1]) not in told.get(cell.key, {})]
-    by_instance = {instance: yardstick(folder, instance) for instance in INSTANCES}
+    by_instance = {instance: yardstick(folder, instance) for instance in {cell.instance for cell in missing}}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for cell in missing:
         found = measure(cell, by_instance[cell.instance], counts)
@@ -270,7 +285,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="some seconds; writes nothing")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--most", type=int, default=100, choices=COUNTS, help="full trainings' worth of a study")
-    parser.add_argument("--instances", nargs="+", default=list(INSTANCES), choices=INSTANCES)
+    parser.add_argument("--instances", nargs="+", default=list(INSTANCES), choices=[*TEN, "ten"], metavar="ID")
     parser.add_argument("--samplers", nargs="+", default=["auto", "tpe"])
     parser.add_argument("--stopping", nargs="+", default=["none", "asha", "hyperband"])
     parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")

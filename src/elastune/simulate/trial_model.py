@@ -124,10 +124,15 @@ def digest_of(config: Config, seed: int) -> str:
 
 
 def save_progress(folder: Path, progress: Progress, at: float) -> None:
-    """Keep it in ``folder``, whole or not at all, as of time ``at``; and what was kept there before."""
+    """Keep it in ``folder``, whole or not at all, as of time ``at``; and what was kept there before that time.
+
+    A run whose end nobody heard of ends again under the next controller, and the next: what it began from must stay.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     before = _read(folder)
-    before.pop("before", None)
+    earlier = before.pop("before", {})
+    if before.get("at", -math.inf) >= at - _SAME:
+        before = earlier
     atomic_write(folder / PROGRESS, json.dumps({**asdict(progress), "at": at, "before": before}).encode())
 
 
