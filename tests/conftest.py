@@ -109,7 +109,7 @@ def said() -> type[Said]:
 @contextmanager
 def _forked_from(cluster: LocalCluster) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("job.run", "job.portability", "study.run", "frontier.phases"):
+        for module in ("job.run", "job.portability", "job.exact_cost", "study.run", "frontier.phases"):
             patch.setattr(f"elastune.{module}.LocalCluster", lambda capacity: nullcontext(cluster))
         yield
 

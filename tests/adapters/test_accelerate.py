@@ -72,6 +72,25 @@ def test_it_trains_as_accelerate_does(cluster: LocalCluster, tmp_path: Path, mon
     assert [report["loss"] for report in ours.reports] == pytest.approx(told, abs=1e-5)
 
 
+def test_a_script_is_run_and_tuned_by_the_command_line(command_here: Any, tmp_path: Path) -> None:
+    program, out = PROGRAMS / "accelerated_tuned.py", tmp_path / "run"
+    settings = ["--set", "lr=0.02", "--set", "num_epochs=2"]
+    ran = command_here("run", program, "--workers", 2, *settings, "--out", out, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["steps"] == 2 * 5
+    other = command_here("run", program, "--workers", 1, *settings, "--out", tmp_path / "other", "--json")
+    assert ran.json["sha256"] == other.json["sha256"]
+    assert ran.json["metrics"] == other.json["metrics"]
+    again = command_here("run", program, *settings, "--set", "lr=0.03", "--out", out, "--resume", "--json")
+    assert "lr" in again.line or "config" in again.line
+    tuned = command_here("tune", program, "--trials", 3, "--sampler", "random", "--out", tmp_path / "study", "--json")
+    assert tuned.code == 0, tuned.err
+    assert tuned.json["trials"] == {"complete": 3}
+    best = max(tuned.json["front"], key=lambda trial: trial["values"]["accuracy"])
+    assert 0.5 < best["metrics"]["accuracy"] <= 1.0
+    assert 1e-3 <= best["config"]["lr"] <= 1e-1
+
+
 @pytest.fixture
 def alone(tmp_path: Path) -> Callable[[Callable[[Accelerator], None]], None]:
     """Calls a function with an accelerator in a run of one worker."""

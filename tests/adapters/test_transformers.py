@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from tests.adapters.programs import hugging
+from torch.utils.data import SequentialSampler
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
 
 from elastune.adapters.trainer_parts import TrackedState
@@ -41,9 +43,53 @@ def test_a_trainer_comes_to_the_same_though_workers_die(warm: LocalCluster, tmp_
     assert {"eval_loss", "eval_accuracy"} == set(alone.reports[0])
 
 
+def test_a_resumed_trainer_goes_on(warm: LocalCluster, tmp_path: Path) -> None:
+    """In mid-epoch; its logs, evaluations and schedule, too."""
+    runs, out, trains = Runs(warm, tmp_path, PROGRAM), tmp_path / "halted", str(tmp_path / "trainer")
+    whole = runs(1, out_=trains)
+    first = runs(2, out=out, spec={"max_steps": 13}, out_=trains)
+    again = runs(1, out=out, spec={"resume": True}, out_=trains)
+    assert again.sha256 == whole.sha256
+    assert first.reports[0] == whole.reports[0]
+    assert again.reports == whole.reports[1:]
+
+
+def in_order(kind: Any) -> Any:
+    """The same trainer, of samples as they lie."""
+    return type("InOrder", (kind,), {"_get_train_sampler": lambda self, *_: SequentialSampler(self.train_dataset)})
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_it_trains_as_transformers_does(tmp_path: Path, accumulated: int) -> None:
+    """The loop of Hugging Face's own: losses, rates, evaluations on the way, and weights."""
+    how = {"logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3, "num_train_epochs": 2, "learning_rate": 3e-2}
+    how |= {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
+    how |= {"warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.3}
+    made: dict[str, Any] = {}
+
+    def train(session: Any) -> None:
+        made["ours"] = trainer(tmp_path, in_order(Trainer), **how)
+        made["ours"].train()
+
+    in_session(train)(lone_session(tmp_path / "run"))
+    made["theirs"] = trainer(tmp_path, in_order(transformers.Trainer), **how)
+    made["theirs"].train()
+    ours, theirs = made["ours"], made["theirs"]
+    assert theirs.state.global_step == ours.state.global_step == 6
+    for name in ("loss", "learning_rate", "eval_loss", "eval_accuracy"):
+        told = [(entry["step"], entry[name]) for entry in theirs.state.log_history if name in entry]
+        found = [(entry["step"], entry[name]) for entry in ours.state.log_history if name in entry]
+        assert len(told) >= 2
+        assert [step for step, _ in found] == [step for step, _ in told], name
+        assert [value for _, value in found] == pytest.approx([value for _, value in told], abs=1e-5), name
+    for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-4)  # of AdamW, which magnifies rounding
+
+
 def trainer(folder: Path, kind: Any = Trainer, callbacks: Any = (), **options: Any) -> Any:
     settings = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
-    network = transformers.GPT2Config(vocab_size=24, n_positions=12, n_embd=8, n_layer=1, n_head=1, bos_token_id=0)
+    network = transformers.GPT2Config(vocab_size=24, n_positions=12, n_embd=8, n_layer=1, n_head=1, bos_token_id=0,
+                                      resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
     transformers.set_seed(1)
     return kind(
         model=transformers.GPT2LMHeadModel(network),

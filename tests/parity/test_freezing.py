@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch.nn.functional as F
 from tests.parity.programs import freezing
 
 from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
 from elastune.core.run import Means, Mode, Program, RunSpec
 from elastune.core.seeds import derive
 from elastune.job.run import JobFailed, run_job
 from elastune.mechanisms.scattered import whole
 from elastune.testing.elastic_runs import Runs
+from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.rng import epoch_order, seed_everything
 
@@ -84,3 +87,17 @@ def test_what_cannot_be_right_is_refused(cluster: LocalCluster, tmp_path: Path, 
         run_job(spec, cluster=cluster)
     assert failed.value.failure.reason == "user_error"
     assert words in failed.value.failure.detail
+
+
+@pytest.mark.parametrize("mechanism", ["zero", "sharded"])
+def test_a_model_in_pieces_is_frozen_before(tmp_path: Path, mechanism: Any) -> None:
+    session = lone_session(tmp_path, means=Means(mechanism=mechanism))
+    model, optimizer = session.prepare(*freezing.build())
+    with pytest.raises(UserError, match="decided before session.prepare"):
+        for epoch in session.epochs(2):
+            model[0].requires_grad_(epoch == 0)
+            for x, y in session.batches(freezing.data(), batch_size=16):
+                session.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+    assert session.epoch == 1

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.seeds import derive
-from elastune.job.run import run_job
+from elastune.job.run import JobFailed, run_job
 from elastune.mechanisms.scattered import whole
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.train.checkpoints.start_from import weights_in
@@ -85,6 +85,14 @@ def test_it_is_the_plain_loop(cluster: LocalCluster, tmp_path: Path) -> None:
         kept = {name: whole(tensor) for name, tensor in found.items()}
     for name, tensor in model.state_dict().items():
         assert torch.allclose(tensor, kept[name], atol=1e-6), name
+
+
+def test_workers_that_read_other_items_complete_no_step(cluster: LocalCluster, tmp_path: Path) -> None:
+    spec = RunSpec(PROGRAM, tmp_path / "out", config={"unseeded": True}, means=Means(workers=2))
+    with pytest.raises(JobFailed) as failed:
+        run_job(spec, cluster=cluster)
+    assert failed.value.failure.reason == "user_error"
+    assert "all ranks must take a step with the same data" in failed.value.failure.detail
 
 
 def test_turns_take_each_batch_of_it_twice(cluster: LocalCluster, tmp_path: Path) -> None:

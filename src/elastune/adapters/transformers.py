@@ -31,6 +31,7 @@ class Trainer(EvaluatingTrainer):
             raise UserError("precision is a setting of the run", "bf16 or fp16 in TrainingArguments", fix)
         self.accelerator.prepare = lambda loader: loader  # the session deals out what is in it
         self._losses: list[float] = []  # of this worker, since the last log
+        self._told: dict[str, float] = {}  # of the newest step
         self._begins_step = True
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
@@ -72,11 +73,13 @@ class Trainer(EvaluatingTrainer):
         for inputs in session.batches(loader):
             if self._begins_step:
                 self.control = handler.on_step_begin(args, state, self.control)
-            loss = self.compute_loss(self.model, self._prepare_inputs(inputs))
+            items = self._get_num_items_in_batch([inputs], session.device)  # of this part
+            loss = self.compute_loss(self.model, self._prepare_inputs(inputs), num_items_in_batch=items)
             session.backward(loss)
             if args.max_grad_norm:
-                session.clip_grad_norm_(args.max_grad_norm)
+                self._told["grad_norm"] = session.clip_grad_norm_(args.max_grad_norm)
             self.optimizer.step()
+            self._told["learning_rate"] = self._get_learning_rate()  # that of this step
             self.lr_scheduler.step()
             self.optimizer.zero_grad()
             self._losses.append(float(loss.detach()))
@@ -91,7 +94,7 @@ class Trainer(EvaluatingTrainer):
         """What callbacks have asked for."""
         session, control = self.session, self.control
         if control.should_log and self._losses:
-            self.log({"loss": session.mean(self._losses), "learning_rate": self.lr_scheduler.get_last_lr()[0]})
+            self.log({"loss": session.mean(self._losses), **self._told})
             self._losses.clear()
             control.should_log = False
         if control.should_evaluate:

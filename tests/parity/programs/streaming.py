@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes
 
-config = {"epochs": 3, "faults": [], "resize": [], "pause_s": 0.0, "loaders": 0, "turns": 1, "plain": False}
+config = {"epochs": 3, "faults": [], "resize": [], "pause_s": 0.0, "loaders": 0, "turns": 1}
+config |= {"plain": False, "unseeded": False}  # the stream draws nothing; it draws from what no seed decides
 
 
 class Stream(IterableDataset):
@@ -50,6 +51,8 @@ def train(session) -> None:
     model, optimizer = session.prepare(*build())
     wishes = parse_wishes(asked["resize"])
     reach, rests = inject(session), Rests(session, 14 * asked["turns"], wishes)
+    if asked["unseeded"]:
+        random.randrange = random.SystemRandom().randrange
     loader = DataLoader(Stream(69, not asked["plain"]), batch_size=16, num_workers=asked["loaders"])
     for _ in session.epochs(asked["epochs"]):
         for x, y in session.batches(loader, turns=asked["turns"]):

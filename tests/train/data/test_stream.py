@@ -86,14 +86,25 @@ def test_whoever_reads_a_place_reads_the_same() -> None:
 def test_what_was_let_go_of_is_read_again_and_no_more_is_kept() -> None:
     stream = Stream(40)
     reader = Reader(stream, 0, 0, Loading())
-    found = reader.at(30)[0]
+    found = reader.at(30)
     assert stream.read == 31
     reader.let_go(30)
-    assert torch.equal(reader.at(30)[0], found)
+    assert torch.equal(reader.at(30), found)
     assert stream.read == 31
-    early = reader.at(2)[0]
+    early = reader.at(2)
     assert (early[0], stream.read) == (2.0, 31 + 3)
-    assert torch.equal(reader.at(30)[0], found)
+    assert torch.equal(reader.at(30), found)
+
+
+def test_a_round_of_several_batches_reads_once() -> None:
+    """Its batches are planned before the first of them is fetched; and its checksum is asked for behind the last."""
+    stream = Stream(80)
+    found = source(stream)
+    parts = list(found.batches(0, 4))
+    assert [len(batch) for batch in found.fetch(iter(parts))] == [4] * 20
+    assert sum(map(found.checksum, parts)) > 0
+    assert stream.read == 80
+    assert len(found._reader._items) <= 3 * 4
 
 
 def test_a_stream_that_gives_workers_other_items_is_seen() -> None:

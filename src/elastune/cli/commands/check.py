@@ -18,6 +18,7 @@ MOST_STEPS = 1000
 def check(
     file: options.File,
     steps: Annotated[int, typer.Option(help="Steps that are compared.")] = 2,
+    time: Annotated[int, typer.Option(metavar="STEPS", help="Time so many steps of exact mode, and in one pass.")] = 0,
     set_: options.Set = None,
     data: options.Data = None,
     seed: options.Seed = 0,
@@ -26,21 +27,32 @@ def check(
     """Does FILE come to the same weights again, and on two workers? Says what keeps it from that, and what to change.
 
     A few steps are run twice on one worker and once on two, in exact mode. Each finding is one line; with one or more
-    of them the exit code is 1.
+    of them the exit code is 1. With --time exact mode is measured beside one pass a batch, as a plain loop has it:
+    how long steps take, and which metrics are others by more than rounding.
 
-    --json: {kind: "check", steps, sha256, found: [{kind, lines, said, fix}]}.
+    --json: {kind: "check", steps, sha256, found: [{kind, lines, said, fix}]}, with --time also exact: {steps, exact_s,
+    plain_s (seconds a step), apart: {metric: [exact, plain]}}.
     """
     from elastune.core.run import Program
+    from elastune.job.exact_cost import exact_cost
     from elastune.job.portability import WORKERS, check_program
 
     if not 1 <= steps <= MOST_STEPS:
         raise UserError(f"--steps must be from 1 to {MOST_STEPS}", steps, "such as --steps 2")
+    if not 0 <= time <= MOST_STEPS:
+        raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
-    checked = check_program(Program(file), parse.settings(set_ or []), steps=steps, seed=seed)
+    settings = parse.settings(set_ or [])
+    checked = check_program(Program(file), settings, steps=steps, seed=seed)
+    trains = all(found.kind != "fails" for found in checked.found)
+    cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
     if json:
-        print_json({"kind": "check", **asdict(checked)})
+        measured = {} if cost is None else {"exact": asdict(cost)}
+        print_json({"kind": "check", **asdict(checked), **measured})
     for found in () if json else checked.found:
         print(found.told(file.name))
     if not checked.found and not json:
         print(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
+    for line in cost.told() if cost is not None and not json else ():
+        print(f"{file.name}: {line}")
     return FAILED if checked.found else OK

@@ -1,23 +1,42 @@
-"""``elastune init``: a first program, to be made one's own."""
+"""``elastune init``: a first program, to be made one's own; or one's own, as a program."""
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from elastune.cli.from_plain import from_plain
 from elastune.cli.output import OK
 from elastune.core.errors import UserError
 
 FIRST_PROGRAM = Path(__file__).parent.parent / "first_program.py"
 
 
-def init(file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")] = Path("train.py")) -> int:
-    """Write FILE: a program that runs as it is, with comments that say what to put in its place."""
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")] = Path("train.py"),
+    plain: Annotated[Path | None, typer.Option("--from", help="A plain training loop, to be rewritten.")] = None,
+) -> int:
+    """Write FILE: a program that runs as it is, with comments that say what to put in its place.
+
+    With --from it is that program, with the lines changed that must be, which are shown; elastune check FILE tells
+    what else keeps it from coming to the same on any number of workers.
+    """
     if file.suffix != ".py":
         raise UserError("a program must be a Python file", file, "give it the ending .py")
-    text = FIRST_PROGRAM.read_text().replace(" train.py ", f" {file} ")
+    before = ""
+    if plain is None:
+        text = FIRST_PROGRAM.read_text().replace(" train.py ", f" {file} ")
+    else:
+        try:
+            before = plain.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                "a plain program must be a file that can be read", f"{plain}: {error}", "check it"
+            ) from None
+        text = from_plain(before, plain.name)
     try:
         with file.open("x") as new:
             new.write(text)
@@ -26,5 +45,9 @@ def init(file: Annotated[Path, typer.Argument(help="The file to write; it must n
     except OSError as error:
         rule = "the first program must be written to a folder that is there"
         raise UserError(rule, f"{file}: {error.strerror}", "check the path") from None
-    print(f"{file} is written. Next: elastune run {file} --workers 2")
+    if plain is not None:
+        changed = difflib.unified_diff(before.splitlines(), text.splitlines(), str(plain), str(file), n=0, lineterm="")
+        print(*changed, sep="\n")
+    print(f"{file} is written. Next: elastune {'run' if plain is None else 'check'} {file}", end="")
+    print(" --workers 2" if plain is None else "")
     return OK

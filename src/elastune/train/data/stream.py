@@ -8,6 +8,7 @@ by training, by joining or by resuming, reads the same there: up to it a new rea
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +32,8 @@ class Reader:
         self._begin()
 
     def _begin(self) -> None:
-        self._items: dict[int, tuple[Any, int]] = {}
+        self._items: dict[int, Any] = {}
+        self._checksums = array("H")  # of all that was read
         self._next, self._over = 0, False
         self._iterator: Iterator[Any] | None = None
 
@@ -53,15 +55,24 @@ class Reader:
         for place in [place for place in self._items if place < before]:
             del self._items[place]
 
-    def at(self, place: int) -> tuple[Any, int]:
-        """The item at ``place``, and a checksum of it."""
+    def at(self, place: int) -> Any:
+        """The item at ``place``."""
         if place < self._next and place not in self._items:  # a step that is done again, and was let go of
             self._begin()
+        self._reach(place)
+        return self._items[place]
+
+    def checksum(self, places: range) -> int:
+        """Of the items at ``places``."""
+        if places:
+            self._reach(places[-1])
+        return sum(self._checksums[place] for place in places) % PRIME
+
+    def _reach(self, place: int) -> None:
         if not self.reaches(place + 1):
             rule = "a stream gives the same items each time that an epoch of it is read"
             fix = "let it depend on nothing but its epoch and torch's, NumPy's and Python's global generators"
             raise UserError(rule, f"an end at {self._next} where there was an item before", fix)
-        return self._items[place]
 
     def _read(self) -> None:
         if self._iterator is None:
@@ -74,7 +85,8 @@ class Reader:
         except StopIteration:
             self._over = True
             return
-        self._items[place] = item, zlib.crc32(b"%d" % place, checksum_of(item)) % PRIME
+        self._items[place] = item
+        self._checksums.append(zlib.crc32(b"%d" % place, checksum_of(item)) % PRIME)
         self._next += 1
 
     def _opened(self) -> Iterator[Any]:
@@ -112,18 +124,18 @@ class StreamSource:
         self.turns = turns
         self._reader = Reader(dataset, seed, epoch, loading)
         self._least = 1  # items that make one more batch
+        self._size = 1
         self._drop_last = drop_last
         self._collate = loading.collate_fn or default_collate
 
     def batches(self, offset: int, size: int) -> Iterator[range]:
         """As ``StepSource`` has it; of each batch it is known whether there is another one."""
-        self._least = size if self._drop_last else 1
+        self._least, self._size = size if self._drop_last else 1, size
         start = offset
         while self._reader.reaches(start + self._least):
             stop = start + size
             if not self._reader.reaches(stop + self._least) and self._reader.length is not None:
                 stop = min(stop, self._reader.length)
-            self._reader.let_go(start - size)
             yield range(start, stop)
             start = stop
 
@@ -138,11 +150,12 @@ class StreamSource:
 
     def checksum(self, places: range) -> int:
         """Of what is there: a stream that gives workers different items is noticed by it."""
-        return sum(self._reader.at(place)[1] for place in places) % PRIME
+        return self._reader.checksum(places)
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
         for part in parts:
-            yield self._collate([self._reader.at(place)[0] for place in part])
+            self._reader.let_go(part.start - 2 * self._size)  # not those of this batch, nor of the one before
+            yield self._collate([self._reader.at(place) for place in part])
 
     def probe(self) -> range:
         return range(0)
@@ -160,7 +173,7 @@ def evaluated(
         if stop <= start:
             break
         if batch % workers == rank:
-            yield list(range(start, stop)), collate([reader.at(place)[0] for place in range(start, stop)])
+            yield list(range(start, stop)), collate([reader.at(place) for place in range(start, stop)])
         reader.let_go(stop)
         start = stop
     seen(start)
