@@ -214,7 +214,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             medians = ", ".join(f"{count}: {spread(reached[count])['median']:.3f}" for count in counts)
             print(f"{instance} {sampler}: {medians} ({statistics.median(seconds):.1f} s CPU)", flush=True)
     return {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/sampler.py",
+        "command": " ".join(["OMP_NUM_THREADS=1 python benchmarks/sampler.py", *sys.argv[1:]]),
         "measured": "normalised hypervolume (error x time), see the file's head; every cell measured here",
         "seeds": len(list(seeds)),
         "known_at_100": {**KNOWN_AT_100, "instances": INSTANCES},
