@@ -227,8 +227,9 @@ def test_jobs_that_slurm_itself_ends(
         agent.kill()
         agent.wait()
     gone = run.records(WorkerGone)
-    assert len(gone) >= 3
-    assert {(record.how, record.why.rpartition(": ")[2]) for record in gone} == {("left", "its agent was asked to end")}
+    assert {record.how for record in gone} == {"left"}
+    # Others may come to the end of a later minute just as the run ends.
+    assert sum(record.why.endswith("its agent was asked to end") for record in gone) >= 3
     assert ledger(read(run.out / "journal.jsonl")).exact
     held = run.records(HostsHeld)
     assert {kind for record in held for kind in record.workers} == {"spot", "on-demand"}
