@@ -5,7 +5,7 @@ line search along each parameter with many whole values makes hundreds, and the 
 (together only where greenlet is installed); and in fits that begin anew. Here all starts climb together, parameters
 with many values climb as if they were continuous, and kernels come from ``kernel_fit``. It uses what the class offers
 for this: ``_optimize_acqf`` ("advanced users can override this method"), the kernels from which its own fit begins,
-and the numbers of its samples. Were they gone, Optuna's own way would be taken.
+and the numbers of its samples. None of that is Optuna's public interface, so pyproject.toml names the versions.
 
 A proposal is a function of the study and the seed: nothing is kept from one to the next that could change it.
 """
