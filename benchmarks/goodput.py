@@ -2,7 +2,7 @@
 
 Goodput is the time that an undisturbed run takes for its steps over the time that the disturbed one takes for the same
 steps, times the part of their samples that was trained on: what a quorum leaves out is no good. Compute is emulated (a
-declared time a sample), so that four workers pay on two cores; faults, what they cost and what workers send are real.
+declared time a sample), so that eight workers pay on two cores; faults, what they cost and what workers send are real.
 Without a quorum runs are in exact mode, and no fault may show in the weights; with one in fast mode, and the ledger of
 samples has to be exact.
 
@@ -11,7 +11,7 @@ a rate of faults where data parallelism has 27 %. Rates of faults do not compare
 the goal (95 % where the published curve has 88 %) is to be read at equal goodput of all-reduce: the run tells who has
 how much at the rate that costs all-reduce most.
 
-    python benchmarks/goodput.py [--smoke] [--out benchmarks/results/goodput.json]
+    python benchmarks/goodput.py [--smoke] [--faults stop:0.1/s,...] [--out benchmarks/results/goodput.json]
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Any
 from elastune.job.machine import machine_context
 
 PROGRAM = Path(__file__).parent / "programs" / "paced_train.py"
-WORKERS = 4
-SAMPLE_S = 0.002
+WORKERS = 8
+SAMPLE_S = 0.004
 BATCH = 128
 HEARTBEAT = "5s"  # what a run has that asks for nothing
-FAULTS = ("kill:0.1/s", "kill:0.4/s", "stop:0.1/s", "stop:0.3/s")
-SEEDS = (1, 2)
+FAULTS = (*(f"kill:{rate}/s" for rate in (0.1, 0.4)), *(f"stop:{rate}/s" for rate in (0.05, 0.1, 0.2, 0.3, 0.5)))
+SEEDS = 3
 LIMIT_S = 300.0
 GOAL, PUBLISHED, PUBLISHED_DATA_PARALLEL = 0.95, 0.88, 0.27
 
@@ -48,8 +48,8 @@ class Way:
     mode: str = "exact"
 
 
-ROUND = "diloco:learners=4,every=12"  # a round is a pass over the data
-QUORUM = Way(f"{ROUND},quorum=3,grace=0.25", "fast")
+ROUND = f"diloco:learners={WORKERS},every=12"  # a round is a pass over the data
+QUORUM = Way(f"{ROUND},quorum={WORKERS - 2},grace=0.25", "fast")
 WAYS = (Way("allreduce"), Way(ROUND), QUORUM)
 
 
@@ -120,8 +120,12 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", type=int, default=144)
+    parser.add_argument("--faults", default=",".join(FAULTS), help="with their rates, as elastune run --chaos has them")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     args = parser.parse_args()
-    seeds, faults, steps = (SEEDS[:1], ("kill@step:20",), 36) if args.smoke else (SEEDS, FAULTS, args.steps)
+    seeds, faults, steps = range(1, args.seeds + 1), args.faults.split(","), args.steps
+    if args.smoke:
+        seeds, faults, steps = range(1, 2), ["kill@step:20"], 36
     cells, calm_s = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS[-1:] if args.smoke else WAYS:

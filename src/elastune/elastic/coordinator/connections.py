@@ -49,6 +49,7 @@ ACCEPTED_AT_ONCE = 64  # in one round: fewer than are let in by it, where all ar
 BACKLOG = 1 << 14  # the system cuts it to what it allows
 OUTPUT_LIMIT_BYTES = 1 << 24
 MUTE_S = 0.1
+CROWD, CROWD_REST_S = 1024, 0.002  # of so many peers some always have something to say: it is heard together
 
 
 class ConnectionServer:
@@ -97,6 +98,9 @@ class ConnectionServer:
     def wait(self, timeout_s: float) -> Iterator[HubEvent]:
         """Wait for anything at all, at most ``timeout_s``, and say what came. The caller exhausts it."""
         newcomers = False
+        if timeout_s > CROWD_REST_S and len(self._connections) > CROWD:
+            time.sleep(CROWD_REST_S)
+            timeout_s -= CROWD_REST_S
         for key, mask in self._selector.select(max(0.0, min(timeout_s, self._patience()))):
             if key.fileobj is self._listener:
                 newcomers = True

@@ -95,6 +95,7 @@ class WorkerConnections:
         self._excused: list[Straggler] = []
         self._heartbeat_s = heartbeat_s
         self._loading_s = loading_s
+        self._least_due_s = heartbeat_s  # of any worker so far
         self._peers: dict[int, Peer] = {}
         self._pace = Pace()
         self._told: set[tuple[int, int]] = set()
@@ -151,6 +152,7 @@ class WorkerConnections:
         peer = self._peers[worker]
         peer.stands_at = step
         peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
+        self._least_due_s = min(self._least_due_s, peer.waits_s)
         self.next_silence = min(self.next_silence, now + peer.waits_s / 2)
 
     def why_silent(self, worker: int) -> str:
@@ -169,7 +171,7 @@ class WorkerConnections:
     def silent(self, now: float, due: float) -> list[int]:
         """Who is silent. ``due``: when this question was to be asked at the latest."""
         late = now - due
-        for peer in self._peers.values():
+        for peer in self._peers.values() if late > self._least_due_s / 2 else ():
             # This process itself did not run: what the workers said meanwhile may not be here yet.
             if late > self._due_s(peer) / 2:
                 peer.heard_at = min(now, peer.heard_at + late)
