@@ -222,6 +222,18 @@ def median(changes: list[Change], field: str) -> float:
     return statistics.median(getattr(change, field) for change in changes)
 
 
+def against_goals(found: Measured) -> dict[str, dict[str, Any]]:
+    """Each goal, what was measured (of changes the median), and whether that meets it."""
+    pairs = {
+        "agents_joined_s": (JOINED_S, found.joined_s),
+        "workers_first_view_s": (JOINED_S, found.first_view_s),
+        "death_told_s": (CHANGED_S, median(found.death, "told_s")),
+        "growth_told_s": (CHANGED_S, median(found.growth, "told_s")),
+        "heartbeats_cpu": (HEARTBEATS_CPU, found.heartbeats_cpu),
+    }
+    return {name: {"goal": goal, "measured": value, "met": value <= goal} for name, (goal, value) in pairs.items()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="64 agents; writes nothing")
@@ -242,13 +254,12 @@ def main() -> int:
         )
     print(f"memory: {found.before_mb:.0f} MB before, {found.resident_mb:.0f} at the end, {found.peak_mb:.0f} at most")
     if options.out is not None:
-        goals = {"joined_s": JOINED_S, "change_s": CHANGED_S, "heartbeats_cpu": HEARTBEATS_CPU}
         whole = {
             "command": f"python benchmarks/agents.py {' '.join(sys.argv[1:])}",
             "machine": machine_context(),
             "load": [load, os.getloadavg()],
             "fakes": "agents and workers speak the protocol and do not train; they share this machine's cores",
-            "goals": goals,
+            "goals": against_goals(found),
             "measured": asdict(found),
         }
         options.out.write_text(json.dumps(whole, indent=2) + "\n")
