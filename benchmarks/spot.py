@@ -4,7 +4,7 @@
 at constant assumed prices: 3.06 on demand, 0.918 spot (the traces have none). Its work is a part of what all workers do
 by the deadline, the window's end; speed is linear. The policy ``spot`` beside spot alone, on demand alone, the same
 choices with all restarting at each change (20 s at a join, 74 s at a loss: elastic Ray Train, as measured by us once;
-``hosts.py`` saw 69 s and 104 s, once, at load 8), the published all-or-nothing policy with these restarts, and the
+``hosts.py`` saw 22 s and 77 s, once), the published all-or-nothing policy with these restarts, and the
 hindsight optimum. What changes cost elastune is taken from the live part of the same run. ``stable``: the window with
 the fewest changes, where elasticity brings little.
 

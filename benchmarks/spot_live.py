@@ -1,7 +1,7 @@
 """A recorded offer of machines, replayed on local workers: kill -9 for each that goes, room for each that comes.
 
 Four workers stand for the most machines of the trace. Time is compressed; what changes cost is not, so pauses are told
-in seconds and goodput is reckoned elsewhere, at the trace's own pace.
+in seconds, goodput as that of so many times the trace's pace, and the trace's own goodput is reckoned elsewhere.
 """
 
 from __future__ import annotations
@@ -63,18 +63,22 @@ class Replayer:
         self._offer, self._pace, self._launcher = offer, pace, launcher
         self._most = max(n for _, n in offer.steps)
         self._dice = random.Random(1)
-        self._begun = self._asked = 0.0
+        self._begun = self._asked = self._seen = 0.0
         self.killed: set[int] = set()
         self.joins_s: list[float] = []
+        self.offered_worker_s = self.member_worker_s = 0.0
 
     def act(self, handle: ElasticRun, records: list[Record]) -> None:
         """Called again and again."""
         now, living = time.monotonic(), list(handle.members)
         if not self._begun:
             if living:
-                self._begun = now
+                self._begun = self._seen = now
                 handle.resize(WORKERS, "as many as there is room for")
             return
+        self.offered_worker_s += self._launcher.offer * (now - self._seen)
+        self.member_worker_s += min(len(living), self._launcher.offer) * (now - self._seen)
+        self._seen = now
         offered = self._offer.at(min((now - self._begun) * self._pace, self._offer.end_s))
         room = max(1, round(offered * WORKERS / self._most))
         if self._asked and len(living) >= self._launcher.offer:
@@ -121,8 +125,12 @@ def _told(ran: Ran, alone: Ran, replayer: Replayer, pace: float) -> Live:
     planned, forced = (
         [view.pause_s for view in ran.regrouped if view.planned is is_planned] for is_planned in (True, False)
     )
+    stood_s = sum(view.pause_s * len(view.members) for view in ran.regrouped)
+    offered_s = replayer.offered_worker_s
     data = {
         "seconds_of_trace_in_one": round(pace, 1),
+        "offered_worker_s": round(offered_s, 1),
+        "goodput_at_that_pace": round((replayer.member_worker_s - stood_s) / offered_s, 4) if offered_s else None,
         "kills": len(replayer.killed),
         "views": len(ran.regrouped),
         "steps": ran.ledger.steps,
