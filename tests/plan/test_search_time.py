@@ -25,6 +25,23 @@ def test_rounds_and_steps_of_a_search() -> None:
     assert search.steps_of(np.array([32.0, 96.0])).tolist() == pytest.approx([100.0, 50.0])
 
 
+def test_a_generation_bounds_what_runs_at_once_and_costs_no_further_training() -> None:
+    """20 trainings in generations of 8: two whole ones, and 4 that are left."""
+    bred = SearchModel(20, 1.0, 1, 0.0, crowding=0.5, generation=8)
+    width = np.array([1.0, 2.0, 3.0, 8.0, 64.0])
+    assert bred.needed(width).tolist() == [20] * 5
+    assert bred.rounds(width).tolist() == [20, 10, 8, 3, 3]  # of 3: 3 + 3 + 2
+    uneven = replace(bred, variation=0.4).rounds(width)
+    assert uneven[0] == 20
+    assert uneven[1] == pytest.approx(2 * (3 + longest_of(2, 0.4)) + 1 + longest_of(2, 0.4))
+    assert uneven[4] == pytest.approx(2 * longest_of(8, 0.4) + longest_of(4, 0.4))
+
+
+def test_what_a_training_takes_beside_its_steps_comes_once_a_round() -> None:
+    one = np.array([2.0]), np.array([32.0]), np.array([0.5])
+    assert replace(PLAIN, beside_s=3.0).seconds(*one)[0] == PLAIN.rounds(one[0])[0] * (100 * 0.5 + 3)
+
+
 def test_without_noise_a_larger_batch_saves_no_step() -> None:
     assert SearchModel(1, 100.0, 32, 0.0).steps_of(np.array([64.0])).tolist() == [100.0]
 
@@ -101,6 +118,8 @@ def test_what_is_taken_for_a_search_is_what_simulated_studies_had() -> None:
         {"runs": 0},
         {"steps": 0.0},
         {"noise_scale": -1.0},
+        {"generation": -1},
+        {"beside_s": -1.0},
         {"crowding": float("nan")},
     ],
 )
