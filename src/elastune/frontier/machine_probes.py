@@ -283,4 +283,12 @@ def _constants(link: NodeLink) -> tuple[Constant, ...]:
 
 def work_of(size: ProgramSize) -> StepWork:
     """The program as a chain of like layers: each has its part of the arithmetic, of what is kept and of gradients."""
-    return chain_of(size.layers, size.flops, size.kept_bytes, size.gradient_bytes)
+    return chain_of(
+        size.layers,
+        size.flops,
+        size.kept_bytes,
+        size.gradient_bytes,
+        whole_flops=size.whole_flops,
+        tensor_sums=size.tensor_sums,
+        summed_bytes=size.summed_bytes,
+    )

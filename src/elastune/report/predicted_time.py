@@ -77,7 +77,8 @@ def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     micro = min(means.micro_batch or batch, math.ceil(batch / mesh.batch))
     columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
-    work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"])
+    known = {name: size[name] for name in ("whole_flops", "tensor_sums", "summed_bytes") if name in size}
+    work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)
     return float(seconds(np.array([made.constants[name] for name in CONSTANTS]), work, splits)[0])
 
 
