@@ -51,7 +51,7 @@ from combined_planned import Planner, means_of, planned
 from combined_rows import ALONE, Found, Row, combined, singles, table, target_of
 from combined_told import at_scale, say
 from genetic_mnist import RATES
-from genetic_replay import Search, Table, Training
+from genetic_replay import Search, Table, Training, replay
 from programs.combined_train import BATCH, JUDGES, STEPS
 
 from elastune.core.errors import UserError
@@ -61,6 +61,7 @@ from elastune.job.machine import machine_context
 from elastune.journal.atomic import atomic_write
 from elastune.recipes.datasets import digits, mnist
 
+REPLAYS_S = 90.0  # what is left for them of ``--minutes``
 PROGRAM = Program(Path(__file__).parent / "programs" / "combined_train.py")
 
 
@@ -232,11 +233,14 @@ def measure(size: Size, kept: Kept, config: Mapping[str, Any], known: Table, see
     predicted = kept.facts["predicted"]
     count, link = max(row.nodes for row in size.rows), f"{size.gbit:g}gbit"
     with tempfile.TemporaryDirectory() as folder, Hosts(count, link, Path(folder)) as hosts:
-        hosts.single(PROGRAM, config, means_of(ALONE, BATCH, BATCH))  # the first on a host takes longer
+        hosts.single(PROGRAM, config, means_of(Mesh(data=count), BATCH, BATCH))  # the first on a host takes longer
         for what, seed in left:
             row = what if isinstance(what, Row) else Row("", False, 1, what)
             plan = predicted[row.key]
-            if time.monotonic() + plan["seconds" if isinstance(what, Row) else "training_s"] > until:
+            trainings = length(size, known, kept.facts["target"], row, seed) if isinstance(what, Row) else 1.0
+            if time.monotonic() + trainings * plan["training_s"] > until:
+                if what in (size.rows[0], ALONE):
+                    return  # what all else of this seed is compared with
                 continue
             means = means_of(row.mesh, BATCH, plan["micro"])
             if isinstance(what, Row):
@@ -247,6 +251,12 @@ def measure(size: Size, kept: Kept, config: Mapping[str, Any], known: Table, see
                 kept.trained.append({"mesh": str(what), "round": seed, **hosts.single(PROGRAM, config, means)})
                 print(f"round {seed}, {what}: {kept.trained[-1]['seconds']:.1f} s", flush=True)
             kept.write(result(size, kept, known, replays=0))
+
+
+def length(size: Size, known: Table, target: float, row: Row, seed: int) -> float:
+    """Trainings that follow one another in a search, by replay: asked for nothing but whether there is time for it."""
+    rounds = replay(known, size.search(row.genetic), row.width, seed, target).seconds
+    return min(rounds, size.most / row.width)
 
 
 def told_of(search: Found) -> str:
@@ -313,7 +323,7 @@ def main() -> int:
             pixels = images(size.data, Path(folder))
             config = {"images": str(pixels), "flops_a_second": size.flops_a_second}
             known = learn(size, kept, config)
-            measure(size, kept, config, known, seeds, began + 60 * minutes)
+            measure(size, kept, config, known, seeds, began + 60 * minutes - REPLAYS_S)
     except UserError as problem:
         print(problem, file=sys.stderr)
         return 2
