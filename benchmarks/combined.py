@@ -49,20 +49,18 @@ import torch.nn.functional as F
 from combined_live import Hosts, table_of
 from combined_planned import Planner, means_of, planned
 from combined_rows import ALONE, Found, Row, combined, singles, table, target_of
-from combined_told import at_scale, say
+from combined_told import PROGRAM, at_scale, say
 from genetic_mnist import RATES
 from genetic_replay import Search, Table, Training, replay
 from programs.combined_train import BATCH, JUDGES, STEPS
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Program
 from elastune.job.machine import machine_context
 from elastune.journal.atomic import atomic_write
 from elastune.recipes.datasets import digits, mnist
 
 REPLAYS_S = 90.0  # what is left for them of ``--minutes``
-PROGRAM = Program(Path(__file__).parent / "programs" / "combined_train.py")
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ def measure(size: Size, kept: Kept, config: Mapping[str, Any], known: Table, see
 
 def length(size: Size, known: Table, target: float, row: Row, seed: int) -> float:
     """Trainings that follow one another in a search, by replay: asked for nothing but whether there is time for it."""
-    rounds = replay(known, size.search(row.genetic), row.width, seed, target).seconds
+    rounds = replay(known, size.search(row.genetic), row.width, seed, target, program=PROGRAM).seconds
     return min(rounds, size.most / row.width)
 
 

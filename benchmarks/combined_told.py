@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from combined_rows import ALONE, Found, Row, batches, error, multiplied
 from genetic_replay import Effort, Search, Table, effort, replay
 
+from elastune.core.run import Program
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "combined_train.py")
 PATIENCE = 10  # generations of a replayed genetic search without a better training
 
 
@@ -26,7 +30,7 @@ def at_scale(
         kind = row.genetic, row.width
         if kind not in simulated:
             search, patience = (bred, PATIENCE) if row.genetic else (Search(""), None)
-            found = [replay(known, search, row.width, seed, target, patience) for seed in range(seeds)]
+            found = [replay(known, search, row.width, seed, target, patience, PROGRAM) for seed in range(seeds)]
             simulated[kind] = effort(found)  # of trainings of a second each: its seconds are rounds
         seconds[row.key] = simulated[kind].seconds * modelled[row.key]["training_s"]
     base, single, told = seconds[rows[0].key], dict[str, float](), list[Found]()

@@ -100,7 +100,7 @@ def test_the_target_lies_in_the_widest_gap_near_the_share() -> None:
 
 def known() -> Table:
     """Of 48 configurations two reach .9."""
-    genes = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1, 2)}
+    genes = {"lr": (0, 1, 2, 3), "momentum": (0, 1, 2, 3), "gain": (0, 1, 2)}
     keys = list(product(*genes.values()))
     return Table(genes, {key: Training(a := 0.9 if sum(key) >= 7 else 0.1 * sum(key), a, 1.0) for key in keys})
 
@@ -117,7 +117,7 @@ def test_at_scale_trainings_are_replayed_and_their_seconds_are_the_planner_s() -
     assert first["rounds_simulated"] == first["runs_simulated"]
     assert both["speed_up_simulated"] == both["speed_up_multiplied"] == pytest.approx(4.0)
     assert wide["speed_up_multiplied"] == 16.0
-    assert wide["seconds"] == pytest.approx(wide["rounds_simulated"] * 3.0)
+    assert wide["seconds"] == pytest.approx(wide["rounds_simulated"] * 3.0, rel=1e-3)
 
 
 def test_a_cut_run_goes_on_with_what_is_left_and_with_no_other_settings(tmp_path: Path) -> None:
