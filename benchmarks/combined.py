@@ -94,7 +94,7 @@ class Size:
 
 SMALL = Size(
     {
-        "lr": (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+        "lr": (1e-5, 1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2),
         "momentum": (0.0, 0.5, 0.8, 0.95),
         "gain": (0.3, 1.0, 3.0),
     },
@@ -103,7 +103,7 @@ SMALL = Size(
     scales=((8, 4, 4), (16, 16, 8)),
 )
 SMOKE = Size(
-    {"lr": (0.02, 0.1), "momentum": (0.0, 0.9), "gain": (1.0,)},
+    {"lr": (1e-3, 1e-2), "momentum": (0.0, 0.9), "gain": (1.0,)},
     live=(1, 2, 1),
     meshes=(ALONE, Mesh(data=2)),
     scales=((2, 2, 2),),
@@ -112,7 +112,7 @@ SMOKE = Size(
     flops_a_second=5e10,
     most=4,
     calibrate_s=0.0,
-    replays=2,
+    replays=1,
     data="digits",
 )
 
@@ -325,6 +325,9 @@ def main() -> int:
     except UserError as problem:
         print(problem, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
     told = result(size, kept, known, size.replays)
     kept.write(told)
     say(told, kept.facts)

@@ -30,7 +30,7 @@ from elastune.train.machine import cores
 
 BURST = "512k"
 GATHER_S = 120.0
-JOURNAL = "journal.jsonl"
+JOURNAL, INTERRUPTED = "journal.jsonl", "interrupted"
 
 
 class Hosts:
@@ -68,6 +68,8 @@ class Hosts:
         spec = RunSpec(program, self._next(), config=config, means=means, checkpoint_every_steps=0)
         done = run_job(spec, cluster=self.cluster)
         taken = time.monotonic() - began
+        if done.stopped in ("requested", "notice"):
+            raise KeyboardInterrupt
         shutil.rmtree(spec.out, ignore_errors=True)
         return {"seconds": round(taken, 4), "step_s": done.step_s, "accuracy": done.metrics["accuracy"]}
 
@@ -87,7 +89,8 @@ class Hosts:
             program, self._next(), config=dict(config), workers=row.nodes, means=means, seed=seed, trials=most,
             **rules(search, target, None),
         )  # fmt: skip
-        tune(asked, space=table.space, cluster=self.cluster)
+        if tune(asked, space=table.space, cluster=self.cluster).ending == INTERRUPTED:
+            raise KeyboardInterrupt
         found = course(asked.out / JOURNAL, table, target, row.nodes)
         shutil.rmtree(asked.out, ignore_errors=True)
         return {"row": row.key, "seed": seed, **found}
@@ -139,7 +142,8 @@ def table_of(program: Program, config: Mapping[str, Any], table: Table, workers:
             program, Path(folder) / "table", config=dict(config), workers=workers, sampler="grid",
             trials=len(table.keys), means=Means(mode="fast"),
         )  # fmt: skip
-        tune(asked, space=table.space)
+        if tune(asked, space=table.space).ending == INTERRUPTED:
+            raise KeyboardInterrupt
         keys = {}
         for entry in read(asked.out / JOURNAL):
             record = entry.record
