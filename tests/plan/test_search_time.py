@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastune.plan.search_time import BLIND, CROWDING, KEPT, VARIATION, SearchModel, longest_of
+from elastune.plan.search_time import BLIND, CROWDING, GENETIC, KEPT, VARIATION, SearchModel, longest_of
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "search_model.json"
 PLAIN = SearchModel(runs=128, steps=100.0, base_batch=32, noise_scale=96.0, crowding=0.01)
@@ -106,6 +106,7 @@ def test_what_is_taken_for_a_search_is_what_simulated_studies_had() -> None:
     assert statistics.median(by_seed) == pytest.approx(KEPT["asha"], abs=0.005)
     assert found["variation_one_batch"]["median"] == pytest.approx(VARIATION, abs=0.005)
     assert found["blind"]["factor"] == pytest.approx(BLIND, abs=0.05)
+    assert found["genetic"]["factor"] == GENETIC
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ block's). Every field is a number or an array with one entry a plan, so that pla
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,8 @@ class StepWork:
     summed_bytes: Floats = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.summed_bytes is None:
+        told: Any = self
+        if told.summed_bytes is None:
             object.__setattr__(self, "summed_bytes", np.multiply(self.tensor_sums, self.boundary_bytes))
         for field in fields(self):
             values = np.asarray(getattr(self, field.name), dtype=np.float64)
