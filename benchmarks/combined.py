@@ -281,8 +281,7 @@ def result(size: Size, kept: Kept, known: Table, replays: int) -> Found:
     if replays:
         live, large = size.search(True), size.search(True, at_scale=True)
         target = facts["target"]
-        own = {row.key: facts["predicted"][row.key] for row in rows}
-        told["replayed"] = at_scale(rows, own, known, target, live, replays)
+        told["replayed"] = at_scale(scaled(size.live), predicted, known, target, live, replays)
         told["at_scale"] = {
             name: at_scale(scaled(scale), facts["modelled"][name], known, target, large, replays)
             for scale, name in zip(size.scales, facts["modelled"], strict=True)
