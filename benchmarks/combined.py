@@ -103,14 +103,14 @@ SMALL = Size(
     scales=((8, 4, 4), (16, 16, 8)),
 )
 SMOKE = Size(
-    {"lr": (1e-3, 1e-2), "momentum": (0.0, 0.9), "gain": (1.0,)},
+    {"lr": (1e-3, 1e-2), "momentum": (0.9,), "gain": (1.0,)},
     live=(1, 2, 1),
     meshes=(ALONE, Mesh(data=2)),
     scales=((2, 2, 2),),
     populations=(2, 2),
     share=0.25,
     flops_a_second=5e10,
-    most=4,
+    most=2,
     calibrate_s=0.0,
     replays=1,
     data="digits",
@@ -291,7 +291,7 @@ def result(size: Size, kept: Kept, known: Table, replays: int) -> Found:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="digits, 2 hosts, 4 configurations; writes nothing")
+    parser.add_argument("--smoke", action="store_true", help="digits, 2 hosts, 2 configurations; writes nothing")
     parser.add_argument("--full", action="store_true", help="10 seeds, however long they take")
     parser.add_argument("--seeds", type=int, default=3, help="searches of each row, and rounds of single trainings")
     parser.add_argument("--minutes", type=float, default=60.0, help="nothing is begun that would not end by then")
