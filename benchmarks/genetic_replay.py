@@ -107,14 +107,22 @@ def rules(search: Search, threshold: float, patience: int | None) -> dict[str, A
     return {"sampler": search.sampler, "until": (f"accuracy >= {threshold}",), "patience": patience}
 
 
-def replay(table: Table, search: Search, nodes: int, seed: int, threshold: float, patience: int | None = None) -> Found:
-    """Search on ``nodes`` until a training reaches ``threshold``, or nothing is left to try.
+def replay(
+    table: Table,
+    search: Search,
+    nodes: int,
+    seed: int,
+    threshold: float,
+    patience: int | None = None,
+    program: Program = PROGRAM,
+) -> Found:
+    """Search on ``nodes`` until a training of ``program`` reaches ``threshold``, or nothing is left to try.
 
     ``patience``: generations without a better training after which it gives up (None: never).
     """
     with tempfile.TemporaryDirectory() as folder:
         asked = StudyRequest(
-            PROGRAM, Path(folder) / "out", {"accuracy": "max"}, workers=nodes, seed=seed, trials=MOST * len(table.keys),
+            program, Path(folder) / "out", {"accuracy": "max"}, workers=nodes, seed=seed, trials=MOST * len(table.keys),
             **rules(search, threshold, patience),
         )  # fmt: skip
         return found_by(simulate(asked, SurrogateModel(table.surrogate), space=table.space).study, search, threshold)

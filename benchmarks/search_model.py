@@ -9,6 +9,9 @@ trainings take the surrogate's time on a virtual clock. Nothing is trained.
   a finished training is replaced at once, once where a whole generation is waited for; intervals (80 %) are of drawn
   seeds. A level that 96 trainings did not reach counts as reached by the 96th, so that crowding is rather too small.
 - **Blind.** Never more than random search needs to the same levels: the median over instances and levels.
+- **Genetic.** Trainings that a genetic search in Cray's manner (demes that wait for their generations, genes drawn
+  afresh) needs to where random search is in the median after 16 and 32 trainings, over those: median over instances
+  and levels. One that has not come there by 96 trainings counts as if it had then.
 - **Variation.** The coefficient of variation of run times: of those that studies had, and of random configurations of
   one batch size (128), as in a plan, where all trainings have one batch. Rounds by ``plan.search_time`` beside the mean
   makespan of 400 draws (gamma, list scheduling, or generations), cv .2 to .8, 4 to 64 at once.
@@ -51,14 +54,17 @@ MOST = 96  # trainings of a study
 STOPPED_AT = 40  # full trainings
 DRAWS = 400
 RANDOM, RANDOMS = 600, 100  # configurations of a random search, and such searches
-PARTS = ("asynchronous", "generations", "variation", "blind", "variation_one_batch", "makespans", "asha")
+PARTS = ("asynchronous", "generations", "variation", "blind", "genetic", "variation_one_batch", "makespans", "asha")
+BRED = "genetic:demes=2,population=4,mutation=0.05,crossover=0.33,migration=5,tournament=4,step=0,steady=0"
 ERROR = parse_objectives({"error": "min"})
 RESULT = Path(__file__).parent / "results" / "search_model.json"
 
 
-def study(surrogate: Surrogate, width: int, generations: bool, seed: int, most: int) -> tuple[Floats, Floats]:
+def study(
+    surrogate: Surrogate, width: int, generations: bool, seed: int, most: int, sampler: str = "tpe"
+) -> tuple[Floats, Floats]:
     """Best errors after each completed training, and the seconds of each; ``width`` of them at once."""
-    suggester = Suggester(space, ERROR, sampler="tpe", seed=seed)
+    suggester = Suggester(space, ERROR, sampler=sampler, seed=seed)
     running: list[tuple[float, int, float, float]] = []  # when it ends, its number, its error and seconds
     errors, times, now = list[float](), list[float](), 0.0
     while len(errors) < most:
@@ -163,12 +169,31 @@ def blind(folder: Path, instances: tuple[str, ...], seeds: int, runs: tuple[int,
     for instance in instances:
         surrogate = Surrogate(folder, instance)
         alone = np.median([study(surrogate, 1, False, seed, max(runs))[0] for seed in range(seeds)], axis=0)
-        errors = np.stack([surrogate(decode(rng.random((RANDOM, len(PARAMETERS)))))[:, 0] for _ in range(RANDOMS)])
-        random = np.median(np.minimum.accumulate(errors, axis=1), axis=0)
+        random = blindly(surrogate, rng)
         for each in runs:
             there = np.flatnonzero(random <= alone[each - 1])
             factors.append(round((float(there[0]) + 1 if len(there) else RANDOM) / each, 2))
     return {"factor": statistics.median(factors), "all": factors}
+
+
+def blindly(surrogate: Surrogate, rng: np.random.Generator) -> Floats:
+    """The median best error of random searches after each training."""
+    errors = np.stack([surrogate(decode(rng.random((RANDOM, len(PARAMETERS)))))[:, 0] for _ in range(RANDOMS)])
+    return np.asarray(np.median(np.minimum.accumulate(errors, axis=1), axis=0))
+
+
+def bred(folder: Path, instances: tuple[str, ...], seeds: int, runs: tuple[int, ...], most: int) -> dict[str, Any]:
+    """Trainings of a genetic search to where random search comes in ``runs``, over ``runs``, in the median of seeds."""
+    rng, factors = np.random.default_rng(3), dict[str, list[float]]()
+    for instance in instances:
+        surrogate = Surrogate(folder, instance)
+        random = blindly(surrogate, rng)
+        curves = [study(surrogate, 1, False, seed, most, BRED)[0] for seed in range(seeds)]
+        for each in runs:
+            there = [int((curve > random[each - 1]).sum()) + 1 for curve in curves]
+            factors.setdefault(instance, []).append(round(statistics.median(min(one, most) for one in there) / each, 2))
+    every = [factor for each in factors.values() for factor in each]
+    return {"factor": round(statistics.median(every), 2), "sampler": BRED, **factors}
 
 
 def one_batch(folder: Path, instances: tuple[str, ...]) -> dict[str, Any]:
@@ -227,6 +252,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         found |= crowded(folder, instances, seeds, most, widths)
     for name, part in (
         ("blind", lambda: blind(folder, instances, seeds, runs)),
+        ("genetic", lambda: bred(folder, instances, 4 * seeds, runs, most)),
         ("variation_one_batch", lambda: one_batch(folder, instances)),
         ("makespans", lambda: makespans(np.random.default_rng(0), draws)),
         ("asha", lambda: stopping(folder, instances, seeds, full)),

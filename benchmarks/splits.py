@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from forked import on_workers
 from paced import Paced
-from torch import nn
+from split_cnn import network
 from torch.utils.data import TensorDataset
 
 from elastune.comm.join import join, stand
@@ -47,15 +47,6 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "split": (4, {"virtual_tensor": 4, "mechanism": "tensor", "mesh": Mesh(tensor=4)}),
     "data": (4, {"mechanism": "replicated", "mesh": Mesh(data=4)}),
 }
-
-
-def network() -> nn.Sequential:
-    """Two convolutions, and a pair of layers with nearly all parameters."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(800, 3072), nn.ReLU(), nn.Linear(3072, 10),
-    )  # fmt: skip
 
 
 def worker(rank: int, world: int, spaces: list[str], rendezvous: str, case: str, steps: int, out: str) -> None:

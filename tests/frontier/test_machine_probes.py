@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,23 @@ def test_the_program_as_it_is_is_measured_twice_and_two_workers_then(here: Here)
     assert of.measured[Mesh(), 16] == pytest.approx(0.11 * math.sqrt(1.2))
     assert of.noise == pytest.approx(math.log(1.2))
     assert [len(each) for each in (of.several, of.held[Mesh(), 16])] == [1, 1]
+
+
+def test_what_the_second_run_takes_is_its_steps_and_what_is_beside_them(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that goes on by 7, 4 and 9 seconds with the first runs: the second one's 12 steps are 1.32 s."""
+    now, taken = [0.0], iter((7.0, 4.0, 9.0))
+
+    def run(spec: RunSpec, **more: Any) -> RunFinished:
+        now[0] += next(taken)
+        return here(spec, **more)
+
+    monkeypatch.setattr("elastune.frontier.machine_probes.run_job", run)
+    monkeypatch.setattr("elastune.frontier.machine_probes.time", SimpleNamespace(monotonic=lambda: now[0]))
+    of = probes(budget_s=0.0, wants_noise=False)
+    of.learn(LINK)
+    assert of.beside_s == pytest.approx(4.0 - STEPS * 0.11)
 
 
 def test_equal_times_leave_the_noise_of_a_machine(here: Here) -> None:

@@ -45,7 +45,7 @@ def test_it_asks_what_the_command_line_asks(train: Any, tmp_path: Path, monkeypa
     words = ["--nodes", "4", "--gpus-per-node", "8", "--memory", "24GiB", "--deadline", "8h", "--price", "2.5"]
     words += ["--runs", "64", "--crowding", "0.01", "--link", "25Gbit/s", "--noise-scale", "500", "--calibrate", "9s"]
     words += ["--out", "kept", "--from", "before", "--mesh", "data=2,tensor=2"]
-    words += ["--variation", "0.3", "--generations", "--stopping", "asha"]
+    words += ["--variation", "0.3", "--generations", "--stopping", "asha", "--sampler", "random"]
     assert (
         main(
             [
@@ -76,6 +76,7 @@ def test_it_asks_what_the_command_line_asks(train: Any, tmp_path: Path, monkeypa
             crowding=0.01,
             variation=0.3,
             generations=True,
+            sampler="random",
             stopping="asha",
             mesh="data=2,tensor=2",
             link_gbit_s=25.0,
@@ -122,6 +123,7 @@ def test_both_leave_out_the_same(train: Any, tmp_path: Path, monkeypatch: pytest
         ({"nodes": 1, "runs": 0}, "at least one training"),
         ({"nodes": 1, "variation": -1.0}, "variation"),
         ({"nodes": 1, "stopping": "pbt"}, "early stopping"),
+        ({"nodes": 1, "sampler": "gentic"}, "sampler must be known"),
         ({"nodes": 1, "mesh": "data=x"}, "mesh"),
     ],
 )

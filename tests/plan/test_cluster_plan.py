@@ -125,6 +125,15 @@ def test_twice_the_workers_along_an_axis_are_what_brute_force_says() -> None:
     assert [each.factor for each in more.values()] == sorted((each.factor for each in more.values()), reverse=True)
 
 
+def test_a_faster_step_does_not_shorten_what_a_training_takes_beside_its_steps() -> None:
+    nodes = Nodes(8, 4)
+    plain = replace(best_plans(forecast(SEARCH), nodes, ALLOWED, PlanBounds(), 1)[0], width=4, mesh=Mesh(), micro=16)
+    steps_s = float(SEARCH.steps_of(np.array([float(plain.batch)]))[0] * SEARCH.kept * plain.step_s)
+    slow = forecast(replace(SEARCH, beside_s=99 * steps_s))
+    assert doublings(forecast(SEARCH), plain, nodes, ALLOWED)["data"].factor > 1.5  # type: ignore[operator]
+    assert 1 < doublings(slow, plain, nodes, ALLOWED)["data"].factor < 1.1  # type: ignore[operator]
+
+
 def columns(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:
     micro = min(plan.micro, -(-plan.batch // mesh.batch))
     told = (plan.batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, nodes.workers_each)

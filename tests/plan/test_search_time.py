@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastune.plan.search_time import BLIND, CROWDING, KEPT, VARIATION, SearchModel, longest_of
+from elastune.plan.search_time import BLIND, CROWDING, GENETIC, KEPT, VARIATION, SearchModel, longest_of
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "search_model.json"
 PLAIN = SearchModel(runs=128, steps=100.0, base_batch=32, noise_scale=96.0, crowding=0.01)
@@ -23,6 +23,23 @@ def test_rounds_and_steps_of_a_search() -> None:
     width = np.array([1.0, 16.0, 128.0])
     assert search.rounds(width).tolist() == [128, 10, 3]  # ceil(128 x 1.15 / 16), ceil(128 x 2.27 / 128)
     assert search.steps_of(np.array([32.0, 96.0])).tolist() == pytest.approx([100.0, 50.0])
+
+
+def test_a_generation_bounds_what_runs_at_once_and_costs_no_further_training() -> None:
+    """20 trainings in generations of 8: two whole ones, and 4 that are left."""
+    bred = SearchModel(20, 1.0, 1, 0.0, crowding=0.5, generation=8)
+    width = np.array([1.0, 2.0, 3.0, 8.0, 64.0])
+    assert bred.needed(width).tolist() == [20] * 5
+    assert bred.rounds(width).tolist() == [20, 10, 8, 3, 3]  # of 3: 3 + 3 + 2
+    uneven = replace(bred, variation=0.4).rounds(width)
+    assert uneven[0] == 20
+    assert uneven[1] == pytest.approx(2 * (3 + longest_of(2, 0.4)) + 1 + longest_of(2, 0.4))
+    assert uneven[4] == pytest.approx(2 * longest_of(8, 0.4) + longest_of(4, 0.4))
+
+
+def test_what_a_training_takes_beside_its_steps_comes_once_a_round() -> None:
+    one = np.array([2.0]), np.array([32.0]), np.array([0.5])
+    assert replace(PLAIN, beside_s=3.0).seconds(*one)[0] == PLAIN.rounds(one[0])[0] * (100 * 0.5 + 3)
 
 
 def test_without_noise_a_larger_batch_saves_no_step() -> None:
@@ -89,6 +106,7 @@ def test_what_is_taken_for_a_search_is_what_simulated_studies_had() -> None:
     assert statistics.median(by_seed) == pytest.approx(KEPT["asha"], abs=0.005)
     assert found["variation_one_batch"]["median"] == pytest.approx(VARIATION, abs=0.005)
     assert found["blind"]["factor"] == pytest.approx(BLIND, abs=0.05)
+    assert found["genetic"]["factor"] == GENETIC
 
 
 @pytest.mark.parametrize(
@@ -101,6 +119,8 @@ def test_what_is_taken_for_a_search_is_what_simulated_studies_had() -> None:
         {"runs": 0},
         {"steps": 0.0},
         {"noise_scale": -1.0},
+        {"generation": -1},
+        {"beside_s": -1.0},
         {"crowding": float("nan")},
     ],
 )

@@ -72,6 +72,23 @@ def test_trials_that_ran_alike_are_one_line() -> None:
     assert study_prediction(MADE, "train.py", []) == ("No trial has a step time yet.",)
 
 
+def test_whole_trainings_stand_beside_their_predictions_where_the_plan_knows_what_they_take_beside_steps() -> None:
+    """12 steps, and a second: 1.192 s on one worker, 1.216 s on two."""
+    entries = []
+    for trial, (means, seconds) in enumerate([(TWO, 1.0), (TWO, 1.6), (TWO, 1.52), (Means(mode="fast"), 2.384)]):
+        took = replace(finished(trial, 0.02).record, seconds=seconds)  # type: ignore[type-var]
+        entries += [started(trial, means), Entry(1.0, took)]
+    known = replace(MADE, found={**MADE.found, "search": {"beside_s": 1.0}})
+    two, one, whole = study_prediction(known, "train.py", entries)
+    assert (
+        "A training took 1.52 s from its start to its end, the plan's model says 1.22 s (modelled): error -20.0%" in two
+    )
+    assert "error -50.0%." in one
+    assert whole.startswith("All 4 trainings that the model speaks of, one after another: 6.5")
+    assert "4.84 s (modelled): error -25.6%" in whole
+    assert len(study_prediction(MADE, "train.py", entries)) == 2, "a plan that does not know says no more"
+
+
 def test_a_frontier_s_own_model_is_told_with_its_errors() -> None:
     times = TimesFitted(0.01, 1e-4, 1e-4, 1e-9, 4000, [1, 2], errors={"batch 64 on 2 workers": 1.25})
     assert fitted_prediction(times) == ("batch 64 on 2 workers: predicted 1.25 x the measured time.",)

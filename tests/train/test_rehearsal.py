@@ -57,6 +57,18 @@ def test_the_sizes_of_two_layers_are_those_of_a_pencil(program: Program) -> None
     assert size.layers == 3
     assert size.divided == pytest.approx(1.0, abs=0.05)
     assert size.fake
+    # by columns, then by rows: the gradient of the first one's input is summed, and the output of the second
+    assert (size.whole_flops, size.tensor_sums, size.summed_bytes) == (0.0, 2, 4 * (8 + 4))
+
+
+def test_a_layer_that_is_not_divided_does_its_arithmetic_whole(tmp_path: Path) -> None:
+    other = TWO_LAYERS.replace("nn.Sequential(nn.Linear(8", "nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8")
+    other = other.replace("nn.Tanh()", "nn.Softmax(1)")  # between two layers that are then no pair
+    (tmp_path / "three.py").write_text(other)
+    size = size_of(Program(tmp_path / "three.py"))
+    forward = {"first": 2 * 8 * 8, "pair": 2 * (8 * 32 + 32 * 4)}
+    assert size.tensor_sums == 2
+    assert size.whole_flops / size.flops == pytest.approx(forward["first"] / sum(forward.values()))
 
 
 def test_what_is_kept_grows_with_the_width_and_parameters_are_not_in_it(program: Program) -> None:

@@ -23,6 +23,7 @@ from elastune.plan.divisions import Allowed, Nodes
 from elastune.plan.fitting import fit_in_words
 from elastune.plan.next_doubling import Doubling, doublings
 from elastune.plan.search_time import BLIND, CROWDING, KEPT, VARIATION, SearchModel, Stopping
+from elastune.search.samplers.registry import check_sampler, generation_size, generational
 from elastune.train.machine import cores
 from elastune.train.machine_memory import machine_memory_bytes
 from elastune.train.rehearsal import ProgramSize
@@ -34,6 +35,7 @@ MOST_SHOWN = 100
 CONSIDERED = 2_000  # plans, the best, of which some are measured
 BLOCKS = 8  # that tensor divides layers into at most
 STAGES = 16  # of a pipeline at most
+UNTAUGHT = ("random", "grid")  # samplers whose proposals rest on no result: as many at once as one likes lose nothing
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,10 @@ class PlanRequest:
     """What ``elastune plan`` is asked. ``noise_scale``: None: measured here, in few steps.
 
     ``crowding``: what further trainings at once cost a search, and ``variation`` of their lengths: None: as simulated
-    studies had. ``generations``: whether the search waits for each of its rounds. ``stopping``: what ends trainings
-    early, which saves what it saved simulated studies. ``mesh``: the only one of a training that is looked at.
+    studies had. ``generations``: whether the search waits for each of its rounds. ``sampler``: what proposes, as
+    ``elastune tune`` names it: nothing is lost by what runs at once under ``UNTAUGHT`` ones and within a generation of
+    a genetic search that waits for each; any other is taken for TPE. ``stopping``: what ends trainings early, which
+    saves what it saved simulated studies. ``mesh``: the only one of a training that is looked at.
     ``measured``: so many of the best plans are run, once all are judged: here, or on ``cluster``. ``out``: a
     folder, not there yet, that keeps the runs that were measured; ``earlier``: folders of runs, of which those of like
     programs and hardware count.
@@ -60,6 +64,7 @@ class PlanRequest:
     crowding: float | None = None
     variation: float | None = None
     generations: bool = False
+    sampler: str = "auto"
     stopping: Stopping = "none"
     mesh: Mesh | None = None
     shown: int = 5
@@ -69,6 +74,7 @@ class PlanRequest:
     earlier: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
+        check_sampler(self.sampler, ())
         if self.runs < 1:
             raise UserError("a search has at least one training", self.runs, "use --runs 1 or more")
         if not 1 <= self.shown <= MOST_SHOWN:
@@ -151,7 +157,7 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
         raise UserError("a worker's memory must hold more than its process alone", value, "use a larger --memory")
     bounds = replace(bounds, memory_bytes=worker_bytes - beside)
     noise = probes.noise_scale if request.noise_scale is None else request.noise_scale
-    search = search_of(request, size, noise or 0.0)
+    search = search_of(request, size, noise or 0.0, probes.beside_s)
     forecast = ProgramForecast(model, work, held, search)
     allowed = replace(allowed_for(size, request.runs, probes.refused), mesh=request.mesh)
     plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
@@ -200,9 +206,13 @@ def _measured_on(
         return measure_plans(chosen, forecast, probes, cluster, None if cluster is None else request.nodes.workers_each)
 
 
-def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float) -> SearchModel:
+def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, beside_s: float = 0.0) -> SearchModel:
     """The search that was asked for; what was not told of it is as simulated studies had it."""
     fitted, within = CROWDING[request.generations]
+    generation = generation_size(request.sampler) if generational(request.sampler) else 0
+    known = request.crowding is not None
+    if generation or request.sampler in UNTAUGHT:
+        fitted, known = 0.0, True
     return SearchModel(
         runs=request.runs,
         steps=size.steps,
@@ -212,8 +222,10 @@ def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float) -> Se
         variation=VARIATION if request.variation is None else request.variation,
         generations=request.generations,
         kept=KEPT[request.stopping],
-        crowding_within=within if request.crowding is None else None,
-        blind=BLIND if request.crowding is None else math.inf,
+        crowding_within=None if known else within,
+        blind=math.inf if known else BLIND,
+        generation=generation,
+        beside_s=beside_s,
     )
 
 

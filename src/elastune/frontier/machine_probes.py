@@ -73,7 +73,8 @@ class MachineProbes:
     """Short runs of ``program`` on this machine, each measured once, the first twice. ``refused``: what could not
     be run, and why. ``noise``: of a measured step, relative. ``out``: where its runs are kept; ``earlier``:
     folders of runs that have been kept, of which ``carried`` counted as measured. ``room_bytes``: what this machine
-    has for all workers of a run: no run is begun that is modelled to need more."""
+    has for all workers of a run: no run is begun that is modelled to need more. ``beside_s``: what a training takes
+    beside its steps, of the second run, when what runs are started from was warm."""
 
     program: Program
     config: Config
@@ -91,8 +92,10 @@ class MachineProbes:
     carried: list[tuple[Mesh, int]] = field(default_factory=list)
     noise_scale: float | None = None
     noise: float = NOISE_HERE
+    beside_s: float = 0.0
     _context: RunContext | None = None
     _runs: int = 0
+    _steps: int = 0
 
     def learn(self, link: NodeLink) -> StepModel:
         """Measure as long as the budget lasts, and the program's own batch on one worker in any case.
@@ -183,7 +186,9 @@ class MachineProbes:
         alone = Mesh(), self.size.batch_size
         first = self._measure(cluster, *alone)
         del self.measured[alone]
+        begun = time.monotonic()
         again = self._measure(cluster, *alone)
+        self.beside_s = max(0.0, time.monotonic() - begun - again * self._steps)
         self.measured[alone] = math.sqrt(first * again)
         self.noise = max(NOISE_HERE, abs(math.log(again / first)))
 
@@ -196,6 +201,7 @@ class MachineProbes:
         if finished.step_s is None:
             rule = "a program must take a few steps, so that they can be timed"
             raise UserError(rule, f"{finished.steps} steps", "use more data or epochs, or a smaller batch")
+        self._steps = finished.steps
         self.measured[mesh, micro] = finished.step_s
         self.held[mesh, micro] = finished.memory
         return finished.step_s
@@ -277,4 +283,12 @@ def _constants(link: NodeLink) -> tuple[Constant, ...]:
 
 def work_of(size: ProgramSize) -> StepWork:
     """The program as a chain of like layers: each has its part of the arithmetic, of what is kept and of gradients."""
-    return chain_of(size.layers, size.flops, size.kept_bytes, size.gradient_bytes)
+    return chain_of(
+        size.layers,
+        size.flops,
+        size.kept_bytes,
+        size.gradient_bytes,
+        whole_flops=size.whole_flops,
+        tensor_sums=size.tensor_sums,
+        summed_bytes=size.summed_bytes,
+    )

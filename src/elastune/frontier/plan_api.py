@@ -32,6 +32,7 @@ def find_plan(
     crowding: float | None = None,
     variation: float | None = None,
     generations: bool = False,
+    sampler: str = "auto",
     stopping: Stopping = "none",
     mesh: str | None = None,
     link_gbit_s: float = 10.0,
@@ -61,6 +62,8 @@ def find_plan(
         crowding: More trainings that each further one at once costs, relative to ``runs``; None: as simulated studies.
         variation: The coefficient of variation of trainings' lengths; None: as simulated studies had.
         generations: Whether the search waits for all of a round before it goes on.
+        sampler: What proposes, as ``elastune.tune`` names it: "random" loses nothing by trainings at once, a genetic
+            search that waits for its generations nothing within one; any other is taken for TPE.
         stopping: What ends trainings early: "none" or "asha".
         mesh: The only one of a training that is looked at, such as "data=4,tensor=2"; None: all.
         link_gbit_s: Between nodes, declared.
@@ -100,6 +103,7 @@ def find_plan(
         crowding=crowding,
         variation=variation,
         generations=generations,
+        sampler=sampler,
         stopping=stopping,
         mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,

@@ -71,13 +71,20 @@ def command_of(plan: ClusterPlan, program: Program, config: Mapping[str, Any], s
 
 
 def search_command_of(
-    plan: ClusterPlan, program: Program, config: Mapping[str, Any], seed: int, own_batch: int, search: SearchModel
+    plan: ClusterPlan,
+    program: Program,
+    config: Mapping[str, Any],
+    seed: int,
+    own_batch: int,
+    search: SearchModel,
+    sampler: str = "auto",
 ) -> str:
     """The command that searches as ``plan`` does: so many trainings at once, and as many in all as they then need."""
     one = command_of(plan, program, config, seed, own_batch).replace("elastune run ", "elastune tune ", 1)
     trials = math.ceil(search.needed(np.array([float(plan.width)]))[0])
     stopping = "" if search.kept == 1 else " --stopping asha"
-    return f"{one} --workers {plan.workers} --trials {trials}{stopping}"
+    by = "" if sampler == "auto" else f" --sampler {sampler}"
+    return f"{one} --workers {plan.workers} --trials {trials}{by}{stopping}"
 
 
 def _plan(each: ClusterPlan, request: PlanRequest, found: PlanFound) -> dict[str, Any]:
@@ -90,7 +97,7 @@ def _plan(each: ClusterPlan, request: PlanRequest, found: PlanFound) -> dict[str
         "cost_interval": each.cost_interval,
         "odds": None if deadline_s is None else each.odds(deadline_s),
         "command": command_of(*told),
-        "search_command": search_command_of(*told, found.search),
+        "search_command": search_command_of(*told, found.search, request.sampler),
     }
 
 

@@ -46,7 +46,9 @@ def _doubled(axis: str, forecast: ProgramForecast, plan: ClusterPlan, nodes: Nod
     if axis != "data":
         held = [peak_bytes(forecast.held, forecast.work, each, plan.sharded)[0] for each in (now, then)]
         why += f"; a worker holds {byte_count(round(held[1]))} in place of {byte_count(round(held[0]))}"
-    return Doubling(float(before[0][0] / after[0][0]), why)
+    batch, search = np.array([float(plan.batch)]), forecast.search
+    factor = search.training_s(batch, before[0]) / search.training_s(batch, after[0])
+    return Doubling(float(factor[0]), why)
 
 
 def _never(axis: str, plan: ClusterPlan, allowed: Allowed) -> str | None:

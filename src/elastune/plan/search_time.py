@@ -6,6 +6,9 @@ search then needs ``crowding`` x (width - 1) more trainings, relative to ``runs`
 Trainings differ in how long they take: at the end workers wait for the last one, or, generation by generation, for the
 longest of each. ``benchmarks/search_model.py`` fits crowding, variation and what early stopping saves to simulated
 studies.
+
+A genetic search whose generations wait for one another fixes how many trainings one has (``generation``). Its proposals
+rest on earlier generations alone, so nothing is lost by what runs at once, and nothing gained beyond a generation.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ CROWDING: Mapping[bool, tuple[float, tuple[float, float]]] = MappingProxyType(
 BLIND = 5.4
 """Times as many trainings that random search needs: no crowd needs more."""
 VARIATION = 0.74
+GENETIC = 0.81
+"""Times as many trainings that a genetic search in Cray's manner needs as a random one, to where that one comes."""
 KEPT: Mapping[Stopping, float] = MappingProxyType({"none": 1.0, "asha": 0.66})
 """Of all steps, by what stops trainings early."""
 
@@ -45,7 +50,9 @@ class SearchModel:
     variation of trainings' lengths. ``generations``: whether each round is waited for; else whoever is done is
     replaced at once. ``kept``: the share of all steps that early stopping leaves. ``crowding_within``: the ends of
     crowding's 80 % interval; None: it is declared. ``blind``: by what factor more trainings are needed at most, however
-    many run at once: what random search needs.
+    many run at once: what random search needs. ``generation``: trainings of a generation, where the search fixes them
+    and waits for each; crowding does not count then; 0: it does not. ``beside_s``: of each training, whatever its steps
+    take: its processes, its data, its report.
     """
 
     runs: int
@@ -58,13 +65,15 @@ class SearchModel:
     kept: float = 1.0
     crowding_within: tuple[float, float] | None = None
     blind: float = math.inf
+    generation: int = 0
+    beside_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.runs < 1 or self.base_batch < 1 or not 0 < self.steps < math.inf:
             raise ValueError(f"a search has trainings, steps and samples, not {self}")
-        others = (self.noise_scale, self.crowding, self.variation, *(self.crowding_within or ()))
-        if not all(0 <= each < math.inf for each in others):
-            raise ValueError(f"noise scale, crowding and variation are not negative, not {self}")
+        others = (self.noise_scale, self.crowding, self.variation, self.generation, self.beside_s)
+        if not all(0 <= each < math.inf for each in (*others, *(self.crowding_within or ()))):
+            raise ValueError(f"noise scale, crowding, variation and what is beside are not negative, not {self}")
         if not self.blind >= 1:
             raise ValueError(f"random search needs no fewer trainings, not {self}")
         if not 0 < self.kept <= 1:
@@ -72,10 +81,15 @@ class SearchModel:
 
     def needed(self, width: Floats) -> Floats:
         """Trainings in all, where ``width`` of them run at once."""
+        if self.generation:
+            return np.full(np.shape(width), float(self.runs))
         return np.asarray(self.runs * np.minimum(1 + self.crowding * (width - 1), self.blind), dtype=np.float64)
 
     def rounds(self, width: Floats) -> Floats:
         """How many trainings, of mean length, follow one another where ``width`` of them run at once."""
+        if self.generation:
+            generations, rest = divmod(self.runs, self.generation)
+            return np.asarray(generations * self._waited(self.generation, width) + self._waited(rest, width))
         needed = self.needed(width)
         whole = np.ceil(needed / width)
         if not self.variation:
@@ -87,6 +101,14 @@ class SearchModel:
             return np.asarray(whole * longest, dtype=np.float64)
         # All are busy until the last begins; then the longest of those that run is waited for.
         return np.asarray(needed / at_once - 1 + longest, dtype=np.float64)
+
+    def _waited(self, trainings: int, width: Floats) -> Floats:
+        """Rounds of so many ``trainings``, all of which are waited for; until then whoever is done is replaced."""
+        at_once = np.minimum(width, max(trainings, 1))
+        if not self.variation or not trainings:
+            return np.asarray(np.ceil(trainings / at_once), dtype=np.float64)
+        longest = np.array([longest_of(float(size), self.variation) for size in at_once])
+        return np.asarray(trainings / at_once - 1 + longest, dtype=np.float64)
 
     def spread(self, width: Floats) -> Floats:
         """The standard deviation of the logarithm of ``rounds``, as far as crowding is not known."""
@@ -101,7 +123,11 @@ class SearchModel:
 
     def seconds(self, width: Floats, batch: Floats, step_s: Floats) -> Floats:
         """Until the search is done."""
-        return self.kept * self.rounds(width) * self.steps_of(batch) * step_s
+        return self.rounds(width) * self.training_s(batch, step_s)
+
+    def training_s(self, batch: Floats, step_s: Floats) -> Floats:
+        """Of one training, in the mean."""
+        return self.kept * self.steps_of(batch) * step_s + self.beside_s
 
 
 @lru_cache(maxsize=4096)

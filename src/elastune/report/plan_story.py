@@ -166,11 +166,17 @@ def _searched(search: Found) -> str:
         crowding += (
             f" ({within[0]:.1%} to {within[1]:.1%}, up to {number(search['blind'])} x as many: simulated studies)"
         )
+    elif not search["crowding"]:
+        crowding = "trainings at once cost no further ones"
     else:
         crowding += ", as told"
     rounds = "generation by generation" if search["generations"] else "whoever is done is replaced at once"
+    if search.get("generation"):
+        rounds = f"generations of {search['generation']}, each waited for"
     kept = "" if search["kept"] == 1 else f"; early stopping leaves {search['kept']:.0%} of steps (simulated studies)"
-    return f"search (modelled): {crowding}; lengths vary by {search['variation']:.0%}, {rounds}{kept}"
+    beside = search.get("beside_s") or 0.0
+    start = f"; a training takes {duration(beside)} beside its steps, as measured here" if beside else ""
+    return f"search (modelled): {crowding}; lengths vary by {search['variation']:.0%}, {rounds}{kept}{start}"
 
 
 def _span(of: Found) -> str:

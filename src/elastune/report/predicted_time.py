@@ -40,14 +40,14 @@ def run_prediction(made: PlanMade, run: RunStory) -> tuple[str, ...]:
 
 
 def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """One sentence for each way in which a study's trials ran.
+    """For each way in which a study's trials ran their step, and a whole training, predicted and measured; then all.
 
     Raises:
         UserError: For a plan of another program.
     """
     _check(made, program)
     started: dict[int, TrialStarted] = {}
-    alike: dict[tuple[str, Any], list[float]] = defaultdict(list)
+    alike: dict[tuple[str, Any], list[TrialFinished]] = defaultdict(list)
     first: dict[tuple[str, Any], TrialStarted] = {}
     for entry in entries:
         match entry.record:
@@ -56,9 +56,19 @@ def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) 
             case TrialFinished(trial=trial, run=run) if run is not None and run.step_s is not None:
                 begun = started[trial]
                 key = repr(sorted(begun.means.items())), begun.config.get(BATCH)
-                alike[key].append(run.step_s)
+                alike[key].append(entry.record)
                 first.setdefault(key, begun)
-    told = (_told(made, Means.from_json(first[key].means), first[key].config, steps) for key, steps in alike.items())
+    told, whole = list[str](), list[tuple[float, float]]()
+    for key, ended in alike.items():
+        means, config = Means.from_json(first[key].means), first[key].config
+        steps = [one.run.step_s for one in ended if one.run is not None and one.run.step_s is not None]
+        words, took = _trainings(made, means, config, ended)
+        told.append(_told(made, means, config, steps) + words)
+        whole += took
+    if len(told) > 1 and whole:
+        predicted, measured = (sum(each) for each in zip(*whole, strict=True))
+        of = f"All {count(len(whole), 'training')} that the model speaks of, one after another: {duration(measured)}"
+        told.append(f"{of} measured, {duration(predicted)} (modelled): error {predicted / measured - 1:+.1%}.")
     return tuple(told) or ("No trial has a step time yet.",)
 
 
@@ -77,13 +87,41 @@ def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     micro = min(means.micro_batch or batch, math.ceil(batch / mesh.batch))
     columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
-    work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"])
+    known = {name: size[name] for name in ("whole_flops", "tensor_sums", "summed_bytes") if name in size}
+    work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)
     return float(seconds(np.array([made.constants[name] for name in CONSTANTS]), work, splits)[0])
 
 
-def _told(made: PlanMade, means: Means, config: Mapping[str, Any], steps: Sequence[float]) -> str:
+def _trainings(
+    made: PlanMade, means: Means, config: Mapping[str, Any], ended: Sequence[TrialFinished]
+) -> tuple[str, list[tuple[float, float]]]:
+    """A sentence of whole trainings that ran alike, and each one's seconds, predicted and measured.
+
+    A plan of before it told what a training takes beside its steps says nothing of that.
+    """
+    step_s = predicted_step(made, means, _batch(made, config))
+    beside_s = made.found.get("search", {}).get("beside_s")
+    if step_s is None or beside_s is None:
+        return "", []
+    took = [
+        (one.run.steps * step_s + beside_s, one.seconds) for one in ended if one.run is not None and one.seconds > 0
+    ]
+    if not took:
+        return "", []
+    predicted, measured = (median(each) for each in zip(*took, strict=True))
+    words = (
+        f" A training took {duration(measured)} from its start to its end, the plan's model says {duration(predicted)}"
+    )
+    return f"{words} (modelled): error {predicted / measured - 1:+.1%}.", took
+
+
+def _batch(made: PlanMade, config: Mapping[str, Any]) -> int:
     chosen = config.get(BATCH)
-    batch = chosen if isinstance(chosen, int) else int(made.found["size"]["batch_size"])
+    return chosen if isinstance(chosen, int) else int(made.found["size"]["batch_size"])
+
+
+def _told(made: PlanMade, means: Means, config: Mapping[str, Any], steps: Sequence[float]) -> str:
+    batch = _batch(made, config)
     predicted, measured = predicted_step(made, means, batch), median(steps)
     on = f"{means.mechanism}, {means.first_mesh if means.mesh else Mesh(data=means.workers)}, {means.mode}"
     of = f"{on}, batch {batch}: a step was measured at {duration(measured)}"

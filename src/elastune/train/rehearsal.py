@@ -27,6 +27,7 @@ from elastune.train.program.causes import cause_of
 from elastune.train.program.guest import as_guest
 from elastune.train.program.load import LoadedProgram, merge
 from elastune.train.several import Prepared
+from elastune.train.tensor_parts import PartsFound, TensorParts
 
 SAMPLES = (4, 2)  # of a pass, at most: what grows with them is told from what does not
 
@@ -50,6 +51,9 @@ class ProgramSize:
         layers: Of the chain that a pipeline cuts; 1 where it cannot be followed.
         divided: The share of parameters in layers that ``tensor`` divides.
         fake: Whether no memory was taken for it.
+        whole_flops: The part of ``flops`` that ``tensor`` does not divide.
+        tensor_sums: How many sums there are along ``tensor`` in one pass, forward and backward; None: not known.
+        summed_bytes: Of one sample: what these sum.
     """
 
     samples: int
@@ -65,6 +69,9 @@ class ProgramSize:
     layers: int
     divided: float
     fake: bool
+    whole_flops: float = 0.0
+    tensor_sums: int | None = None
+    summed_bytes: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -139,6 +146,7 @@ class Rehearsal:
         assert self._optimizer is not None
         assert self._counted is not None
         counted, kept = self._counted, sum(self._counted.kept.values())
+        parts = counted.parts
         loss.backward()
         counted.end()
         self._optimizer.step()
@@ -157,6 +165,9 @@ class Rehearsal:
             layers=_layers(model),
             divided=_divided(model),
             fake=False,
+            whole_flops=counted.flops / self._taken * parts.whole,
+            tensor_sums=parts.sums,
+            summed_bytes=parts.summed_bytes / self._taken,
         )
         raise Rehearsed
 
@@ -225,11 +236,17 @@ class _Counted:
         self._counter = FlopCounterMode(display=False)
         self._modes = ExitStack()
         self._parameters = list(model.parameters())
+        self._tensor = TensorParts(model, self._counter.get_total_flops)
+
+    @property
+    def parts(self) -> PartsFound:
+        """What ``tensor`` would make of the forward pass that has been."""
+        return self._tensor.found
 
     def __enter__(self) -> _Counted:
         self._modes.enter_context(self._counter)
         self._modes.enter_context(self.live)
-        for handle in self.live.watch(self._parameters):
+        for handle in (*self.live.watch(self._parameters), *self._tensor.watch()):
             self._modes.callback(handle.remove)
         self._modes.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept))
         return self

@@ -59,6 +59,18 @@ def test_tensor_divides_arithmetic_and_adds_four_ring_sums_a_block() -> None:
     assert told["tensor"][0] == pytest.approx(8 * 4 * 4 * (2 * 3 / 4))  # passes, blocks, sums, a ring's share of 1 byte
 
 
+def test_what_tensor_leaves_whole_every_worker_does() -> None:
+    assert one(constants(flop_s=1.0), splits(tensor=4), work(whole_flops=0.6)) == pytest.approx(8 * 4 * (0.4 / 4 + 0.6))
+
+
+def test_sums_along_tensor_are_as_many_and_as_large_as_the_program_has() -> None:
+    of = work(tensor_sums=0.5, summed_bytes=3.0)
+    assert parts(constants(tensor_byte_s=1.0), of, splits(tensor=4))["tensor"][0] == pytest.approx(
+        8 * 4 * 3 * 2 * 3 / 4
+    )
+    assert parts(constants(tensor_sum_s=1.0), of, splits(tensor=4))["tensor"][0] == pytest.approx(8 * 4 * 0.5 * 2 * 3)
+
+
 def test_what_is_launched_takes_no_less_however_little_it_computes() -> None:
     c = constants(flop_s=1e-6, launch_s=2.0)
     assert one(c, splits(tensor=4)) == pytest.approx(one(c, splits())) == pytest.approx(8 * 4 * 2)

@@ -43,6 +43,10 @@ def plan(
     generations: Annotated[
         bool, typer.Option("--generations", help="The search waits for all of a round, as a genetic one does.")
     ] = False,
+    sampler: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="What proposes: random, grid, genetic (as in tune); others count as TPE."),
+    ] = "auto",
     stopping: Annotated[str, typer.Option(metavar="NAME", help="What ends trainings early: none or asha.")] = "none",
     mesh: Annotated[
         str | None, typer.Option(metavar="AXIS=N,...", help="Look at this mesh of a training alone.")
@@ -113,6 +117,7 @@ def plan(
         crowding=crowding,
         variation=variation,
         generations=generations,
+        sampler=sampler,
         stopping=cast("Stopping", stopping),
         mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,

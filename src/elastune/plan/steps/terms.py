@@ -16,7 +16,6 @@ import numpy as np
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.work import Floats, StepWork
 
-TENSOR_SUMS = 4  # of one block and pass: two forward, two backward (Shoeybi et al., "Megatron-LM", 2019)
 SHARPNESS = 4.0  # of the passage from launching to computing: the norm that joins both
 
 
@@ -67,14 +66,14 @@ def parts(constants: Floats, work: StepWork, splits: StepSplits) -> dict[str, Fl
     c = dict(zip(CONSTANTS, constants, strict=True))
     micro, tensor, stages, passes = splits.micro, splits.tensor, splits.pipeline, splits.passes
     computing = micro * (
-        work.block_flops / tensor * c["flop_s"]
+        ((work.block_flops - work.whole_flops) / tensor + work.whole_flops) * c["flop_s"]
         + work.split_bytes / tensor * c["split_byte_s"]
         + work.boundary_bytes * c["whole_byte_s"]
     )
     far = np.where(tensor > splits.per_node, c["across_byte_s"], c["tensor_byte_s"])
     first = np.where(tensor > splits.per_node, c["across_hop_s"], c["tensor_sum_s"])
-    hops = TENSOR_SUMS * 2 * (tensor - 1)
-    meeting, moving = hops * first, hops * micro * work.boundary_bytes / tensor * far
+    hops = 2 * (tensor - 1)
+    meeting, moving = work.tensor_sums * hops * first, hops * micro * work.summed_bytes / tensor * far
     busy = computing + moving
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch

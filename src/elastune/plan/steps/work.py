@@ -7,13 +7,14 @@ block's). Every field is a number or an array with one entry a plan, so that pla
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 HALF = 2  # bytes of a number
+TENSOR_SUMS = 4  # of one block and pass: two forward, two backward (Shoeybi et al., "Megatron-LM", 2019)
 PASSES = 3  # a backward pass has twice the arithmetic of the forward pass
 
 
@@ -29,6 +30,9 @@ class StepWork:
         block_bytes: Gradients of one block's parameters, as they are summed; not of a sample.
         edge_flops: Arithmetic of the last edge.
         edge_bytes: Gradients of one edge's parameters; not of a sample.
+        whole_flops: That part of ``block_flops`` which ``tensor`` does not divide.
+        tensor_sums: Of one block along ``tensor``, forward and backward; not of a sample.
+        summed_bytes: What all of these sum; None: one tensor between two blocks each.
     """
 
     blocks: Floats
@@ -38,14 +42,22 @@ class StepWork:
     block_bytes: Floats
     edge_flops: Floats
     edge_bytes: Floats
+    whole_flops: Floats = 0.0  # type: ignore[assignment]  # an array once it is made
+    tensor_sums: Floats = TENSOR_SUMS  # type: ignore[assignment]
+    summed_bytes: Floats = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        told: Any = self
+        if told.summed_bytes is None:
+            object.__setattr__(self, "summed_bytes", np.multiply(self.tensor_sums, self.boundary_bytes))
         for field in fields(self):
             values = np.asarray(getattr(self, field.name), dtype=np.float64)
             object.__setattr__(self, field.name, values)
             low = 1.0 if field.name == "blocks" else 0.0
             if not (np.isfinite(values).all() and (values >= low).all()):
                 raise ValueError(f"{field.name} of a model are finite and at least {low:g}")
+        if (self.whole_flops > self.block_flops * (1 + 1e-9)).any():
+            raise ValueError("whole_flops of a model are a part of block_flops")
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
         """Of some plans alone; what is one number for all plans stays one."""
@@ -83,7 +95,22 @@ def transformer(
     )
 
 
-def chain_of(layers: float, flops: float, kept_bytes: float, gradient_bytes: float) -> StepWork:
-    """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients."""
+def chain_of(
+    layers: float,
+    flops: float,
+    kept_bytes: float,
+    gradient_bytes: float,
+    *,
+    whole_flops: float = 0.0,
+    tensor_sums: float | None = None,
+    summed_bytes: float = 0.0,
+) -> StepWork:
+    """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients.
+
+    ``tensor_sums``: how many there are in a pass, of ``summed_bytes``; None: as many as a transformer's blocks have.
+    """
     each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
-    return StepWork(*(np.array(float(told)) for told in (layers, *each, 0.0, 0.0)))
+    told = [np.array(float(one)) for one in (layers, *each, 0.0, 0.0, whole_flops / layers)]
+    if tensor_sums is not None:
+        told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
+    return StepWork(*told)

@@ -1,0 +1,160 @@
+"""Searches of ``combined.py`` on hosts that are network namespaces of this machine, and what came of them."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from combined_rows import Found, Row
+from genetic_replay import Search, Table, Training, rules
+
+from elastune.cluster.agents.token import make_token
+from elastune.cluster.hosts import HostsCluster
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import run_job
+from elastune.journal.reader import read
+from elastune.journal.records import TrialFinished, TrialStarted
+from elastune.study.request import StudyRequest
+from elastune.study.run import tune
+from elastune.testing.agent_runs import ELASTUNE
+from elastune.testing.hosts import Host, Network
+from elastune.train.machine import cores
+
+BURST = "512k"
+GATHER_S = 120.0
+JOURNAL, INTERRUPTED = "journal.jsonl", "interrupted"
+
+
+class Hosts:
+    """``count`` hosts with a worker each, whose links let ``link`` through. A context manager."""
+
+    def __init__(self, count: int, link: str, folder: Path) -> None:
+        self.count, self._link, self._folder, self._runs = count, link, folder, 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            network = stack.enter_context(Network(self.count))
+            token = make_token(self._folder / "token")
+            self.cluster = stack.enter_context(HostsCluster(network.address, 0, token, grows=False))
+            for at, host in enumerate(network.hosts):
+                host.slow(self._link, BURST)
+                join = f"{network.address}:{self.cluster.launcher.port}"
+                words = ["--join", join, "--token-file", str(self._folder / "token"), "--workers", "1"]
+                command = host.space.command(*ELASTUNE, "agent", *words, "--name", f"host{at}")
+                said = stack.enter_context((self._folder / f"agent{at}").open("wb"))
+                agent = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+                stack.callback(_end, host, agent)
+            self.cluster.gather(self.count, GATHER_S)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def single(self, program: Program, config: Mapping[str, Any], means: Means) -> Found:
+        """One training alone: seconds from its start to its end, processes' and judging included."""
+        self.cluster.gather(means.workers, GATHER_S)
+        began = time.monotonic()
+        spec = RunSpec(program, self._next(), config=config, means=means, checkpoint_every_steps=0)
+        done = run_job(spec, cluster=self.cluster)
+        taken = time.monotonic() - began
+        if done.stopped in ("requested", "notice"):
+            raise KeyboardInterrupt
+        shutil.rmtree(spec.out, ignore_errors=True)
+        return {"seconds": round(taken, 4), "step_s": done.step_s, "accuracy": done.metrics["accuracy"]}
+
+    def search(
+        self,
+        program: Program,
+        config: Mapping[str, Any],
+        means: Means,
+        row: Row,
+        how: tuple[Search, Table, float, int],
+        seed: int,
+    ) -> Found:
+        """One search to its end. ``how``: who proposes, out of what space, the target, trainings at most."""
+        search, table, target, most = how
+        self.cluster.gather(row.nodes, GATHER_S)
+        asked = StudyRequest(
+            program, self._next(), config=dict(config), workers=row.nodes, means=means, seed=seed, trials=most,
+            **rules(search, target, None),
+        )  # fmt: skip
+        if tune(asked, space=table.space, cluster=self.cluster).ending == INTERRUPTED:
+            raise KeyboardInterrupt
+        found = course(asked.out / JOURNAL, table, target, row.nodes)
+        shutil.rmtree(asked.out, ignore_errors=True)
+        return {"row": row.key, "seed": seed, **found}
+
+    def _next(self) -> Path:
+        self._runs += 1
+        return self._folder / f"run-{self._runs}"
+
+
+def course(journal: Path, table: Table, target: float, workers: int) -> Found:
+    """How a search went, by its journal: until the first training that reached the target, or the last that ended.
+
+    ``runs``: begun by then. ``training_s``: the median from beginning to end of those that ended, processes' start and
+    judging included. ``cores_busy``: the share of this machine's cores that ``workers`` of them took while they
+    trained. ``unlike``: trainings that reached another accuracy than the table has for them.
+    """
+    begun: dict[int, float] = {}
+    params: dict[int, Mapping[str, Any]] = {}
+    ended, busy, best, unlike = list[float](), list[float](), 0.0, 0
+    until, reached = 0.0, False
+    for entry in read(journal):
+        record = entry.record
+        if isinstance(record, TrialStarted):
+            begun[record.trial], params[record.trial] = entry.at, record.params
+        elif isinstance(record, TrialFinished) and record.state == "complete" and not reached:
+            accuracy, metrics = record.values["accuracy"], record.metrics
+            best, until, reached = max(best, accuracy), entry.at, accuracy >= target
+            ended.append(entry.at - begun[record.trial])
+            busy.append(workers * metrics["cpu_seconds"] / metrics["train_seconds"])
+            unlike += accuracy != table.trainings[table.key(params[record.trial])].accuracy
+    first = min(begun.values())
+    return {
+        "seconds": round(until - first, 4),
+        "runs": sum(at <= until for at in begun.values()),
+        "ended": len(ended),
+        "reached": reached,
+        "accuracy": best,
+        "training_s": round(statistics.median(ended), 4),
+        "cores_busy": round(statistics.median(busy) / cores(), 4),
+        "unlike": unlike,
+    }
+
+
+def table_of(program: Program, config: Mapping[str, Any], table: Table, workers: int) -> Table:
+    """``table`` with what every configuration reaches, each trained once here, at this machine's own speed."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        asked = StudyRequest(
+            program, Path(folder) / "table", config=dict(config), workers=workers, sampler="grid",
+            trials=len(table.keys), means=Means(mode="fast"),
+        )  # fmt: skip
+        if tune(asked, space=table.space).ending == INTERRUPTED:
+            raise KeyboardInterrupt
+        keys = {}
+        for entry in read(asked.out / JOURNAL):
+            record = entry.record
+            if isinstance(record, TrialStarted):
+                keys[record.trial] = table.key(record.params)
+            elif isinstance(record, TrialFinished):
+                accuracy = record.values.get("accuracy", 0.0)
+                found[keys[record.trial]] = Training(accuracy, accuracy, 1.0)
+    return Table(table.genes, found)
+
+
+def _end(host: Host, agent: subprocess.Popen[bytes]) -> None:
+    host.kill()
+    agent.wait()
