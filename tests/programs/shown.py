@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import elastune
 
 views = {"first": [0], "second": [1], "noise": [2]}
-config = {"inputs": list(views), "lr": 0.3, "epochs": 3, "seed": 0, **CONFIG}
+config = {"inputs": list(views), "lr": 0.3, "epochs": 3, "seed": 0, "fails": "", **CONFIG}
 objectives = {"accuracy": "max"}
 
 
@@ -40,6 +40,8 @@ def evaluated(session, model, data):
 
 def train(session) -> None:
     config = session.config
+    if config["fails"] in config["inputs"]:
+        raise RuntimeError("as it was asked to")
     model = build(config)
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=config["lr"]))
     for _ in session.epochs(config["epochs"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,6 +78,21 @@ def test_what_is_lacking_is_trained_once_and_told_by_view(
     assert sorted(trial.number for trial in resumed.trials if trial.phase == "search") == [0, 1, 8]
 
 
+def test_one_that_failed_is_told_and_not_tried_again(
+    cluster: LocalCluster, tmp_path: Path, command_here: Callable[..., Any]
+) -> None:
+    asked = StudyRequest(Program(PROGRAM), tmp_path / "out", sampler="random", trials=1, keep="all")
+    config: dict[str, Any] = {"fails": "second"}
+    tune(replace(asked, config=config), space=lambda trial: {"inputs": ["first", "noise"]}, cluster=cluster)
+    for _ in range(2):
+        said = command_here("ensemble", asked.out, "--vary", "inputs=first,second")
+        assert said.code == 0
+        assert "trial 2 (inputs=['second']) failed: " in said.err
+        assert "as it was asked to" in said.err
+        assert len(begun(asked.out, "member")) == 2
+        assert "inputs first: left out" in said.out
+
+
 def test_workers_flow_among_them(study: Path, cluster: LocalCluster) -> None:
     """Nobody else wants them."""
     found = elastune.train_members(study, {"seed": [0, 1]}, workers=2, trial_workers=(1, 2), cluster=cluster)
@@ -95,7 +111,7 @@ def test_workers_flow_among_them(study: Path, cluster: LocalCluster) -> None:
         ("inputs=first,", "a view is one that the program names"),
         ("inputs=first+first,second", "a list of views, each once"),
         ("inputs", "--vary is SETTING=VALUE,VALUE"),
-        ("shown=first,second", "a setting in the program's config.*'shown'.*name one of epochs, inputs"),
+        ("shown=first,second", "a setting in the program's config.*'shown'.*name one of epochs, fails, inputs"),
         ("seed=1", "differ in two values"),
         (f"seed={','.join(map(str, range(1001)))}", "at most 1000 combinations"),
     ],
@@ -103,8 +119,6 @@ def test_workers_flow_among_them(study: Path, cluster: LocalCluster) -> None:
 def test_what_cannot_vary_is_told_in_one_line(
     searched: Path, vary: str, words: str, command_here: Callable[..., Any]
 ) -> None:
-    import re
-
     assert re.search(words, command_here("ensemble", searched, "--vary", vary).line)
 
 

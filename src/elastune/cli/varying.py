@@ -13,6 +13,7 @@ from elastune.cli.clusters import ClusterOptions
 from elastune.cli.output import print_error
 from elastune.cli.setup import use_data
 from elastune.core.errors import UserError
+from elastune.core.text import plain
 
 _FIX = "such as --vary inputs=temperature,pressure+humidity"
 
@@ -63,6 +64,10 @@ class Varying:
                 cluster=where.request(),
                 observe=progress.observe,
             )
+        for trial in found.trials:
+            if trial.phase == "member" and trial.state == "infeasible":
+                settings = ", ".join(f"{name}={trial.config.get(name)}" for name in vary)
+                print_error(f"trial {trial.number} ({plain(settings, 200)}) failed: {plain(trial.reason, 200)}")
         if found.ending == "interrupted":
             print_error("interrupted; the same command goes on")
         return found.ending != "interrupted"
