@@ -9,6 +9,8 @@ epoch, by a validation set; it counts after which epoch that is first reached. T
 
 - *given tree*, *learnt tree*: a gate for 3 groups of classes, then one part a group from the gate's weights, joined by
   ``elastune.join``. The learnt tree comes of what a flat model of one epoch confuses, whose training is counted.
+- *deeper tree*: the same model's confusions cut into 2 groups and these into 5, ``elastune.train_tree``: each node from
+  the weights of the one above, all for as many epochs as three levels leave, the root for what is left then.
 - *regions*: two parts see one half of each image; *samples*: two parts see one half of the training images each;
   ``elastune.stacked_parts`` puts a head over them, trained by the quarter of the images that the parts have not seen.
 
@@ -68,6 +70,7 @@ WORKERS = 2
 FRESH = ("head.*",)
 TREES = {"fashion": [[0, 2, 3, 4, 6], [5, 7, 9], [1, 8]], "digits": [[0, 6, 5], [1, 7, 4, 9], [2, 3, 8]]}
 """Given: tops, shoes, and what is neither; digits that look alike."""
+DEEPER = (2, 5)  # groups of classes on each level
 UNEQUAL = 0.05  # of compute
 HEADS_SHARE = 4  # the head over parts is trained by one in so many of the images
 
@@ -200,6 +203,30 @@ def by_tree(flat: Flat, name: str, tree: ClassTree, before: tuple[int, float], g
     return flat.row(model, spent + epochs * per_epoch, before[1] + gate_s + parts_s)
 
 
+def by_deeper_tree(flat: Flat, tree: ClassTree, before: tuple[int, float]) -> dict[str, float]:
+    """A model for each node, from the weights of the one above. ``before``: as of ``by_tree``."""
+    config, examples = {**flat.config, "tree": tree.to_json()}, flat.data.test.tensors[0][:1]
+    labels = flat.data.train.tensors[1]
+    per_epoch = {
+        node: len(tree.rows(labels, node)) * multiplications(build({**config, "node": node}), examples) * TRAINED
+        for node in tree.nodes()
+    }
+    left, root = flat.compute - before[0], per_epoch[""]
+    epochs = max(1, int(left / sum(per_epoch.values())))
+    below = epochs * (sum(per_epoch.values()) - root)
+    root_epochs = max(1, round((left - below) / root))
+    settings = {name: value for name, value in config.items() if name not in ("tree", "node")}
+    settings |= {"epochs": epochs, "root_epochs": root_epochs}
+    found = elastune.train_tree(
+        PROGRAM.path, tree, flat.place.folder / "deeper", fresh=FRESH, config=settings, workers=WORKERS, means=MEANS,
+        cluster=flat.place.cluster,
+    )  # fmt: skip
+    assert len(found.complete) == len(tree.nodes()), f"{found.out}: a training has failed"
+    model = elastune.join(found, found, build, tree)
+    seconds = before[1] + sum(trial.worker_seconds for trial in found.complete)
+    return flat.row(model, before[0] + below + root_epochs * root, seconds)
+
+
 def by_parts(flat: Flat, split: str) -> dict[str, float]:
     """Two parts in parallel, and a head over them by the images that they have not seen, for what compute is left."""
     kept = flat.size.train // HEADS_SHARE
@@ -230,6 +257,7 @@ def beside_flat(seed: int, size: Size, place: Place) -> tuple[dict[str, dict[str
     tree = learn_classes(short, 3).tree
     before = flat.size.train * flat.multiplications * TRAINED, short_s
     found["learnt tree"] = by_tree(flat, "learnt", tree, before, max(1, half - 1))
+    found["deeper tree"] = by_deeper_tree(flat, learn_classes(short, DEEPER).tree, before)
     for split in ("regions", "samples"):
         found[split] = by_parts(flat, split)
     return found, tree.to_json()

@@ -20,6 +20,8 @@ config = {
     "classes": [],  # of these alone, renumbered; []: all
     "tree": [],  # groups of classes
     "group": -1,  # of the tree: a part; -1 with a tree: the gate
+    "node": "",  # of a deeper tree: its name
+    "root_epochs": 0,  # of a deeper tree's root; 0: as all
     "split": "",  # "regions" or "samples": a part of either
     "part": 0,
     "stack": "",  # the folder of a study of such parts: train a head over them
@@ -54,9 +56,13 @@ class Net(nn.Module):
         return self.head(self.trunk(x))
 
 
+def node_of(config) -> str:
+    return config["node"] or ("" if config["group"] < 0 else str(config["group"]))
+
+
 def outputs_of(config) -> int:
     if config["tree"]:
-        return len(config["tree"]) if config["group"] < 0 else len(config["tree"][config["group"]])
+        return elastune.class_tree(config["tree"]).outputs(node_of(config))
     return len(config["classes"]) or 10
 
 
@@ -70,11 +76,9 @@ def labelled(data: TensorDataset, config) -> TensorDataset:
     """With the labels of the role, and those samples alone that have one."""
     x, y = data.tensors
     if config["tree"]:
-        tree = elastune.class_tree(config["tree"])
-        if config["group"] < 0:
-            return TensorDataset(x, tree.coarse(y))
-        rows = tree.rows(y, config["group"])
-        return TensorDataset(x[rows], tree.within(y[rows]))
+        tree, node = elastune.class_tree(config["tree"]), node_of(config)
+        rows = tree.rows(y, node)
+        return TensorDataset(x[rows], tree.labels(y[rows], node))
     if config["classes"]:
         places = torch.full((10,), -1)
         places[config["classes"]] = torch.arange(len(config["classes"]))
@@ -121,7 +125,8 @@ def train(session) -> None:
     model = model_of(config, data.train.tensors[0][:1])
     trained = [p for p in model.parameters() if p.requires_grad]
     model, optimizer = session.prepare(model, torch.optim.SGD(trained, lr=config["lr"], momentum=0.9))
-    for _ in session.epochs(config["epochs"]):
+    root = config["root_epochs"] if config["tree"] and not node_of(config) else 0
+    for _ in session.epochs(root or config["epochs"]):
         for x, y in session.batches(data.train, batch_size=config["batch_size"]):
             session.backward(F.cross_entropy(model(view(config, x)), y))
             optimizer.step()

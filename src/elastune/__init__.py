@@ -35,17 +35,24 @@ if TYPE_CHECKING:
     from elastune.recipes.sync_space import suggest_sync as suggest_sync
     from elastune.report.explain import explain as explain
     from elastune.reuse.class_tree import class_tree as class_tree
+    from elastune.reuse.composed import composed_of as composed_of
+    from elastune.reuse.composed import judge_model as judge_model
+    from elastune.reuse.composed_file import load_composed as load_composed
+    from elastune.reuse.composed_file import save_composed as save_composed
     from elastune.reuse.ensemble import Ensemble as Ensemble
     from elastune.reuse.ensemble import ensemble as ensemble
     from elastune.reuse.ensemble_file import load_ensemble as load_ensemble
     from elastune.reuse.ensemble_file import save_ensemble as save_ensemble
     from elastune.reuse.joined import join as join
     from elastune.reuse.learn_classes import learn_classes as learn_classes
+    from elastune.reuse.members import train_members as train_members
     from elastune.reuse.predict import predict as predict
     from elastune.reuse.record import record_asset as record_asset
     from elastune.reuse.soup import soup as soup
     from elastune.reuse.stacked import stacked_parts as stacked_parts
     from elastune.reuse.transfer import rank_sources as rank_sources
+    from elastune.reuse.tree_study import train_tree as train_tree
+    from elastune.reuse.view import InputView as InputView
     from elastune.study.api import run as run
     from elastune.study.api import tune as tune
     from elastune.study.results.study import Study as Study
@@ -75,10 +82,17 @@ _HOMES = {
     "record_asset": "reuse.record",
     "class_tree": "reuse.class_tree",
     "join": "reuse.joined",
+    "composed_of": "reuse.composed",
+    "judge_model": "reuse.composed",
+    "load_composed": "reuse.composed_file",
+    "save_composed": "reuse.composed_file",
     "learn_classes": "reuse.learn_classes",
     "soup": "reuse.soup",
     "stacked_parts": "reuse.stacked",
     "rank_sources": "reuse.transfer",
+    "train_members": "reuse.members",
+    "train_tree": "reuse.tree_study",
+    "InputView": "reuse.view",
     "tune": "study.api",
     "suggest_batch": "recipes.spaces",
     "suggest_means": "recipes.means_space",

@@ -25,3 +25,16 @@ def test_the_recurrent_network_reads_digits_alike_on_one_and_two_workers(
     one, two = trained(1), trained(2)
     assert one["metrics"]["accuracy"] > 0.9
     assert one["sha256"] == two["sha256"]
+
+
+def test_an_ensemble_tells_what_each_view_of_its_inputs_is_worth(
+    tmp_path: Path, command_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    out = tmp_path / "study"
+    tuned = command_here("tune", "examples/views.py", "--trials", "1", "--keep", "all", "--epochs", "4", "--out", out)
+    assert tuned.code == 0, tuned.err
+    asked = ("ensemble", out, "--vary", "inputs=pressure,body+blood", "--workers", "2", "--method", "uniform", "--json")
+    told = command_here(*asked).json
+    assert {one["value"]: len(one["trials"]) for one in told["settings"]} == {"body": 2, "pressure": 2, "blood": 2}
+    assert told["test"]["rows"] == 110

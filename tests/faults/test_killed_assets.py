@@ -16,8 +16,9 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program
 from elastune.core.start_from import StartFrom
 from elastune.journal.reader import read
-from elastune.journal.records import ArtifactKept, TrialFinished, TrialReported
+from elastune.journal.records import ArtifactKept, TrialFinished, TrialReported, TrialStarted
 from elastune.journal.trials import fold
+from elastune.reuse.members import train_members
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 from elastune.train.checkpoints.tree import fingerprint
@@ -96,3 +97,70 @@ def test_artifacts_are_those_of_a_study_that_nobody_disturbed(
         x, y = points(200, 5).tensors
         assert float((models[0](x).argmax(1) == y).double().mean()) > 0.9
         assert torch.equal(models[0](x), models[1](x))
+
+
+def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, controller, until, all_gone) -> None:
+    """Those of views, of two workers each; the same call again makes of them what an undisturbed one does."""
+    vary = {"inputs": ["first", "second"]}
+
+    def searched(name: str, go: Path | str, killed: Path | str) -> Path:
+        asked = StudyRequest(Program(PROGRAMS / "shown.py"), tmp_path / name, trials=1, workers=2, sampler="random")
+        config = {"until": str(go), "killed": str(killed)}
+        tune(replace(asked, means=Means(workers=2), config=config, keep="best"), cluster=cluster)
+        return asked.out
+
+    whole = searched("whole", "", "")
+    train_members(whole, vary, cluster=cluster)
+    go, killed = tmp_path / "go", tmp_path / "killed"
+    go.touch()
+    killed.touch()
+    out = searched("out", go, killed)
+    go.unlink()
+    killed.unlink()
+    running = controller(lambda: train_members(out, vary))
+    until(lambda: killed.exists() and told(out, TrialStarted) == 2)
+    family = running.family()
+    running.signal(signal.SIGKILL)
+    assert running.end() == -9
+    all_gone(family)
+    assert told(out, TrialFinished) == 1, "something was left to do"
+    go.touch()
+    found = train_members(out, vary, cluster=cluster)
+    assert [trial.config["inputs"] for trial in found.trials[1:]] == [["first"], ["second"]]
+    assert artifacts(out) == artifacts(whole)
+    assert told(out, TrialStarted) == 3
+    assert len(artifacts(out)) == 3
+    train_members(out, vary, cluster=cluster)
+    assert told(out, TrialStarted) == 3, "nothing is lacking"
+
+
+def test_a_tree_that_was_cut_off_goes_on(cluster: LocalCluster, tmp_path: Path, controller, until, all_gone) -> None:
+    """In its middle: the root is trained, a node below it runs and has lost a worker."""
+    tree, file = elastune.class_tree([[[0, 1], [2, 3]], [4], [5]]), PROGRAMS / "nodes.py"
+    out, go, killed = tmp_path / "out", tmp_path / "go", tmp_path / "killed"
+    ordinary: dict[str, Any] = {"workers": 2, "means": Means(workers=2), "fresh": ["2.*"]}
+    whole = elastune.train_tree(file, tree, tmp_path / "whole", config={"epochs": 2}, cluster=cluster, **ordinary)
+    assert [trial.config["node"] for trial in whole.trials[:2]] == ["", "0"]
+    assert len(whole.kept) == 4
+
+    def trained(**more: Any) -> Any:
+        config = {"epochs": 2, "until": str(go), "killed": str(killed)}
+        return elastune.train_tree(file, tree, out, config=config, **ordinary, **more)
+
+    running = controller(lambda: trained())
+    until(lambda: killed.exists() and told(out, TrialStarted) == 2)
+    family = running.family()
+    running.signal(signal.SIGKILL)
+    assert running.end() == -9
+    all_gone(family)
+    assert told(out, TrialFinished) == 1, "the root is trained, all else is left to do"
+    go.touch()
+    found = trained(cluster=cluster)
+    assert all(trial.state == "complete" for trial in found.trials)
+    assert told(out, TrialStarted) == 4
+
+    def by_node(study: Any) -> dict[str, str]:
+        kept = {number: sha for number, (sha, _) in artifacts(study.out).items()}
+        return {trial.config["node"]: kept[trial.number] for trial in study.trials}
+
+    assert by_node(found) == by_node(whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from tests.programs.classes import build, points
+from tests.programs.nodes import build as build_node
+from tests.programs.nodes import points as node_points
 
 import elastune
 from elastune.cluster.local import LocalCluster
@@ -18,6 +21,7 @@ from elastune.core.run import Program
 from elastune.core.start_from import StartFrom
 from elastune.journal.reader import read
 from elastune.journal.records import StudyStarted
+from elastune.journal.trials import fold
 from elastune.reuse.candidates import library
 from elastune.reuse.class_tree import class_tree, confusions, learnt_tree
 from elastune.reuse.joined import JoinedModel
@@ -26,6 +30,8 @@ from elastune.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent.parent / "programs" / "classes.py")
 TREE = class_tree([[0, 2], [1, 3]])
+NODES = Path(__file__).parent.parent / "programs" / "nodes.py"
+NODE_TREE = class_tree([[[0, 1], [2]], [[3], [4, 5]]])
 
 
 def test_labels_by_group_and_within_it() -> None:
@@ -47,8 +53,42 @@ def test_joined_probabilities_are_those_of_the_chain_rule() -> None:
         TREE.joined(gate, parts[:1])
 
 
+DEEP = class_tree([[[0, 4], [2]], [[1, 3], [5]]])
+
+
+def test_a_deeper_tree_has_nodes_by_their_ways() -> None:
+    y = torch.tensor([0, 1, 2, 3, 4, 5])
+    assert DEEP.levels() == [[""], ["0", "1"], ["0.0", "1.0"]]
+    assert [DEEP.outputs(node) for node in DEEP.nodes()] == [2] * 5
+    assert DEEP.labels(y, "").tolist() == DEEP.coarse(y).tolist() == [0, 1, 0, 1, 0, 1]
+    assert DEEP.labels(y, "0").tolist() == [0, -1, 1, -1, 0, -1]
+    assert DEEP.labels(y, "1.0").tolist() == [-1, 0, -1, 1, -1, -1]
+    assert DEEP.within(y).tolist() == [0, 0, 1, 0, 0, 1]
+    assert DEEP.rows(y, "1").tolist() == [1, 3, 5]
+    assert DEEP.rows(y, "1.0").tolist() == [1, 3]
+    assert class_tree(DEEP.to_json()) == DEEP
+    for wrong in ("2", "0.0.0.0", "0.2", "x", -1):
+        with pytest.raises(UserError, match="use 0, 1, 0.0, 1.0"):
+            DEEP.labels(y, wrong)
+
+
+def test_probabilities_of_a_deeper_tree_are_products_along_the_way() -> None:
+    random = torch.Generator().manual_seed(0)
+    said = {node: torch.rand(5, 2, generator=random).softmax(-1) for node in DEEP.nodes()}
+    found = DEEP.chained(said)
+    assert torch.allclose(found.sum(-1), torch.ones(5))
+    assert torch.equal(found[:, 2], said[""][:, 0] * said["0"][:, 1])
+    assert torch.equal(found[:, 3], said[""][:, 1] * said["1"][:, 0] * said["1.0"][:, 1])
+    with pytest.raises(UserError, match="the model of group 1.0 tells 2 numbers"):
+        DEEP.chained({node: one for node, one in said.items() if node != "1.0"})
+
+
 @pytest.mark.parametrize(
-    "groups", [[], [[0, 1]], [[0], []], [[0], [0]], [[0], [2]], [[0], [True]], [["0"], [1]], "01", 3, [0, 1], None]
+    "groups",
+    [
+        *([], [[0, 1]], [[0], []], [[0], [0]], [[0], [2]], [[0], [True]], [["0"], [1]], "01", 3, [0, 1], None),
+        *([[[0, 1]], [2]], [[0, [1]], [2]], [[[0], [1]], [[1], [2]]], [[[0], []], [1]]),
+    ],
 )
 def test_what_is_no_tree_is_refused(groups: Any) -> None:
     with pytest.raises(UserError, match="a tree of classes"):
@@ -64,7 +104,8 @@ def test_what_is_confused_comes_together() -> None:
                 confused[one, other] = share
     assert sorted(learnt_tree(confused, 2).groups) == [(0, 3, 4), (1, 2)]
     assert sorted(learnt_tree(confused, 3).groups) == [(0, 3, 4), (1,), (2,)]
-    for wrong in (1, 5, 0, True, "2"):
+    assert learnt_tree(confused, [2, 3]).to_json() == [[0, 3, 4], [[1], [2]]]
+    for wrong in (1, 5, 0, True, "2", [], [3, 2], [2, 2], [2, 5], [2, 3.0]):
         with pytest.raises(UserError, match="two groups"):
             learnt_tree(confused, wrong)  # type: ignore[arg-type]
 
@@ -85,6 +126,9 @@ def test_the_command_learns_from_kept_predictions(kept_study: Path, command_here
     assert told["between"] == pytest.approx(1 - float(sum(right)) / len(right), abs=1e-6)
     hit = said[torch.arange(100), found["targets"]].mean()
     assert told["between"] + told["within"] == pytest.approx(1 - float(hit), abs=1e-6)
+    deeper = command_here("classes", kept_study, "--groups", "2,2")
+    assert "more than on the one above" in deeper.line
+    assert "whole numbers" in command_here("classes", kept_study, "--groups", "two").line
     assert "--set tree='[[" in command_here("classes", kept_study, "--groups", "2", "--trial", "1").out
 
 
@@ -114,3 +158,64 @@ def test_a_gate_and_parts_trained_from_it_tell_all_classes(cluster: LocalCluster
     assert float((said.argmax(1) == y).double().mean()) > 0.9
     with pytest.raises(UserError, match="none for group 2"):
         elastune.join(gate, parts, build, class_tree([[0], [1], [2, 3]]))
+
+
+@pytest.fixture(scope="module")
+def deep(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree of three levels, trained as one study. Nothing may be changed in it."""
+    out = tmp_path_factory.mktemp("deep") / "out"
+    elastune.train_tree(NODES, NODE_TREE, out, fresh=["2.*"], workers=2, cluster=cluster)
+    return out
+
+
+def test_a_tree_of_three_levels_is_one_study(deep: Path, command_here: Callable[..., Any]) -> None:
+    """Each node began with the weights of the one above, its head alone anew, and once that one had ended."""
+    table = fold(read(deep / "journal.jsonl"))
+    numbers = {life.started.config["node"]: number for number, life in table.trials.items()}
+    assert set(numbers) == {"", "0", "1", "0.0", "1.1"}
+    for node, number in numbers.items():
+        begun = table.trials[number].begun
+        if node == "":
+            assert not begun
+            continue
+        parent = numbers[node.rpartition(".")[0]]
+        assert [Path(one.source) for one in begun] == [(deep / "trials" / f"{parent:05d}").resolve()]
+        assert set(begun[0].fresh) == {"2.weight", "2.bias"}
+        assert begun[0].sha256 == table.artifacts[parent].seal
+        assert table.trials[number].started_at >= table.trials[parent].last_at
+    model = elastune.join(deep, deep, build_node, NODE_TREE)
+    x, y = node_points(400, 5).tensors
+    with torch.no_grad():
+        said = model(x)
+    assert torch.allclose(said.sum(1), torch.ones(400))
+    assert float((said.argmax(1) == y).double().mean()) > 0.9
+    asked = (
+        "tree",
+        NODES,
+        "--tree",
+        json.dumps(NODE_TREE.to_json()),
+        "--fresh",
+        "2.*",
+        "--workers",
+        "2",
+        "--out",
+        deep,
+    )
+    assert "--resume to go on" in command_here(*asked).line
+    again = command_here(*asked, "--resume", "--json").json
+    assert again["trials"] == {"complete": 5}, "nothing is trained twice"
+
+
+def test_what_is_below_a_node_that_failed_is_not_begun(cluster: LocalCluster, tmp_path: Path) -> None:
+    found = elastune.train_tree(
+        NODES, NODE_TREE, tmp_path / "out", config={"fails": "1"}, fresh=["2.*"], workers=2, cluster=cluster
+    )
+    states = {trial.config["node"]: trial.state for trial in found.trials}
+    assert states == {"": "complete", "0": "complete", "1": "infeasible", "0.0": "complete"}
+    with pytest.raises(UserError, match="none for group 1 in"):
+        elastune.join(found, found, build_node, NODE_TREE)
+
+
+def test_a_program_that_knows_no_nodes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no node in that of"):
+        elastune.train_tree(PROGRAM.path, TREE, tmp_path / "out")

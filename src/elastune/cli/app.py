@@ -20,6 +20,7 @@ from elastune.cli.commands.ensemble import ensemble
 from elastune.cli.commands.explain import explain
 from elastune.cli.commands.export import export
 from elastune.cli.commands.init import init
+from elastune.cli.commands.join import join
 from elastune.cli.commands.plan import plan
 from elastune.cli.commands.predict import predict
 from elastune.cli.commands.report import report
@@ -30,6 +31,7 @@ from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
 from elastune.cli.commands.soup import soup
 from elastune.cli.commands.transfer import transfer
+from elastune.cli.commands.tree import tree
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, results_alone
 from elastune.cli.setup import finish_copies
 from elastune.core.errors import UserError
@@ -61,7 +63,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-ABOUT_RESULTS = report, explain, predict, ensemble, soup, transfer, classes, export
+ABOUT_RESULTS = report, explain, predict, ensemble, soup, transfer, classes, join, export
 for command in (
     init,
     run,
@@ -71,6 +73,7 @@ for command in (
     tune,
     simulate,
     frontier,
+    tree,
     plan,
     *ABOUT_RESULTS,
     doctor,

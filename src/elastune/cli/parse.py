@@ -85,12 +85,12 @@ def settings(pairs: Iterable[str]) -> Config:
     """The configuration of "lr=0.05", "name=text": values are JSON numbers, truths, null, text or lists, else text."""
     config: Config = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
+        name, equals, text = pair.partition("=")
         if not equals or not name.strip().isidentifier():
             raise UserError("--set must be NAME=VALUE", repr(pair), "such as --set lr=0.05")
         if name.strip() in config:
             raise UserError("a setting may be given once", name.strip(), "remove the others")
-        config[name.strip()] = _value(name.strip(), value.strip())
+        config[name.strip()] = value(name.strip(), text.strip())
     return config
 
 
@@ -111,21 +111,22 @@ def numbers(texts: Iterable[str], option: str) -> dict[str, float]:
     return found
 
 
-def _value(name: str, text: str) -> ConfigValue:
+def value(name: str, text: str) -> ConfigValue:
+    """The value of the setting ``name`` that ``text`` says. Raises ``UserError``."""
     rule = f"setting {name} must be a number, text, true, false, null or a list"
     if len(text) > LONGEST_VALUE:
         raise UserError(f"a value has at most {LONGEST_VALUE} characters", f"{name}, {len(text)}", "shorten it")
     if text in _PYTHONS:
         return _PYTHONS[text]
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        found = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise UserError(rule, f"{text[:20]}...", "nest it less") from None
     except ValueError:
         return text
-    if not _is_plain(value):
+    if not _is_plain(found):
         raise UserError(rule, text, "give each of its entries a name of its own")
-    return value  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]
 
 
 def _refuse_constant(text: str) -> None:

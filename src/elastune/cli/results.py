@@ -254,7 +254,8 @@ def _picked_asset(study: Study, wish: Wish) -> PickedAsset | None:
 
 def _asset_line(asset: PickedAsset) -> str:
     point = asset.point
-    trials = f"{point.form} of trial{'s' if len(point.trials) > 1 else ''} {', '.join(map(str, point.trials))}"
+    several = len(point.trials) + len(point.parts) > 1
+    trials = f"{point.form} of trial{'s' if several else ''} {plain(point.whom, 200)}"
     return f"use     {trials} ({plain(asset.reason, 300)}){f': {plain(point.file)}' if point.file else ''}"
 
 

@@ -1,10 +1,11 @@
-"""What is recorded of models that are made of a study's kept trials: ensembles and soups."""
+"""What is recorded of models that are made of a study's kept trials: ensembles, soups, joined and stacked ones."""
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from elastune.journal.values import Count, Number
@@ -30,17 +31,27 @@ class SingleScore:
 
 
 @dataclass(frozen=True, config=_RULES)
+class AssetPart:
+    """A trial of the study in the folder ``study``."""
+
+    study: str
+    trial: Count
+
+
+@dataclass(frozen=True, config=_RULES)
 class AssetMade:
-    """An ensemble or a soup was written to ``file``, whose SHA-256 is ``sha256``.
+    """An ensemble, a soup, a joined or a stacked model was written to ``file``, whose SHA-256 is ``sha256``.
 
     ``method``: how it was found. ``score``: by ``objective``, which is to be ``direction``, on the predictions ``data``
     that it was chosen by; ``singles``: of the trials there were to choose from, by the same. ``test``: on data that no
-    choice has seen. ``parameters``: how many numbers one inference goes through.
+    choice has seen. ``parameters``: how many numbers one inference goes through. ``parts``: trials of other studies
+    that it is made of; their training, and that of what they began with, took ``parts_s`` worker-seconds, as far as
+    journals told when this was written; ``untold``: weights of which none did.
     """
 
-    form: Literal["ensemble", "soup"]
+    form: Literal["ensemble", "soup", "joined", "stacked"]
     method: str
-    members: Annotated[list[AssetMember], Field(min_length=1, max_length=100_000)]
+    members: Annotated[list[AssetMember], Field(max_length=100_000)]
     data: str
     objective: str
     direction: Literal["max", "min"]
@@ -50,4 +61,13 @@ class AssetMade:
     singles: list[SingleScore]
     file: str
     sha256: str
+    parts: Annotated[list[AssetPart], Field(max_length=100_000)] = field(default_factory=list)
+    parts_s: Annotated[float, Field(ge=0)] = 0.0
+    untold: list[str] = field(default_factory=list)
     kind: Literal["asset_made"] = "asset_made"
+
+    @model_validator(mode="after")
+    def _made_of_something(self) -> AssetMade:
+        if not self.members and not self.parts:
+            raise ValueError("members: there must be one, or a part of another study")
+        return self

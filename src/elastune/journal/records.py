@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from elastune.journal.asset_records import AssetMade, AssetMember, SingleScore
+from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
 from elastune.journal.holdings import HostsHeld, StepsPlanned
 from elastune.journal.link_records import LinkMeasured, TopologyLaid
 from elastune.journal.plan_records import PlanMade
@@ -77,6 +77,7 @@ __all__ = [
     "ArtifactRemoved",
     "AssetMade",
     "AssetMember",
+    "AssetPart",
     "CheckpointFailed",
     "Checkpointed",
     "DataContext",

@@ -12,8 +12,8 @@ from elastune.journal.run_records import Adopted, Regrouped, Reported, RunFinish
 from elastune.journal.values import Count, MeansUsed, Number, Settings, Whole
 
 _RULES = ConfigDict(extra="forbid")
-Phase = Literal["search", "calibrate", "naive", "confirm"]
-"""What a trial is run for."""
+Phase = Literal["search", "calibrate", "naive", "confirm", "member"]
+"""What a trial is run for; "member": a model of given settings, for an ensemble or a tree of classes."""
 
 
 @dataclass(frozen=True, config=_RULES)

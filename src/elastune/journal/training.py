@@ -47,6 +47,54 @@ def training_of(entries: Sequence[Entry], table: TrialTable, trials: Iterable[in
     return Training(own_s + before.worker_seconds, (*untold, *before.untold))
 
 
+def training_together(trials: Iterable[tuple[Path, int]]) -> Training:
+    """That of trials of several studies, each in its folder, of those that they descend from, and of what all these
+    began with: each once, however many began with it. Raises ``UserError`` where a study's journal cannot be read."""
+    todo, seen = list(trials), set[tuple[Path, int]]()
+    journals: dict[Path, tuple[list[Entry], TrialTable]] = {}
+    sources: dict[str, StartedFrom] = {}
+    untold: dict[str, None] = {}
+    own_s = 0.0
+    while todo:
+        out, trial = todo.pop()
+        out = out.resolve()
+        if (out, trial) in seen:
+            continue
+        seen.add((out, trial))
+        if out not in journals:
+            entries = read(out / _JOURNAL)
+            journals[out] = entries, fold(entries)
+        entries, table = journals[out]
+        if trial not in table.trials:
+            untold[f"trial {trial} of {out}"] = None
+            continue
+        life = table.trials[trial]
+        own_s += life.worker_seconds
+        if life.started.parent is not None:
+            todo.append((out, life.started.parent))
+        elif not life.begun and (source := _begun_with(entries)):
+            untold[source] = None
+        for told in life.begun:
+            if (place := _trial_there(told)) is not None:
+                todo.append(place)
+            else:
+                sources[told.sha256] = told
+    before = _before(sources.values())
+    return Training(own_s + before.worker_seconds, (*untold, *before.untold))
+
+
+def _trial_there(told: StartedFrom) -> tuple[Path, int] | None:
+    """The study and the trial whose weights were begun with, where these are still what it has left."""
+    folder = Path(told.source)
+    if folder.parent.name != "trials" or not folder.name.isdecimal():
+        return None
+    try:
+        kept = fold(read(folder.parents[1] / _JOURNAL)).artifacts.get(int(folder.name))
+    except UserError:  # as in training_in
+        return None
+    return (folder.parents[1], int(folder.name)) if kept is not None and kept.seal == told.sha256 else None
+
+
 def training_in(folder: Path) -> Training | None:
     """That of the weights in the folder of a run, or of a trial of a study; None where no journal there tells."""
     try:

@@ -1,12 +1,13 @@
 """Classes in groups: what is easily told apart first, what is easily confused by specialists.
 
-A tree of two levels, given or learnt from what a trained model confuses (as in HD-CNN, Yan et al. 2015): a gate tells
-the group, a part for each group tells the class within it, and P(class) = P(group) P(class | group).
+A tree of any depth, given or learnt from what a trained model confuses (as in HD-CNN, Yan et al. 2015). Each node has a
+model of its own: it tells which of its groups, or which class of the last group, and the probability of a class is the
+product along its way: P(class) = P(group) P(class | group).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,71 +19,170 @@ from elastune.core.errors import UserError
 from elastune.reuse.task import Array
 
 MOST_CLASSES = 10_000
+DEEPEST = 50
 _RULE, _FIX = (
     "a tree of classes has each class from 0 on in one group, and two groups at least",
-    "such as [[0, 2], [1]]",
+    "such as [[0, 2], [1]], or [[[0, 2], [1]], [[3, 4], [5]]]",
 )
+ROOT = ""
 
 
 @dataclass(frozen=True)
 class ClassTree:
-    """``groups``: the classes of each.
+    """``groups``: the classes of each; ``below``: of each how it is divided further, None where it is not.
+
+    A node is named by the way to it: "" is the root, whose model tells the group; "1" group 1; "1.0" its first part.
 
     Example:
         >>> tree = elastune.class_tree(session.config["tree"])      # [[0, 2], [1, 3]]
         >>> loss = F.cross_entropy(gate(x), tree.coarse(y))         # which group
         >>> rows = tree.rows(data.targets, group)                   # the samples of one group, for a Subset
         >>> loss = F.cross_entropy(part(x), tree.within(y))         # which class of its group
+        >>> loss = F.cross_entropy(model(x), tree.labels(y, "1.0"))  # what the model of a deeper node tells
     """
 
     groups: tuple[tuple[int, ...], ...]
+    below: tuple[ClassTree | None, ...]
 
     @property
     def classes(self) -> int:
         return sum(map(len, self.groups))
 
+    def nodes(self) -> list[str]:
+        """Whoever has something to tell, level by level: a group of one class has not."""
+        return [name for level in self.levels() for name in level]
+
+    def levels(self) -> list[list[str]]:
+        """The same, by how far they are from the root."""
+        named = list(self._named())
+        deepest = max(_depth(name) for name, _ in named)
+        return [[name for name, _ in named if _depth(name) == depth] for depth in range(deepest + 1)]
+
+    def outputs(self, node: str | int) -> int:
+        """How many numbers the model of ``node`` gives."""
+        return len(self._sides(node))
+
+    def labels(self, targets: torch.Tensor, node: str | int) -> torch.Tensor:
+        """What the model of ``node`` is to tell of each class: which of its groups, or of its classes; -1 elsewhere."""
+        return self._look_up(targets, {one: at for at, side in enumerate(self._sides(node)) for one in side})
+
     def coarse(self, targets: torch.Tensor) -> torch.Tensor:
         """The group of each class."""
-        return self._table(lambda group, place: group).to(targets.device)[targets]
+        return self.labels(targets, ROOT)
 
     def within(self, targets: torch.Tensor) -> torch.Tensor:
-        """The place of each class in its group."""
-        return self._table(lambda group, place: place).to(targets.device)[targets]
+        """The place of each class in its group, or which part of that it is in."""
+        names = range(len(self.groups))
+        places = [{one: at for at, side in enumerate(self._sides(name)) for one in side} for name in names]
+        return self._look_up(targets, {one: at for each in places for one, at in each.items()})
 
-    def rows(self, targets: torch.Tensor, group: int) -> torch.Tensor:
-        """Which samples are of the classes of ``group``."""
-        return (self.coarse(targets) == group).nonzero().flatten()
+    def rows(self, targets: torch.Tensor, node: str | int) -> torch.Tensor:
+        """Which samples are of the classes of ``node``, such as a group's number."""
+        inside = self._look_up(targets, {one: 1 for side in self._sides(node) for one in side})
+        return (inside == 1).nonzero().flatten()
 
     def joined(self, gate: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Probabilities of all classes: ``gate``'s of the groups (..., groups), and each part's of its own classes."""
-        if gate.shape[-1] != len(self.groups) or [part.shape[-1] for part in parts] != list(map(len, self.groups)):
+        widths = [self.outputs(group) for group in range(len(self.groups))]
+        if gate.shape[-1] != len(self.groups) or [part.shape[-1] for part in parts] != widths:
             shapes = f"{gate.shape[-1]} and {[part.shape[-1] for part in parts]}"
             raise UserError("a gate tells groups, and each part its own classes", shapes, f"for {self.to_json()}"[:200])
-        there = [gate[..., at : at + 1] * part for at, part in enumerate(parts)]
-        order = torch.tensor([c for group in self.groups for c in group], device=gate.device).argsort()
-        return torch.cat(there, -1)[..., order]
+        return self.chained({ROOT: gate, **{str(at): part for at, part in enumerate(parts)}})
 
-    def to_json(self) -> list[list[int]]:
+    def chained(self, said: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The same of any depth: probabilities that the models of ``nodes`` give, by name.
+
+        Raises ``UserError`` where one is missing, or tells other numbers.
+        """
+        for name in self.nodes():
+            if name not in said or said[name].shape[-1] != self.outputs(name):
+                shape = "none" if name not in said else str(said[name].shape[-1])
+                raise UserError(f"the model of {told(name)} tells {self.outputs(name)} numbers", shape, "train it")
+        whole = torch.ones_like(said[ROOT][..., :1])
+        there = list(self._leaves(said, ROOT, whole))
+        order = torch.tensor([one for one, _ in there], device=whole.device).argsort()
+        return torch.cat([probability for _, probability in there], -1)[..., order]
+
+    def to_json(self) -> list[Any]:
         """As plain data: for a program's config."""
-        return [list(group) for group in self.groups]
+        pairs = zip(self.groups, self.below, strict=True)
+        return [list(group) if below is None else below.to_json() for group, below in pairs]
 
-    def _table(self, of: Any) -> torch.Tensor:
-        found = torch.empty(self.classes, dtype=torch.int64)
-        for group, classes in enumerate(self.groups):
-            for place, one in enumerate(classes):
-                found[one] = of(group, place)
-        return found
+    def _named(self, name: str = ROOT) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+        """Each node, and what it tells apart."""
+        yield name, self.groups
+        for at, (group, below) in enumerate(zip(self.groups, self.below, strict=True)):
+            own = f"{name}.{at}" if name else str(at)
+            if below is not None:
+                yield from below._named(own)
+            elif len(group) > 1:
+                yield own, tuple((one,) for one in group)
+
+    def _sides(self, node: str | int) -> tuple[tuple[int, ...], ...]:
+        here: ClassTree | None = self
+        group: tuple[int, ...] = ()
+        for step in [] if node == ROOT else str(node).split("."):
+            if here is None or not step.isdecimal() or int(step) >= len(here.groups):
+                known = ", ".join(name for name in self.nodes() if name)
+                raise UserError("a node of a tree of classes is one that it has", repr(node)[:40], f"use {known}"[:200])
+            group, here = here.groups[int(step)], here.below[int(step)]
+        return tuple((one,) for one in group) if here is None else here.groups
+
+    def _leaves(
+        self, said: Mapping[str, torch.Tensor], name: str, before: torch.Tensor
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each class and its probability (..., 1). ``before``: that of being here."""
+        for at, (group, below) in enumerate(zip(self.groups, self.below, strict=True)):
+            own, here = f"{name}.{at}" if name else str(at), before * said[name][..., at : at + 1]
+            if below is not None:
+                yield from below._leaves(said, own, here)
+                continue
+            for place, one in enumerate(group):
+                yield one, here * said[own][..., place : place + 1] if len(group) > 1 else here
+
+    def _look_up(self, targets: torch.Tensor, places: Mapping[int, int]) -> torch.Tensor:
+        table = torch.full((self.classes,), -1)
+        for one, place in places.items():
+            table[one] = place
+        return table.to(targets.device)[targets]
 
 
-def class_tree(groups: Sequence[Sequence[int]]) -> ClassTree:
-    """The tree that is given as plain data. Raises ``UserError`` for what is none."""
-    lists = isinstance(groups, Sequence) and all(isinstance(g, Sequence) and not isinstance(g, str) for g in groups)
-    flat = [one for group in groups for one in group] if lists else []
-    if not lists or any(isinstance(one, bool) or not isinstance(one, int) for one in flat) or len(flat) > MOST_CLASSES:
+def told(node: str) -> str:
+    """A node in words."""
+    return f"group {node}" if node else "the gate"
+
+
+def _depth(node: str) -> int:
+    return node.count(".") + 1 if node else 0
+
+
+def class_tree(groups: Sequence[Any]) -> ClassTree:
+    """The tree that is given as plain data: lists of lists of classes. Raises ``UserError`` for what is none."""
+    found = _tree(groups, 0)
+    flat = sorted(one for group in found.groups for one in group) if found is not None else []
+    if found is None or len(flat) > MOST_CLASSES or flat != list(range(len(flat))):
         raise UserError(_RULE, repr(groups)[:80], _FIX)
-    if len(groups) < 2 or not all(groups) or sorted(flat) != list(range(len(flat))):
-        raise UserError(_RULE, repr(groups)[:80], _FIX)
-    return ClassTree(tuple(tuple(group) for group in groups))
+    return found
+
+
+def _tree(groups: Any, depth: int) -> ClassTree | None:
+    """None: it is none. Whether each class is there once is not looked at."""
+    if not isinstance(groups, list | tuple) or len(groups) < 2 or depth > DEEPEST:
+        return None
+    classes: list[tuple[int, ...]] = []
+    below: list[ClassTree | None] = []
+    for group in groups:
+        if not isinstance(group, list | tuple) or not group:
+            return None
+        if all(isinstance(one, int) and not isinstance(one, bool) for one in group):
+            classes.append(tuple(group))
+            below.append(None)
+        elif (found := _tree(group, depth + 1)) is not None:
+            classes.append(tuple(one for side in found.groups for one in side))
+            below.append(found)
+        else:
+            return None
+    return ClassTree(tuple(classes), tuple(below))
 
 
 def confusions(said: Array, right: NDArray[Any]) -> Array:
@@ -94,19 +194,34 @@ def confusions(said: Array, right: NDArray[Any]) -> Array:
     return found / np.maximum(counts, 1)[:, None]
 
 
-def learnt_tree(confused: Array, groups: int) -> ClassTree:
-    """Classes that are confused most come together: average linkage, cut into ``groups``. Raises ``UserError``."""
+def learnt_tree(confused: Array, groups: int | Sequence[int]) -> ClassTree:
+    """Classes that are confused most come together: average linkage, cut into ``groups``.
+
+    Of several numbers, each larger than the one before, the groups of each cut are divided by the next one: a tree that
+    is one level deeper. Raises ``UserError``.
+    """
     from scipy.cluster.hierarchy import cut_tree, linkage
     from scipy.spatial.distance import squareform
 
     classes = len(confused)
-    if isinstance(groups, bool) or not isinstance(groups, int) or not 2 <= groups < classes:
-        raise UserError("a tree has from two groups to one fewer than classes", groups, f"there are {classes} classes")
+    cuts = [groups] if isinstance(groups, int | str) else list(groups)
+    whole = all(isinstance(cut, int) and not isinstance(cut, bool) for cut in cuts)
+    if not cuts or not whole or cuts[0] < 2 or cuts[-1] >= classes or sorted(set(cuts)) != cuts:
+        rule = "a tree has from two groups to one fewer than classes, on each level more than on the one above"
+        raise UserError(rule, groups, f"there are {classes} classes")
     alike = (confused + confused.T) / 2
     apart = np.maximum(1 - alike, 0.0)
     np.fill_diagonal(apart, 0.0)
-    labels = cut_tree(linkage(squareform(apart, checks=False), "average"), n_clusters=groups).flatten()
-    found: dict[int, list[int]] = {}
-    for one, label in enumerate(labels.tolist()):
-        found.setdefault(label, []).append(one)
-    return class_tree(list(found.values()))
+    labels = cut_tree(linkage(squareform(apart, checks=False), "average"), n_clusters=cuts)
+    return class_tree(_divided(list(range(classes)), labels.T.tolist()))
+
+
+def _divided(classes: list[int], cuts: Sequence[Sequence[int]]) -> list[Any]:
+    """``classes`` in the groups of the first of ``cuts`` that divides them, each of these in those of the next one."""
+    for at, labels in enumerate(cuts):
+        sides: dict[int, list[int]] = {}
+        for one in classes:
+            sides.setdefault(labels[one], []).append(one)
+        if len(sides) > 1:
+            return [_divided(side, cuts[at + 1 :]) for side in sides.values()]
+    return classes

@@ -53,7 +53,8 @@ class Member:
 
 @dataclass(frozen=True)
 class SettingWorth:
-    """What the members with one ``value`` of a setting contribute together: such as those that were shown one input."""
+    """What the members with one ``value`` of a setting contribute together, or, where its values are lists, such as the
+    views of the data that a model is shown, those that need this one."""
 
     value: Any
     trials: tuple[int, ...]
@@ -140,7 +141,8 @@ def ensemble(
         method: "greedy" (selection with replacement, bagged), "stacking" (weights of least log loss or squared error),
             or "uniform" (the best ones, alike).
         seed: Of the bags, and of sampled contributions.
-        by: A setting of the program, such as "inputs": tell what the members of each of its values contribute together.
+        by: A setting of the program, such as "inputs": tell what the members of each of its values contribute together,
+            and, where values are lists of views, what each view does.
 
     Returns:
         The ensemble; ``save_ensemble`` makes one file of it.
@@ -210,13 +212,16 @@ def ensemble(
 def _by_setting(
     by: str, chosen: Sequence[Candidate], part: Judged, weights: Figures, score: Score, seed: int
 ) -> tuple[SettingWorth, ...]:
-    """Members in the order of their weights; so are the values."""
+    """Members in the order of their weights; so are the values. Of lists each part is a value of its own."""
     if not any(by in one.config for one in chosen):
         known = ", ".join(sorted({name for one in chosen for name in one.config}))
         raise UserError("contributions are told by a setting of the program", repr(by)[:60], f"such as {known}"[:200])
+    values: list[Any] = [one.config.get(by) for one in chosen]
+    parted = all(isinstance(value, list) and value for value in values)
     sides: dict[str, list[int]] = {}
-    for at, one in enumerate(chosen):
-        sides.setdefault(json.dumps(one.config.get(by), sort_keys=True), []).append(at)
+    for at, value in enumerate(values):
+        for one_of_it in dict.fromkeys(json.dumps(each, sort_keys=True) for each in (value if parted else [value])):
+            sides.setdefault(one_of_it, []).append(at)
     told = contributions(part, weights, score, players=list(sides.values()), seed=seed)
     return tuple(
         SettingWorth(json.loads(value), tuple(chosen[at].trial for at in members), worth)

@@ -85,19 +85,19 @@ def uncertainty(judged: Judged, weights: Figures) -> Uncertainty:
 def contributions(
     judged: Judged, weights: Figures, score: Score, *, players: Sequence[Sequence[int]] | None = None, seed: int = 0
 ) -> list[MemberWorth]:
-    """Of each member, or of ``players``: members that come and go together, each one's once.
+    """Of each member, or of ``players``, each the members that need it: a member is there once all that it needs is.
 
     Without some of them the others keep their weights, in proportion; without any, the answer is the mean of what is
     right, or how frequent each class is.
     """
     sides = [[at] for at in range(judged.members)] if players is None else players
+    needs = [{player for player, side in enumerate(sides) if at in side} for at in range(judged.members)]
     count, known = len(sides), dict[frozenset[int], float]()
     nobody = float(score.gain(_prior(judged), judged.right))
 
     def worth(coalition: frozenset[int]) -> float:
         if coalition not in known:
-            members = {at for player in coalition for at in sides[player]}
-            there = np.array([w if at in members else 0.0 for at, w in enumerate(weights)])
+            there = np.array([w if needs[at] <= coalition else 0.0 for at, w in enumerate(weights)])
             whole = there.sum()
             mean = mixed(judged.said, there / whole) if whole > 0 else None
             known[coalition] = nobody if mean is None else float(score.gain(mean, judged.right))

@@ -1,8 +1,9 @@
-"""A gate and its parts, trained apart, as one model."""
+"""A gate and its parts, trained apart, as one model: of groups of classes, or of a tree of any depth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +12,60 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.reuse.candidates import Candidate, Library, library
-from elastune.reuse.class_tree import ClassTree
+from elastune.reuse.class_tree import ROOT, ClassTree, told
 from elastune.reuse.weights import fill, weights_of
 from elastune.search.space.objective import oriented
 from elastune.study.results.study import Study
 
 Build = Callable[[dict[str, Any]], nn.Module]
-GROUP = "group"
+GROUP, NODE = "group", "node"
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """A trial of ``study`` that is a part of a model, and its settings."""
+
+    study: Path
+    trial: int
+    config: dict[str, Any]
 
 
 class JoinedModel(nn.Module):
-    """Probabilities of all classes: the gate's of the groups times each part's of its own classes; all give logits."""
+    """Probabilities of all classes: along the way to each the product of what its models say; all give logits.
 
-    def __init__(self, gate: nn.Module, parts: Sequence[nn.Module], tree: ClassTree) -> None:
+    Attributes:
+        models: By the names of the tree's nodes, with "gate" for the root and "_" for each ".".
+        tree: The groups of classes.
+        made_of: The trial of each node, in the order of the tree's nodes; empty where nobody told.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], tree: ClassTree, made_of: Sequence[MadeOf] = ()) -> None:
         super().__init__()
-        self.gate, self.parts, self.tree = gate, nn.ModuleList(parts), tree
+        self.models = nn.ModuleDict({key_of(name): models[name] for name in tree.nodes()})
+        self.tree, self.made_of = tree, tuple(made_of)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Probabilities of classes."""
-        return self.tree.joined(self.gate(*inputs).softmax(-1), [part(*inputs).softmax(-1) for part in self.parts])
+        said = {name: self.models[key_of(name)](*inputs).softmax(-1) for name in self.tree.nodes()}
+        return self.tree.chained(said)
 
 
-def join(gate: Study | str | Path, parts: Study | str | Path, build: Build, tree: ClassTree) -> JoinedModel:
+def key_of(node: str) -> str:
+    """A node's name as that of a module."""
+    return node.replace(".", "_") or "gate"
+
+
+def join(
+    gate: Study | str | Path, parts: Study | str | Path | Sequence[Study | str | Path], build: Build, tree: ClassTree
+) -> JoinedModel:
     """The best kept trial of the study ``gate``, and for each group the best one of ``parts``, as one model.
 
     Args:
-        gate: A study whose models tell the group.
-        parts: A study whose trials have the number of their group in their settings, as ``group``; models tell the
-            class within it.
+        gate: A study whose models tell the group; of ``train_tree`` the one study that it has made, as ``parts``, too.
+        parts: A study whose trials have the number of their group in their settings, as ``group``, or the name of
+            their node, as ``node``; of a deeper tree several studies. Models tell the class, or the group, within it.
         build: Makes the program's model of a trial's settings.
-        tree: The groups.
+        tree: The groups. One of a single class needs no part.
 
     Returns:
         A module that gives probabilities of all classes, in evaluation mode.
@@ -51,23 +76,32 @@ def join(gate: Study | str | Path, parts: Study | str | Path, build: Build, tree
     Example:
         >>> model = elastune.join("gate", "parts", build, elastune.class_tree([[0, 2], [1, 3]]))
     """
-    first, rest = library(gate), library(parts)
-    chosen = [_best(first, list(first.candidates), "the gate")]
-    for group in range(len(tree.groups)):
-        own = [one for one in rest.candidates if one.config.get(GROUP) == group]
-        chosen.append(_best(rest, own, f"group {group}"))
-    models = [model_of(one, build) for one in chosen]
-    return JoinedModel(models[0], models[1:], tree).eval()
+    first = library(gate)
+    rest = [library(one) for one in ([parts] if isinstance(parts, Study | str | Path) else parts)]
+    roots = [(first, one) for one in first.candidates if one.config.get(NODE, ROOT) == ROOT]
+    chosen = [best_kept(roots, told(ROOT), first)]
+    for node in tree.nodes()[1:]:
+        own = [(found, one) for found in rest for one in found.candidates if _is_of(one, node)]
+        chosen.append(best_kept(own, told(node), rest[-1] if rest else first))
+    models = {node: model_of(one, build) for node, (_, one) in zip(tree.nodes(), chosen, strict=True)}
+    return JoinedModel(models, tree, [MadeOf(found.out, one.trial, one.config) for found, one in chosen]).eval()
 
 
-def _best(found: Library, candidates: Sequence[Candidate], what: str) -> Candidate:
-    """By the study's objectives in their order."""
-    values = {trial.number: trial.values for trial in found.study.complete}
-    known = [one for one in candidates if one.trial in values]
-    if not known:
+def _is_of(one: Candidate, node: str) -> bool:
+    return one.config.get(NODE) == node or (node.isdecimal() and one.config.get(GROUP) == int(node))
+
+
+def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Library) -> tuple[Library, Candidate]:
+    """By the studies' objectives in their order. Raises ``UserError``: there is none for ``what`` in ``where``."""
+    ranked = []
+    for found, one in known:
+        values = {trial.number: trial.values for trial in found.study.complete}
+        if one.trial in values:
+            ranked.append((tuple(oriented(values[one.trial], found.study.objectives)), (found, one)))
+    if not ranked:
         rule, fix = "a joined model has a kept trial for the gate and for each group", "tune with --keep all"
-        raise UserError(rule, f"none for {what} in {found.out}", fix)
-    return min(known, key=lambda one: tuple(oriented(values[one.trial], found.study.objectives)))
+        raise UserError(rule, f"none for {what} in {where.out}", fix)
+    return min(ranked, key=lambda pair: pair[0])[1]
 
 
 def model_of(one: Candidate, build: Build) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from elastune.study.results.study import Study
 
 @dataclass(frozen=True)
 class LearntClasses:
-    """``tree``: by what ``trial`` says of ``data``. ``between``: the mean probability that a sample's group is mistaken
-    for another; ``within``: that its class is, inside of the right group."""
+    """``tree``: by what ``trial`` says of ``data``. ``between``: the mean probability that a sample's group, one of the
+    root's, is mistaken for another; ``within``: that its class is, inside of the right group."""
 
     tree: ClassTree
     trial: int
@@ -35,13 +36,13 @@ class LearntClasses:
 
 
 def learn_classes(
-    study: Study | str | Path, groups: int, *, data: str = "validation", trial: int | None = None
+    study: Study | str | Path, groups: int | Sequence[int], *, data: str = "validation", trial: int | None = None
 ) -> LearntClasses:
     """Group classes so that those which a trained model confuses are together.
 
     Args:
         study: A study with kept predictions of a classification.
-        groups: How many groups.
+        groups: How many groups; several numbers, such as (2, 5): of a tree that is deeper, the groups on each level.
         data: The predictions that are looked at; no test data.
         trial: Whose; by default those of the most accurate trial.
 

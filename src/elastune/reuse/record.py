@@ -7,18 +7,20 @@ from pathlib import Path
 
 from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
-from elastune.journal.records import AssetMade, AssetMember, SingleScore
+from elastune.journal.records import AssetMade, AssetMember, AssetPart, SingleScore
+from elastune.journal.training import training_together
 from elastune.journal.writer import JournalWriter, check_unwritten
+from elastune.reuse.composed import ComposedModel
 from elastune.reuse.ensemble import Ensemble
 from elastune.reuse.soup_study import StudySoup
 
 
-def record_asset(found: Ensemble | StudySoup, file: str | Path) -> AssetMade:
+def record_asset(found: Ensemble | StudySoup | ComposedModel, file: str | Path) -> AssetMade:
     """Tell the study that ``found`` was written to ``file``: then it is a point of ``Study.assets``.
 
     Args:
-        found: What ``ensemble`` or ``Study.soup`` has chosen.
-        file: Where ``save_ensemble`` or ``Soup.save`` has written it.
+        found: What ``ensemble`` or ``Study.soup`` has chosen, or ``judge_model`` has judged.
+        file: Where ``save_ensemble``, ``Soup.save`` or ``save_composed`` has written it.
 
     Returns:
         The record.
@@ -35,7 +37,10 @@ def record_asset(found: Ensemble | StudySoup, file: str | Path) -> AssetMade:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise UserError("what is recorded was written before", error, "call save_ensemble, or soup.save") from None
-    record = _of_ensemble(found, path, digest) if isinstance(found, Ensemble) else _of_soup(found, path, digest)
+    if isinstance(found, ComposedModel):
+        record = _of_composed(found, path, digest)
+    else:
+        record = _of_ensemble(found, path, digest) if isinstance(found, Ensemble) else _of_soup(found, path, digest)
     with JournalWriter(found.study / JOURNAL) as journal:
         journal.write(record, durable=True)
     return record
@@ -78,4 +83,26 @@ def _of_soup(found: StudySoup, path: Path, digest: str) -> AssetMade:
         singles=[SingleScore(one.trial, one.score, one.parameters) for one in found.singles],
         file=str(path),
         sha256=digest,
+    )
+
+
+def _of_composed(found: ComposedModel, path: Path, digest: str) -> AssetMade:
+    """All of its training is told as that of parts, those of this study, too: some began with others' weights."""
+    took = training_together((one.study, one.trial) for one in found.made_of)
+    return AssetMade(
+        form=found.form,
+        method=found.method,
+        members=[],
+        data=found.data,
+        objective=found.objective,
+        direction=found.direction,
+        score=found.score,
+        test=None if found.test is None else found.test.model,
+        parameters=found.parameters,
+        singles=list(found.singles),
+        file=str(path),
+        sha256=digest,
+        parts=[AssetPart(str(one.study), one.trial) for one in found.made_of],
+        parts_s=took.worker_seconds,
+        untold=list(took.untold),
     )

@@ -11,19 +11,33 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.reuse.candidates import library
-from elastune.reuse.joined import Build, model_of
+from elastune.reuse.joined import Build, MadeOf, model_of
 from elastune.study.results.study import Study
 
 View = Callable[[dict[str, Any], torch.Tensor], torch.Tensor]
 
 
+def everything(config: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor:
+    """The view of a part that is shown all."""
+    return inputs
+
+
 class StackedParts(nn.Module):
-    """A linear ``head`` over what its ``parts`` say, one after another; parts stay as they are, in evaluation mode."""
+    """A linear ``head`` over what its ``parts`` say, one after another; parts stay as they are, in evaluation mode.
+
+    ``made_of``: the trials that its parts are, and, once it is trained, that of its head; empty where nobody told.
+    """
 
     def __init__(
-        self, parts: Sequence[nn.Module], configs: Sequence[dict[str, Any]], view: View, head: nn.Linear
+        self,
+        parts: Sequence[nn.Module],
+        configs: Sequence[dict[str, Any]],
+        view: View,
+        head: nn.Linear,
+        made_of: Sequence[MadeOf] = (),
     ) -> None:
         super().__init__()
+        self.made_of = tuple(made_of)
         self.parts, self.head = nn.ModuleList(parts), head
         self._configs, self._view = list(configs), view
         self.parts.requires_grad_(False)
@@ -53,7 +67,7 @@ def stacked_parts(
     outputs: int,
     example: torch.Tensor,
     trials: Sequence[int] | None = None,
-    view: View = lambda config, inputs: inputs,
+    view: View = everything,
 ) -> StackedParts:
     """Kept trials of a study under a fresh head, to be trained like any model: call this in ``train(session)``.
 
@@ -80,11 +94,13 @@ def stacked_parts(
     """
     if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
         raise UserError("a head gives a whole number of outputs, at least 1", outputs, "such as the number of classes")
-    asked = library(study).asked(trials)
+    found = library(study)
+    asked = found.asked(trials)
     parts, configs = [model_of(one, build).eval() for one in asked], [dict(one.config) for one in asked]
     try:
         width = said_by(parts, configs, view, example).shape[-1]
     except (RuntimeError, TypeError, IndexError) as error:
         rule, fix = "parts take the example that they are shown", "give one of the right shape, or view=..."
         raise UserError(rule, str(error).split("\n")[0][:200], fix) from None
-    return StackedParts(parts, configs, view, nn.Linear(width, outputs)).train()
+    made_of = [MadeOf(found.out, one.trial, one.config) for one in asked]
+    return StackedParts(parts, configs, view, nn.Linear(width, outputs), made_of).train()

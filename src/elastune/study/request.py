@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from elastune.core.cost import Prices
 from elastune.core.divergence import FACTOR
+from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Elastic, Means, Program
 from elastune.core.start_from import StartFrom
@@ -81,6 +84,31 @@ class StudyRequest:
     keep_bytes: int | None = None
     resume: bool = False
     simulated: bool = False
+
+    @classmethod
+    def of_settings(cls, told: Mapping[str, Any], out: Path) -> StudyRequest:
+        """What a study was begun with, by its journal, to go on with in ``out``.
+
+        Raises ``UserError`` for what is no trained search, and for one with prices, of which a journal has the digest.
+        """
+        if told.get("kind") != "tune" or told.get("simulated") or told.get("prices") is not None:
+            rule = "more is trained in a study of elastune tune, without --prices and not simulated"
+            raise UserError(rule, out, "begin another one")
+        plain = {each.name: told[each.name] for each in fields(cls) if each.name in told}
+        data, begun, bounds = told.get("data"), told.get("start_from"), told.get("trial_workers")
+        plain |= {
+            "program": Program(Path(told["program"]), told.get("train", "train"), None if data is None else Path(data)),
+            "out": out,
+            "resume": True,
+            "means": Means.from_json(told["means"]),
+            "sync": SyncChoice.of(told),
+            "start_from": None if begun is None else StartFrom.from_json(begun),
+            "warm_start": tuple(map(Path, told.get("warm_start", ()))),
+            "constraints": tuple(told.get("constraints", ())),
+            "until": tuple(told.get("until", ())),
+            "trial_workers": None if bounds is None else tuple(bounds),
+        }
+        return cls(**plain)
 
 
 @dataclass(frozen=True)

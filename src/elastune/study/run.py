@@ -25,8 +25,9 @@ from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.space import Space
 from elastune.search.stopping.registry import make_schedule
+from elastune.search.stopping.schedule import Schedule
 from elastune.study.allocation.rebalancer import sharing
-from elastune.study.loop.async_suggester import Proposals
+from elastune.study.loop.async_suggester import NoProposals, Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.keeper import Keeper
 from elastune.study.loop.retention import KeepNothing, retention_of
@@ -62,6 +63,7 @@ def tune(
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
     environment: Environment | None = None,
+    given: Schedule | None = None,
 ) -> Study:
     """Search until the budget is spent, the space is exhausted or Ctrl-C; returns what was found.
 
@@ -75,6 +77,8 @@ def tune(
             opened once all is checked, and closed. Where its room varies trials wait for some, and go on elsewhere.
         observe: called with every record of the journal.
         environment: what a simulated study swaps.
+        given: instead of a search, trials of given settings (``FixedTrials("member", ...)``), and those of a call
+            before that was cut off. Neither the study's budget nor the rules by which it ends bound them.
 
     Raises:
         UserError: for a request that is wrong, a program that cannot be trained, a folder of something else.
@@ -103,9 +107,13 @@ def tune(
                 observe(record)
 
         meter = meter_of(request.prices, before, around.clock)
-        loop = _loop(plan, place, around, keep, journal.settle, meter)
+        loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
         loop.replay(before, plan.settings)
+        if given is not None:
+            reason = loop.run(Bounds(), lambda: interrupts.count, given)
+            loop.finish(reason if reason == "interrupted" else "all that was given is trained")
+            return Study.load(request.out)
         for taken in take_over(plan, earlier, place, around.clock, lambda: interrupts.count):
             loop.learn(taken)
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
@@ -143,33 +151,32 @@ def _loop(
     keep: Callable[[Record], None],
     flush: Callable[[], None],
     meter: MoneyMeter | None,
+    unsearched: Sequence[Entry] | None,
 ) -> StudyLoop:
+    """``unsearched``: what the journal tells already, where nothing is searched; None: there is a search."""
     request, pricing = plan.request, plan.pricing
     schedule = make_schedule(
         request.stopping, pricing.objectives, request.seed, space=plan.space, constraints=pricing.constraints
     )
-    suggester = Suggester(
-        plan.space,
-        pricing.objectives,
-        pricing.learnt,
-        sampler=request.sampler,
-        seed=request.seed,
-    )
+    proposals: Proposals = NoProposals(unsearched or ())
+    rules = StopRules()
+    if unsearched is None:
+        suggester = Suggester(
+            plan.space, pricing.objectives, pricing.learnt, sampler=request.sampler, seed=request.seed
+        )
+        proposals = Proposals(suggester, inline=not around.background)
+        every = generation_size(request.sampler)
+        rules = StopRules(parse_constraints(request.until), request.patience, every, pricing.objectives)
     retention = retention_of(request.keep, request.keep_bytes, population=schedule.parents)
     return StudyLoop(
         Tuning(plan, cluster.files, checkpoints=schedule.pauses or cluster.varies or retention != KeepNothing()),
         schedule,
-        Proposals(suggester, inline=not around.background),
+        proposals,
         Pool(cluster, most=request.workers, timeout_s=request.trial_timeout_s, clock=around.clock, meter=meter),
         around.clock,
         keep,
         Keeper(retention, cluster.files, request.out, request.keep_bytes),
         flush=flush,
         share=sharing(request.trial_workers, request.means),
-        rules=StopRules(
-            parse_constraints(request.until),
-            request.patience,
-            generation_size(request.sampler),
-            pricing.objectives,
-        ),
+        rules=rules,
     )

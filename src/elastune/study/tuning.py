@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means, RunSpec
+from elastune.core.start_from import StartFrom
 from elastune.core.sync_choice import SYNC_NAMES, SyncChoice, chooses, strategy_settings
 from elastune.elastic.protocol.client import left_behind
 from elastune.job.pool import JobEvent
-from elastune.job.validate_adapt import check_adapt
+from elastune.job.validate_adapt import NO_POLICY, check_adapt
 from elastune.job.validate_means import check_means
 from elastune.journal.entry import Entry
 from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
@@ -25,6 +27,8 @@ from elastune.study.loop.experiment import PreparedTrial
 from elastune.study.loop.keeper import trial_folder
 from elastune.study.trial_results import intermediate_result, judge, known, settings
 from elastune.study.validate import Plan
+
+LIKE, SOURCE, FRESH = "like", "source", "fresh"  # of a given trial's tags: whose settings, and whose weights
 
 
 class Tuning:
@@ -78,6 +82,8 @@ class Tuning:
         return SyncChoice.of({**self._plan.request.sync.to_json(), **values}, self._plan.config)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        if trial.phase == "member":
+            return self._member(number, trial)
         spec = RunSpec(
             self._plan.request.program,
             self._folder(number),
@@ -92,6 +98,23 @@ class Tuning:
         )
         record = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase)
         return PreparedTrial(number, spec, record)
+
+    def _member(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        """A trial as the search would have run it with ``trial.config``."""
+        before = {} if trial.like is None else known(trial.like)
+        tags: dict[str, Any] = {} if trial.like is None else {LIKE: trial.like.trial}
+        tags |= {} if trial.source is None else {SOURCE: trial.source, FRESH: list(trial.fresh)}
+        spec = replace(self._spec(number, {**before, **trial.config}), start_from=self._begins(tags))
+        means = {"policy": NO_POLICY} if trial.like is None else trial.like.means
+        record = TrialStarted(number, spec.config, {**means, **spec.means.to_json()}, spec.seed, trial.phase, tags=tags)
+        return PreparedTrial(number, spec, record, self._refused(spec))
+
+    def _begins(self, tags: Mapping[str, Any]) -> StartFrom | None:
+        """With whose weights a trial begins."""
+        if SOURCE not in tags:
+            return self._plan.request.start_from
+        folder = self._folder(int(tags[SOURCE])).resolve()
+        return StartFrom(folder, fresh=tuple(map(str, tags[FRESH])))
 
     def again(
         self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
@@ -116,6 +139,7 @@ class Tuning:
         parent = life.started.parent
         return replace(
             self._spec(life.number, known(life.started)),
+            start_from=self._begins(life.started.tags),
             resume=True,
             until_epoch=until_epoch,
             parent=None if parent is None else self._folder(parent),

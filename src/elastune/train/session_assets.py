@@ -15,6 +15,7 @@ from elastune.core.start_from import StartFrom
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, StartedFrom
 from elastune.journal.training import training_in
+from elastune.train.checkpoints.beginning import note_beginning, noted_beginning
 from elastune.train.checkpoints.checkpoint import complete, load_newest
 from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.start_from import start_from
@@ -49,7 +50,8 @@ class SessionAssets(SessionCollectives):
         """Begin with what fits of another model's weights: copy tensors of the same name and shape into ``model``.
 
         To be called before ``session.prepare``, and best before the optimizer is made: what is fresh may have a rate of
-        its own. A resumed run goes on from its own checkpoint: nothing is copied then, and the source may be gone.
+        its own. A resumed run goes on from its own checkpoint: nothing is copied then, and the source may be gone. A
+        worker that joins reads no source either where it shares the run's folder.
         ``elastune run --start-from`` does this without a change of the program.
 
         Args:
@@ -82,6 +84,7 @@ class SessionAssets(SessionCollectives):
         self._progress.begun.append(told)
         if self.rank == 0 and self._workers.synchronised:
             self._tell_beginning(model, told)
+            note_beginning(self._home, self._progress.begun)
         return told
 
     def unfreeze(self, model: nn.Module, schedule: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -131,9 +134,14 @@ class SessionAssets(SessionCollectives):
         return self._spec.resume or self._workers.restart_from_checkpoint
 
     def _begun_before(self) -> list[StartedFrom]:
-        """What its newest checkpoint, which takes the model's place, tells of its beginning; nothing without one."""
+        """What its newest checkpoint, which takes the model's place, tells of its beginning.
+
+        Without one a joiner, which others will give their state, finds it noted; nothing else does.
+        """
         newest = load_newest(self._spec.out / "checkpoints", lambda path, files: "", whole_parts=False)
-        return [] if newest is None else begun_of(newest[1].states[Progress.name])
+        if newest is not None:
+            return begun_of(newest[1].states[Progress.name])
+        return [] if self._workers.synchronised else noted_beginning(self._spec.out)
 
     def _tell_beginning(self, model: nn.Module, told: StartedFrom) -> None:
         """To the journal: whoever makes something of several trials has to know whether they began alike."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from tests.programs.assets import build, points
 from torch import nn
 
+from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program, RunSpec
@@ -22,7 +24,10 @@ from elastune.job.run import JobFailed, run_job
 from elastune.journal.reader import read
 from elastune.journal.records import Record, StartedFrom
 from elastune.mechanisms.scattered import whole
+from elastune.testing.elastic_runs import Runs, together
 from elastune.testing.sessions import lone_session
+from elastune.train.checkpoints.beginning import FILE, note_beginning, noted_beginning
+from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.start_from import start_from, weights_in
 
 ASSETS = Path(__file__).parents[2] / "programs" / "assets.py"
@@ -140,6 +145,36 @@ def test_a_program_that_takes_weights_goes_on_without_their_source(cluster: Loca
     assert [(r.taken, r.fresh) for r in told] == [(2, {"2.weight": "asked for", "2.bias": "asked for"})]
     with pytest.raises(JobFailed, match="weights come from"):
         trained("new", epochs=1)
+
+
+def test_who_joins_reads_no_source(cluster: LocalCluster, tmp_path: Path) -> None:
+    """It is gone as soon as the run has begun, and no checkpoint was ever written."""
+    parent, source = tmp_path / "parent", tmp_path / "source"
+    run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
+    runs, never = Runs(cluster, tmp_path / "runs", Program(ASSETS)), {"checkpoint_every_steps": 0}
+    config: dict[str, Any] = {"source": str(source), "fresh": ["2.*"], "seed": 5, "epochs": 6, "spec": never}
+
+    def grow(handle: ElasticRun, records: list[Record]) -> None:
+        if source.exists() and any(isinstance(record, StartedFrom) for record in records):
+            shutil.rmtree(source)
+            handle.resize(2)
+
+    shutil.copytree(parent, source)
+    alone = runs(1, **config)
+    grown = runs(1, act=grow, slow_until=together(2), **config)
+    assert not source.exists()
+    assert max(len(r.members) for r in grown.regrouped) == 2
+    assert grown.sha256 == alone.sha256
+
+
+def test_a_note_that_is_damaged_or_missing_tells_nothing(tmp_path: Path) -> None:
+    told = StartedFrom("elsewhere", "0" * 64, 2, {"head": "asked for"})
+    note_beginning(OutFolder.found(tmp_path), [told])
+    assert noted_beginning(tmp_path) == [told]
+    for text in ("", "[", "{}", "[1]", '[{"source": 1}]', "[" * 100_000):
+        (tmp_path / FILE).write_text(text)
+        assert noted_beginning(tmp_path) == []
+    assert noted_beginning(tmp_path / "none") == []
 
 
 def test_groups_train_at_rates_of_their_own(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -14,19 +14,24 @@ from elastune.cli.output import OK, print_json
 
 def classes(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
-    groups: Annotated[int, typer.Option(help="How many groups.")],
+    groups: Annotated[
+        str, typer.Option(metavar="N,N,...", help="How many groups; of a deeper tree those of each level: 2,5.")
+    ],
     data: Annotated[str, typer.Option(help="The predictions that are looked at.")] = "validation",
     trial: Annotated[int | None, typer.Option(help="Whose. [default: the most accurate]")] = None,
     json: options.Json = False,
 ) -> int:
     """Group the classes of STUDY so that those which a trained model confuses are together: see docs/transfer.md.
 
-    --json: {kind: "classes", tree: [[class, ...], ...], trial, data, between, within}; between: the mean probability
-    that a sample is taken for one of another group, within: for another class of its own.
+    --json: {kind: "classes", tree: [[class, ...], ...] (of a deeper one groups in place of classes), trial, data,
+    between, within}; between: the mean probability that a sample is taken for one of another group, within: for another
+    class of its own.
     """
+    from elastune.cli.commands.predict import whole_numbers
     from elastune.reuse.learn_classes import learn_classes
 
-    found = learn_classes(study, groups, data=data, trial=trial)
+    levels = whole_numbers(groups, "groups are counted by whole numbers", "such as --groups 3, or 2,5")
+    found = learn_classes(study, levels, data=data, trial=trial)
     if json:
         print_json({"kind": "classes", **found.to_json()})
         return OK

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_json
+from elastune.cli.clusters import ClusterOptions
+from elastune.cli.flatten import flatten
+from elastune.cli.output import INTERRUPTED, OK, print_json
+from elastune.cli.varying import Varying
 
 if TYPE_CHECKING:
     from elastune.reuse.ensemble import Ensemble
 
 
+@flatten
 def ensemble(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    varying: Varying,
+    where: ClusterOptions,
     members: Annotated[int, typer.Option(help="Different models at most.")] = 8,
     objective: Annotated[
         str | None, typer.Option(help="accuracy, log_loss, brier; mse, rmse, mae, r2. [default: accuracy or mse]")
@@ -28,7 +34,8 @@ def ensemble(
     method: Annotated[str, typer.Option(help="greedy (with replacement, bagged), stacking or uniform.")] = "greedy",
     seed: Annotated[int, typer.Option(help="Of the bags.")] = 0,
     by: Annotated[
-        str | None, typer.Option(metavar="SETTING", help="Tell contributions by its values, too, such as inputs.")
+        str | None,
+        typer.Option(metavar="SETTING", help="Tell contributions by its values, too. [default: what varies first]"),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one safetensors file.")] = None,
     json: options.Json = False,
@@ -39,6 +46,9 @@ def ensemble(
     was kept under a name that begins with "test" is read once all is chosen. With --out the study's journal is told,
     and elastune report STUDY shows it among single trials and soups. In Python elastune.load_ensemble(FILE, build)
     makes a module of the file.
+
+    --vary inputs=temperature,pressure+humidity first trains, in parallel and as trials of STUDY, what there is none of:
+    the best settings with each value. Of a setting that is a list, values name the program's views of its data.
 
     --json: {kind: "ensemble", study, task: {kind, says, width}, method, data, rows, objective, direction, candidates,
     members: [{trial, weight, alone, parameters, worker_seconds, contribution: {left_out, shapley, shapley_error},
@@ -51,8 +61,10 @@ def ensemble(
     from elastune.reuse.ensemble_file import save_ensemble
     from elastune.reuse.record import check_recordable, record_asset
 
-    if out is not None:
+    if out is not None or varying.vary is not None:
         check_recordable(study)
+    if not varying.train(study, where):
+        return INTERRUPTED
     budget = None if inference_budget is None else parse_times(inference_budget)
     found = choose(
         study,
@@ -63,7 +75,7 @@ def ensemble(
         test=test,
         method=method,
         seed=seed,
-        by=by,
+        by=by or next(iter(varying.values(varying.vary or [])), None),
     )
     file = None if out is None else str(save_ensemble(found, out))
     if out is not None:

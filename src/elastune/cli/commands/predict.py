@@ -46,11 +46,16 @@ def predict(
 
 def numbers_of(text: str | None) -> list[int] | None:
     """The trials that "1,4,7" says. Raises ``UserError``."""
-    from elastune.core.errors import UserError
-
     if text is None:
         return None
+    return whole_numbers(text, "trials are named by their numbers", "such as --trials 1,4,7")
+
+
+def whole_numbers(text: str, rule: str, fix: str) -> list[int]:
+    """Those of "2,5". Raises ``UserError`` of ``rule`` and ``fix``."""
+    from elastune.core.errors import UserError
+
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        raise UserError("trials are named by their numbers", repr(text)[:60], "such as --trials 1,4,7")
+        raise UserError(rule, repr(text)[:60], fix)
     return [int(part) for part in parts]

@@ -22,6 +22,7 @@ PHASES: dict[str, tuple[str, str, Marker]] = {
     "naive": ("naive rule", palette.BEFORE, "square"),
     "search": ("search", palette.AFTER, "circle"),
     "confirm": ("confirmation, other seeds", palette.BEST, "diamond"),
+    "member": ("given settings", palette.BEST, "square"),
 }
 """Phases whose values are results. Calibration trials are cut short to take times: their quality means nothing."""
 

@@ -97,7 +97,7 @@ def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
     rows = tuple(
         (
             f"{plain(point.form)} {plain(point.method, 20)}".strip(),
-            ", ".join(map(str, point.trials)),
+            plain(point.whom, 200),
             number(point.values[score.name]),
             duration(point.values[TRAINING]),
             f"{point.values[INFERENCE]:,.0f}",
@@ -115,7 +115,7 @@ def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
         note += " Gone or changed: the file is not what was written, so it cannot be used."
     if untold := dict.fromkeys(source for point in found.points for source in point.untold):
         note += f" Nobody tells how long {', '.join(plain(source, 80) for source in untold)} trained: not counted."
-    return Table("Single trials, soups, ensembles", header, rows, frozenset({2, 3, 4, 6}), note)
+    return Table("Single trials, soups, ensembles, joined models", header, rows, frozenset({2, 3, 4, 6}), note)
 
 
 def importance_table(found: Importance) -> Table:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastune.core.run import Config, Means
-from elastune.journal.records import Phase
+from elastune.journal.records import Phase, TrialStarted
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class FixedTrial:
     """Start a trial whose settings are given: no sampler proposes it, and no search learns from it.
 
     ``phase``: what it is for. ``max_steps``: it ends after so many; None: it is trained to its end. ``spread``: on as
-    many hosts as there are.
+    many hosts as there are. ``like``: the trial whose policies and strategy it has; None: there are none. ``source``:
+    the trial with whose weights it begins, but for those that are ``fresh`` (see ``core.start_from``); None: as all do.
     """
 
     config: Config
@@ -71,6 +72,9 @@ class FixedTrial:
     phase: Phase
     max_steps: int | None = None
     spread: bool = False
+    like: TrialStarted | None = None
+    source: int | None = None
+    fresh: tuple[str, ...] = ()
 
 
 Next = Resume | ForkTrial | NewTrial | FixedTrial | None
@@ -81,13 +85,20 @@ class Schedule(ABC):
 
     ``pauses``: whether trials may pause, so that they keep checkpoints. ``parents``: whether trials begin with those of
     others, which must then outlive their ends. ``phase``: what its trials are for. ``proposes``: whether its new trials
-    are proposed by a sampler; others are ``FixedTrial``s.
+    are proposed by a sampler; others are ``FixedTrial``s. ``shares``: whether a study that shares its workers out does
+    so among its trials.
     """
 
     pauses = True
     parents = False
     phase: Phase = "search"
     proposes = True
+    shares = True
+
+    @property
+    def supplies(self) -> bool:
+        """Whether it has new trials to begin, as far as it knows."""
+        return True
 
     @abstractmethod
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from itertools import count
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import ProposalAsked, TrialFinished, WarmStarted
+from elastune.journal.records import ProposalAsked, Record, TrialFinished, TrialStarted, WarmStarted
 from elastune.search.samplers.recall import Recall
 from elastune.search.samplers.suggest import Estimates, Suggester, Suggestion
 
@@ -113,10 +113,15 @@ class Proposals:
 
 
 class NoProposals(Proposals):
-    """For loops whose trials are all given: numbers, and nothing to propose."""
+    """For loops whose trials are all given: numbers, and nothing to propose.
 
-    def __init__(self) -> None:
-        self._numbers = count()
+    ``before``: what the journal tells already, whose trials keep their numbers, and those that were asked for, too.
+    """
+
+    def __init__(self, before: Iterable[Entry] = ()) -> None:
+        told = (entry.record for entry in before)
+        taken = [one.trial for one in told if isinstance(one, TrialStarted | ProposalAsked)]
+        self._numbers = count(max(taken, default=-1) + 1)
 
     @property
     def asking(self) -> bool:
@@ -128,8 +133,24 @@ class NoProposals(Proposals):
     def reserve(self) -> int:
         return next(self._numbers)
 
+    def recall(self, entries: Sequence[Entry]) -> Recall:
+        return _Unheard()
+
+    def recalled(self, recall: Recall) -> None:
+        pass
+
     def tell(self, number: int, finished: TrialFinished) -> None:
         pass
 
     def close(self) -> None:
         pass
+
+
+class _Unheard(Recall):
+    """There is no search that would have to be told."""
+
+    def __init__(self) -> None:
+        pass
+
+    def hear(self, record: Record, estimates: Callable[[], Estimates] = dict) -> Suggestion | None:
+        return None

@@ -82,7 +82,8 @@ class Budget:
         """The budget that has no room for one more new trial, or why none is wanted; empty while it has."""
         if self._rules.stale:
             return self._rules.stale
-        if self.bounds.trials is not None and len(self._table.trials) >= self.bounds.trials:
+        tried = sum(life.started.phase != "member" for life in self._table.trials.values())
+        if self.bounds.trials is not None and tried >= self.bounds.trials:
             return f"{self.bounds.trials} trials"
         budget_s, hours = self.bounds.budget_s, self.bounds.worker_hours
         if budget_s is not None:

@@ -13,7 +13,8 @@ from elastune.study.loop.experiment import Experiment
 class Decisions:
     """Tells ``schedule``, and others that take its place for a while, what happens to the trials of their phases.
 
-    ``verdicts``: trial -> why it is to pause. ``results``: the values of the search's complete trials.
+    ``verdicts``: trial -> why it is to pause. ``results``: the values of the complete trials of the search, and of
+    members that were trained like them.
     """
 
     def __init__(self, experiment: Experiment, schedule: Schedule) -> None:
@@ -23,6 +24,7 @@ class Decisions:
         self._experiment = experiment
         self._search = schedule
         self._by_phase = {schedule.phase: schedule}
+        self._judged = {schedule.phase, "member"}
         self._violations: dict[int, float] = {}
 
     def switch(self, schedule: Schedule) -> None:
@@ -32,7 +34,7 @@ class Decisions:
     def hear(self, record: Record, life: TrialLife) -> None:
         """Take in what happened to the trial of ``life``, now or before."""
         number, phase = life.number, life.started.phase
-        if isinstance(record, TrialFinished) and phase == self._search.phase and record.state == "complete":
+        if isinstance(record, TrialFinished) and phase in self._judged and record.state == "complete":
             self.results[number] = self._values(self._experiment.for_search(life))
         if isinstance(record, TrialPaused) and not record.cut_off:
             self.verdicts.pop(number, None)

@@ -10,16 +10,26 @@ from elastune.search.stopping.schedule import FixedTrial, IntermediateResult, Ne
 
 
 class FixedTrials(Schedule):
-    """Starts ``trials`` in their order, ``at_once`` at a time (None: as many as there is room for)."""
+    """Starts ``trials`` in their order, ``at_once`` at a time (None: as many as there is room for).
+
+    ``shares``: as of any schedule; else each has the workers that it was given.
+    """
 
     proposes = False
 
-    def __init__(self, phase: Phase, trials: Iterable[FixedTrial] = (), *, at_once: int | None = None) -> None:
+    def __init__(
+        self, phase: Phase, trials: Iterable[FixedTrial] = (), *, at_once: int | None = None, shares: bool = False
+    ) -> None:
         self.phase = phase
+        self.shares = shares
         self.todo = list(trials)
         self.running: set[int] = set()
         self._at_once = at_once
         self._offered: FixedTrial | None = None
+
+    @property
+    def supplies(self) -> bool:
+        return bool(self.todo) or self._offered is not None
 
     def next(self, fresh: bool) -> Next:
         if not fresh or (self._at_once is not None and len(self.running) >= self._at_once):

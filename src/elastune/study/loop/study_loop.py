@@ -191,7 +191,7 @@ class StudyLoop:
         self._ready, self._next.exhausted, self._sharing = None, False, None
         if schedule is not None:
             self._decisions.switch(schedule)
-        if self._make_sharing is not None and self._decisions.schedule.proposes:
+        if self._make_sharing is not None and self._decisions.schedule.shares:
             left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
             self._sharing = self._make_sharing(self._pool, self._clock, left_s, left_worker_s)
             for number, job in self._pool.jobs.items():
@@ -257,7 +257,7 @@ class StudyLoop:
                 return
             known = {number: self.table.trials[number] for number in self._pool.jobs}
             rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in known.items()}
-            supply = not self._next.exhausted and not self._budget.spent()
+            supply = self._decisions.schedule.supplies and not self._next.exhausted and not self._budget.spent()
             settled = sharing.settle(self._decisions.promises(), rungs, supply)
             for record in settled.moved:
                 self.tell(record)

@@ -1,4 +1,4 @@
-"""One front of what can be used of a study: single trials, soups, ensembles, by score and costs."""
+"""One front of what can be used of a study: single trials, soups, ensembles, joined models, by score and costs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class AssetPoint:
     """A model that can be used.
 
     Attributes:
-        form: "trial", "soup" or "ensemble".
+        form: "trial", "soup", "ensemble", "joined" or "stacked".
         trials: Whom it is made of.
+        parts: Of a joined or stacked model its trials, of whatever studies: "gate 3".
         values: The score by its name, ``training_s`` (the worker-seconds of its trials together, with those of what
             they began with, whatever else the search has tried) and ``parameters`` (how many one inference goes
             through).
@@ -45,6 +46,12 @@ class AssetPoint:
     test: float | None = None
     untold: tuple[str, ...] = ()
     sha256: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def whom(self) -> str:
+        """Whom it is made of, in words."""
+        return ", ".join((*map(str, self.trials), *self.parts))
 
     @cached_property
     def trouble(self) -> str:
@@ -120,15 +127,19 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
     def point(form: str, trials: Iterable[int], score: float, parameters: int, **more: Any) -> AssetPoint:
         of = tuple(trials)
         took = training_of(entries, table, [trial for trial in of if trial in table.trials])
-        values = {name: score, TRAINING: took.worker_seconds, INFERENCE: float(parameters)}
-        return AssetPoint(form, of, values, untold=took.untold, **more)
+        seconds = took.worker_seconds + more.pop("parts_s", 0.0)
+        values = {name: score, TRAINING: seconds, INFERENCE: float(parameters)}
+        return AssetPoint(form, of, values, untold=(*took.untold, *more.pop("untold", ())), **more)
 
     points: dict[object, AssetPoint] = {}  # what was found again, or written anew, takes the place of what was
     for one in alike:
         for single in one.singles:
             points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
         trials = (member.trial for member in one.members)
-        told = {"method": one.method, "file": one.file, "test": one.test, "sha256": one.sha256}
+        parts = tuple(f"{Path(part.study).name} {part.trial}" for part in one.parts)
+        told: dict[str, Any] = {"method": one.method, "file": one.file, "test": one.test, "sha256": one.sha256}
+        told["parts"] = parts
+        told |= {"parts_s": one.parts_s, "untold": one.untold}
         points[one.file] = point(one.form, trials, one.score, one.parameters, **told)
     objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
     return Assets(newest.data, objectives, tuple(points.values()))
@@ -137,4 +148,5 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
 def asset_json(point: AssetPoint) -> dict[str, Any]:
     """As plain values."""
     told = {field.name: getattr(point, field.name) for field in fields(point)}
-    return {**told, "trials": list(point.trials), "untold": list(point.untold), "trouble": point.trouble}
+    lists = {name: list(told[name]) for name in ("trials", "untold", "parts")}
+    return {**told, **lists, "trouble": point.trouble}

@@ -31,6 +31,7 @@ class LoadedProgram:
 
     ``policies``: the classes of policies that it defines, by name. ``surrogate(config, workers)``, for simulation,
     tells of each epoch how many seconds it takes and what is reported after it; a file with one may lack ``train``.
+    ``views``: what the file calls so, unchecked; None where it does not.
     """
 
     train: Callable[[Any], None]
@@ -40,6 +41,7 @@ class LoadedProgram:
     policies: dict[str, type[Policy]] = field(default_factory=dict)
     surrogate: Surrogate | None = None
     trains: bool = True
+    views: object = None
 
 
 def load_as_guest(program: Program) -> LoadedProgram:
@@ -70,7 +72,8 @@ def load(program: Program) -> LoadedProgram:
     if folder := os.environ.get(FOLDER):
         train = watched(train, path, Path(folder))
     train = in_session(train)
-    return LoadedProgram(train, space, _objectives(module), _config(module), _policies(module), surrogate, trains)
+    found = _objectives(module), _config(module), _policies(module), surrogate, trains
+    return LoadedProgram(train, space, *found, views=getattr(module, "views", None))
 
 
 def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:

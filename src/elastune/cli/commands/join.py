@@ -1,0 +1,86 @@
+"""``elastune join``: models of parts of a problem as one, beside a study that was trained for all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.commands.predict import Program
+from elastune.cli.output import OK, print_json
+from elastune.core.errors import UserError
+
+if TYPE_CHECKING:
+    from elastune.reuse.class_tree import ClassTree
+    from elastune.reuse.composed import ComposedModel
+
+
+def join(
+    studies: Annotated[list[Path], typer.Argument(help="The gate's study and its parts', or one of stacked heads.")],
+    front: Annotated[Path, typer.Option(metavar="STUDY", help="Of the whole problem: its trials stand beside it.")],
+    tree: Annotated[
+        str | None, typer.Option(metavar="LISTS", help="The groups of classes: [[0,2],[1]], or deeper.")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="accuracy, log_loss, brier; mse, rmse, mae, r2. [default: accuracy or mse]")
+    ] = None,
+    data: Annotated[str, typer.Option(help="The data set that points of the front are judged by.")] = "validation",
+    test: Annotated[str, typer.Option(help="One that nothing is chosen by.")] = "test",
+    program: Program = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one safetensors file.")] = None,
+    json: options.Json = False,
+) -> int:
+    """Make one model of the best kept trials of STUDIES, and judge it as the trials of the study --front are.
+
+    With --tree STUDIES are that of the gate and those of the parts (or the one of elastune.train_tree); without, one
+    study whose program trains a head over stacked parts. The last one's program has build(config), that of --front
+    predict(model, name), as for elastune predict: see docs/transfer.md. With --out the journal of --front is told, and
+    elastune report shows it there.
+
+    --json: {kind: "composed", study, form ("joined" or "stacked"), method, made_of: [{study, trial}], data, objective,
+    direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null, file}.
+    """
+    from elastune.reuse.composed import composed_of, judge_model
+    from elastune.reuse.composed_file import save_composed
+    from elastune.reuse.record import check_recordable, record_asset
+
+    if out is not None:
+        check_recordable(front)
+    model = composed_of(studies, None if tree is None else parse_tree(tree))
+    found = judge_model(model, front, objective=objective, data=data, test=test, program=program)
+    file = None if out is None else str(save_composed(found.model, out))
+    if out is not None:
+        record_asset(found, out)
+    if json:
+        print_json({"kind": "composed", **found.to_json(), "file": file})
+    else:
+        _print(found)
+        if file is not None:
+            print(f"file    {file}")
+    return OK
+
+
+def parse_tree(text: str) -> ClassTree:
+    """What "[[0,2],[1]]" says. Raises ``UserError``."""
+    from elastune.reuse.class_tree import class_tree
+
+    found: Any = parse.value("tree", text)
+    if not isinstance(found, list):
+        raise UserError("--tree is a list of groups of classes", repr(text)[:80], "such as --tree '[[0,2],[1]]'")
+    return class_tree(found)
+
+
+def _print(found: ComposedModel) -> None:
+    parts = ", ".join(f"{one.study.name} {one.trial}" for one in found.made_of)
+    print(f"{found.form} ({found.method}) of {len(found.made_of)} trials: {parts}")
+    singles = sorted(found.singles, key=lambda one: one.score, reverse=found.direction == "max")
+    best = f", best single trial ({singles[0].trial}) of {found.study} {singles[0].score:.4f}" if singles else ""
+    print(f"{found.data}: {found.objective} {found.score:.4f}{best}")
+    if found.test is None:
+        print("test: the program knows no such data")
+    else:
+        alone = "" if found.test.best_single is None else f", that trial {found.test.best_single:.4f}"
+        print(f"{found.test.data}: {found.objective} {found.test.model:.4f}{alone}; {found.test.rows} rows")
+    print(f"inference: {found.parameters:,} parameters")

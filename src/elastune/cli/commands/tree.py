@@ -1,0 +1,67 @@
+"""``elastune tree``: from coarse to fine, a model for each node of a tree of classes, as one study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.clusters import ClusterOptions
+from elastune.cli.commands.join import parse_tree
+from elastune.cli.commands.search import tell_study
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import FastExecution, Folders, Training
+
+
+@flatten
+def tree(
+    file: options.File,
+    groups: Annotated[
+        str, typer.Option("--tree", metavar="LISTS", help="The groups of classes: [[[0,2],[1]],[[3],[4,5]]].")
+    ],
+    training: Training,
+    execution: FastExecution,
+    folders: Folders,
+    where: ClusterOptions,
+    workers: Annotated[int, typer.Option(help="Worker processes for all nodes together.")] = 1,
+    trial_workers: options.TrialWorkers = None,
+    fresh: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Tensors that each node begins anew: 'head.*'; may be repeated."),
+    ] = None,
+) -> int:
+    """Train FILE for each node of a tree of classes, each with the weights of the one above, in parallel below it.
+
+    FILE's config has tree and node, which are set. elastune join OUT --tree LISTS --front STUDY makes one model of what
+    comes: see docs/transfer.md. elastune classes STUDY --groups 2,5 learns a tree.
+
+    --json: as of elastune tune, with kind "tune"; each trial's config has its node.
+    """
+    from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.job.output_dir import check_out
+    from elastune.reuse.tree_study import train_tree
+
+    found, cluster = parse_tree(groups), where.request()
+    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
+    low, high = bounds or (None, None)
+    out: Path = folders.choose(file, "tree")
+    check_out(out, folders.resume)
+    with Progress(StudyTracker(len(found.nodes()), None, told_before(out, folders.resume))) as progress:
+        train_tree(
+            file,
+            found,
+            out,
+            fresh=fresh or (),
+            config=training.config,
+            workers=workers,
+            trial_workers=bounds,
+            means=execution.means(None if execution.mesh is not None else low, most_workers=high),
+            epochs=training.epochs,
+            seed=training.seed,
+            divergence=training.factor,
+            cluster=cluster,
+            observe=progress.observe,
+        )
+    return tell_study(out, folders.json)

@@ -1,0 +1,84 @@
+"""Views of a data set: parts of a sample's inputs, by name, so that models differ in what they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastune.core.errors import UserError
+
+_FIX = 'such as views = {"temperature": [0, 1], "pressure": [2]}'
+
+
+class InputView(nn.Module):
+    """Of its inputs the columns of some views: the first layer of a model that is shown these alone.
+
+    So all models take the whole input, whatever each of them looks at, and may be members of one ensemble.
+
+    Attributes:
+        columns: Which places along ``dim`` it lets through, in the order of the views.
+        width: How many they are.
+
+    Args:
+        views: The columns of each view, by its name.
+        shown: The names of those that the model is shown, at least one.
+        dim: The axis that views divide; by default the last.
+
+    Raises:
+        UserError: For what are no views, and for names that are none of them.
+
+    Example:
+        >>> views = {"temperature": [0, 1], "pressure": [2]}
+        >>> view = elastune.InputView(views, session.config["inputs"])
+        >>> model = nn.Sequential(view, nn.Linear(view.width, 1))
+    """
+
+    def __init__(self, views: Mapping[str, Sequence[int]], shown: Sequence[str], dim: int = -1) -> None:
+        super().__init__()
+        known = checked_views(views, "the program")
+        self.columns = tuple(at for name in checked_shown(shown, known) for at in known[name])
+        self.dim = dim
+
+    @property
+    def width(self) -> int:
+        return len(self.columns)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of ``inputs`` what is shown."""
+        return inputs.index_select(self.dim, torch.tensor(self.columns, device=inputs.device))
+
+    def extra_repr(self) -> str:
+        return f"columns={list(self.columns)}, dim={self.dim}"
+
+
+def checked_views(views: object, where: object) -> dict[str, tuple[int, ...]]:
+    """The columns of each view. Raises ``UserError`` for what are none; ``where`` they were found."""
+    rule = "a program whose inputs are varied names its views: the columns of each"
+    if not isinstance(views, Mapping) or not views:
+        raise UserError(rule, f"{'none' if views is None else repr(views)[:80]} in {where}", _FIX)
+    found = {}
+    for name, columns in views.items():
+        plain = isinstance(columns, list | tuple | range) and all(_is_place(one) for one in columns)
+        if not isinstance(name, str) or not name or "," in name or "+" in name or not plain or not columns:
+            raise UserError(f"{rule}, under a name without comma and +", f"{name!r}: {columns!r}"[:120], _FIX)
+        found[name] = tuple(columns)
+    return found
+
+
+def checked_shown(shown: object, views: Mapping[str, object]) -> list[str]:
+    """The names of views that a model is shown. Raises ``UserError`` where they are not, or there are none."""
+    names = list(shown) if isinstance(shown, list | tuple) else []
+    fix = f"use {', '.join(views)}"
+    if not names or len({repr(name) for name in names}) < len(names):
+        raise UserError("what a model is shown is a list of views, each once", repr(shown)[:80], fix)
+    for name in names:
+        if not isinstance(name, str) or name not in views:
+            raise UserError("a view is one that the program names", repr(name)[:80], fix)
+    return names
+
+
+def _is_place(one: Any) -> bool:
+    return isinstance(one, int) and not isinstance(one, bool) and one >= 0
