@@ -65,6 +65,7 @@ from elastune.journal.study_records import (
     TrialRegrouped,
     TrialReported,
     TrialResumed,
+    TrialSeen,
     TrialStarted,
     WarmStarted,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "TrialRegrouped",
     "TrialReported",
     "TrialResumed",
+    "TrialSeen",
     "TrialStarted",
     "WarmStarted",
     "WorkerGone",
@@ -182,6 +184,7 @@ Record = Annotated[
     | TrialFinished
     | TrialRegrouped
     | TrialReallocated
+    | TrialSeen
     | TrialResumed
     | TrialPaused
     | ArtifactKept

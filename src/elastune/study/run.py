@@ -25,7 +25,9 @@ from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.space import Space
 from elastune.search.stopping.registry import make_schedule
-from elastune.study.allocation.rebalancer import sharing
+from elastune.study.allocation.choice import parse_allocation
+from elastune.study.allocation.holding import Holding
+from elastune.study.allocation.rebalancer import MAX_WAIT_S, MakeSharing, sharing
 from elastune.study.loop.async_suggester import Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.keeper import Keeper
@@ -156,8 +158,10 @@ def _loop(
         seed=request.seed,
     )
     retention = retention_of(request.keep, request.keep_bytes, population=schedule.parents)
+    share, holding = _allocation(request, holds=not schedule.parents)
+    pauses = schedule.pauses or holding is not None
     return StudyLoop(
-        Tuning(plan, cluster.files, checkpoints=schedule.pauses or cluster.varies or retention != KeepNothing()),
+        Tuning(plan, cluster.files, checkpoints=pauses or cluster.varies or retention != KeepNothing()),
         schedule,
         Proposals(suggester, inline=not around.background),
         Pool(cluster, most=request.workers, timeout_s=request.trial_timeout_s, clock=around.clock, meter=meter),
@@ -165,7 +169,8 @@ def _loop(
         keep,
         Keeper(retention, cluster.files, request.out, request.keep_bytes),
         flush=flush,
-        share=sharing(request.trial_workers, request.means),
+        share=share,
+        holding=holding,
         rules=StopRules(
             parse_constraints(request.until),
             request.patience,
@@ -173,3 +178,13 @@ def _loop(
             pricing.objectives,
         ),
     )
+
+
+def _allocation(request: StudyRequest, *, holds: bool) -> tuple[MakeSharing | None, Holding | None]:
+    """How trials share workers, and which of them are held back (``holds``: some may be)."""
+    choice = parse_allocation(request.allocation)
+    if request.trial_workers is None or not choice.told:
+        return sharing(request.trial_workers, request.means, choice), None
+    courses = choice.courses(1 if request.means.mesh is None else request.means.first_mesh.replica)
+    share = sharing(request.trial_workers, request.means, choice, courses)
+    return share, Holding(courses, choice.held if holds else 0.0, MAX_WAIT_S)
