@@ -109,7 +109,7 @@ def _pauses(entries: list[Entry], trial: int) -> Any:
 
 def test_in_a_study_without_end_who_waited_long_enough_comes_next(program, tmp_path: Path) -> None:
     """New trials would always take what is idle: a held one goes on once it has waited as long as it trains."""
-    request = asked(program(SURROGATE), tmp_path / "out", trials=None, budget_s=6000.0, workers=6)
+    request = asked(program(SURROGATE), tmp_path / "out", trials=None, budget_s=6000.0, workers=6, trial_workers=(1, 4))
     go(request)
     assert held(request.out) & {r.trial for r in told(request.out, TrialFinished)}
 
@@ -130,7 +130,10 @@ def test_who_is_held_follows_from_the_journal(program, tmp_path: Path) -> None:
 
 def test_a_killed_study_goes_on_holding(program, tmp_path: Path) -> None:
     request, rng = asked(program(SURROGATE), tmp_path / "out"), random.Random(2)
-    go(request, 150)
+    go(whole := replace(request, out=tmp_path / "whole"))
+    records = [entry.record for entry in journal(whole.out)]
+    first = next(n for n, record in enumerate(records) if isinstance(record, TrialPaused) and record.held)
+    go(request, first + 3)
     before = held(request.out)
     for _ in range(6):
         go(replace(request, resume=True), rng.randint(5, 60))
