@@ -14,7 +14,7 @@ ranks alone, no forecasts.
 
 Figure of merit: seconds until fully trained trials cover .8, .9, .95 and .98 of the hypervolume that all 64 would, and
 the GPU-hours used by then (of GPUs that trials held). Ratios are paired by seed, the best of a family is that with the
-smallest median of a case and level. steepest was chosen on seeds 0 to 7, short_first on 500 to 503; the seeds here
+smallest median of a case and level. steepest was chosen on seeds 0 to 7, short_first on 500 and 501; the seeds here
 begin at 700.
 
     python benchmarks/elastic_search.py                       # 3 instances x 2 models x 8 seeds, all arms

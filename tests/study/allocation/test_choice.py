@@ -11,8 +11,8 @@ from elastune.study.allocation.scaling import BatchTable
 
 def test_names_and_options() -> None:
     assert parse_allocation("steepest") == AllocationChoice(0.0, 0.5, by_batch=False)
-    assert parse_allocation("short_first") == AllocationChoice(0.2, 0.2, by_batch=True)
-    assert parse_allocation("short_first:held=0.3,by_batch=false") == AllocationChoice(0.3, 0.2, by_batch=False)
+    assert parse_allocation("short_first") == AllocationChoice(0.3, 0.2, by_batch=True)
+    assert parse_allocation("short_first:held=0.1,by_batch=false") == AllocationChoice(0.1, 0.2, by_batch=False)
     assert parse_allocation("steepest:least_gain=0.2").least_gain == 0.2
 
 

@@ -1,4 +1,4 @@
-"""How workers are shared out, as it is written on a command line: "steepest", "short_first", "short_first:held=0.3"."""
+"""How workers are shared out, as it is written on a command line: "steepest", "short_first", "short_first:held=0.2"."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class AllocationChoice:
 
 ALLOCATIONS = {
     "steepest": AllocationChoice(),
-    "short_first": AllocationChoice(held=0.2, least_gain=0.2, by_batch=True),
+    "short_first": AllocationChoice(held=0.3, least_gain=0.2, by_batch=True),
 }
 
 
 def parse_allocation(text: str) -> AllocationChoice:
     """The choice that ``text`` names, one of ``ALLOCATIONS`` with other options. Raises ``UserError``."""
-    name, options = split(text, "the allocation", "short_first:held=0.2,least_gain=0.2")
+    name, options = split(text, "the allocation", "short_first:held=0.3,least_gain=0.2")
     if name not in ALLOCATIONS:
         raise UserError("an allocation must be one that is known", repr(text), f"one of {', '.join(ALLOCATIONS)}")
     usual = vars(ALLOCATIONS[name])

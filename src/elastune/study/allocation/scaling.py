@@ -79,7 +79,7 @@ def _fitted(known: Gains, weights: Floats, prior: Floats, strength: float) -> Fl
     for _ in range(ROUNDS):
         weighted = known.octaves * counting[:, None]
         left = weighted.T @ known.octaves + strength * np.eye(len(prior))
-        found = np.linalg.solve(left, weighted.T @ known.rises + strength * prior)
+        found = np.asarray(np.linalg.solve(left, weighted.T @ known.rises + strength * prior), dtype=float)
         off = np.abs(known.rises - known.octaves @ found)
         counting = weights * np.minimum(1.0, OFF / np.maximum(off, 1e-12))
     return found
