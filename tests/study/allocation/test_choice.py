@@ -11,16 +11,16 @@ from elastune.study.allocation.scaling import BatchTable
 
 def test_names_and_options() -> None:
     assert parse_allocation("steepest") == AllocationChoice(0.0, 0.5, by_batch=False)
-    assert parse_allocation("short_first") == AllocationChoice(0.3, 0.2, by_batch=True)
-    assert parse_allocation("short_first:held=0.1,by_batch=false") == AllocationChoice(0.1, 0.2, by_batch=False)
+    assert parse_allocation("short_first") == AllocationChoice(0.3, 0.2, by_batch=False)
+    assert parse_allocation("short_first:held=0.1,by_batch=true") == AllocationChoice(0.1, 0.2, by_batch=True)
     assert parse_allocation("steepest:least_gain=0.2").least_gain == 0.2
 
 
 def test_what_is_told_comes_from_the_journal() -> None:
     assert not parse_allocation("steepest").told
-    assert parse_allocation("short_first:by_batch=false").told
-    assert parse_allocation("short_first:held=0").told
-    assert isinstance(parse_allocation("short_first").courses().speeds, BatchTable)
+    assert parse_allocation("steepest:by_batch=true").told
+    assert not parse_allocation("short_first:held=0").told
+    assert isinstance(parse_allocation("short_first:by_batch=true").courses().speeds, BatchTable)
 
 
 @pytest.mark.parametrize(

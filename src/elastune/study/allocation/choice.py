@@ -39,7 +39,7 @@ class AllocationChoice:
 
 ALLOCATIONS = {
     "steepest": AllocationChoice(),
-    "short_first": AllocationChoice(held=0.3, least_gain=0.2, by_batch=True),
+    "short_first": AllocationChoice(held=0.3, least_gain=0.2),
 }
 
 
