@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from elastic_model import SAMPLES, SLOTS, Floats, Model
+from elastic_model import SLOTS, Floats, Model
 
 from elastune.core.run import Config
 from elastune.journal.records import Reported
 from elastune.search.stopping.schedule import IntermediateResult, NewTrial, Resume, Schedule
 from elastune.study.allocation.allocator import Allocation, Broker, Pending
+from elastune.study.allocation.holding import Holding
 from elastune.study.allocation.priority import rungs_passed, trial_priority
 
 STEPS = 1000  # of an epoch
@@ -137,13 +138,25 @@ class End:
 
 
 class Study:
-    """One simulated study of the configurations ``pool``, each of which is begun at some time, in their order."""
+    """One simulated study of the configurations ``pool``, each of which is begun at some time, in their order.
 
-    def __init__(self, model: Model, pool: Sequence[Config], schedule: Schedule, sharer: Sharer, high: int) -> None:
+    ``holding``: which trials wait for idle GPUs; None: nobody.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pool: Sequence[Config],
+        schedule: Schedule,
+        sharer: Sharer,
+        high: int,
+        holding: Holding | None = None,
+    ) -> None:
         self.model, self.pool, self.schedule, self.sharer = model, pool, schedule, sharer
         self.high = high
+        self.holding = holding
         self.now_s = self.gpu_s = 0.0
-        self.resizes = 0
+        self.resizes = self.held = 0
         self.ends: list[End] = []
         self._trials: list[_Trial] = []
         self._running: dict[int, None] = {}
@@ -155,6 +168,11 @@ class Study:
     def epochs(self) -> float:
         """Epochs that all trials have trained."""
         return sum(trial.done for trial in self._trials)
+
+    @property
+    def unended(self) -> int:
+        """Trials that early stopping has not paused and that have not ended, once the study is over: there are none."""
+        return len(self._running) + (len(self.holding.waiting) if self.holding is not None else 0)
 
     def run(self) -> None:
         """To its end."""
@@ -181,7 +199,8 @@ class Study:
         planned = self.model.epochs(trial.config, None)
         metrics = self.model.metrics(trial.config, 0, epoch)
         point = metrics["error"], metrics["time"]
-        report = Reported(epoch, epoch * STEPS, epoch * SAMPLES, trial.trained_s, metrics, epochs=planned)
+        samples = epoch * STEPS * int(trial.config["batch_size"])  # type: ignore[arg-type]
+        report = Reported(epoch, epoch * STEPS, samples, trial.trained_s, metrics, epochs=planned)
         self.sharer.stepped(number, report.step, trial.gpus, self.now_s)
         self.sharer.reported(number, report, trial.gpus, self.now_s)
         why = self.schedule.reported(IntermediateResult(number, epoch, planned, point))
@@ -195,6 +214,11 @@ class Study:
             del self._running[number]
             self.schedule.paused(number, epoch)
             self.sharer.paused(number, self.now_s)
+        elif self.holding is not None and self.holding.why(number, report, self.now_s):
+            del self._running[number]
+            self.held += 1
+            self.holding.holds(number, self.now_s)
+            self.sharer.paused(number, self.now_s)
         else:
             self._plan(number)
         self._share()
@@ -203,7 +227,7 @@ class Study:
         """Hand out GPUs until nobody is to change any more."""
         points = {**self.schedule.estimates(), **self._ended} if isinstance(self.sharer, Broker) else {}
         while True:
-            if self._waiting is None:
+            if self._waiting is None or self._waiting.last:
                 self._waiting = self._next()
             asking = [self._waiting] if self._waiting else []
             known = [*self._running, *(one.trial for one in asking if not one.fresh)]
@@ -224,6 +248,8 @@ class Study:
                 return Pending(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS)
             case NewTrial():
                 return Pending(len(self._trials), 1, self.high, self.now_s, slots=SLOTS)
+        for number in self.holding.waiting if self.holding is not None else ():
+            return Pending(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS, last=True)
         return None
 
     def _apply(self, grant: Allocation) -> None:
@@ -232,6 +258,8 @@ class Study:
             if number == len(self._trials):
                 self._trials.append(_Trial(self.pool[number]))
                 self.schedule.started(number, {})
+            elif self.holding is not None and number in self.holding.waiting:
+                self.holding.released(number)
             else:
                 self.schedule.resumed(number)
             self._waiting = None

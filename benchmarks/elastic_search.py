@@ -7,33 +7,41 @@ RubberBand have a fixed number; early stopping by ``asha`` as elastune has it, t
 ranks alone, no forecasts.
 
 - static: every trial has 1, 2, 4 or 8 GPUs, those freed go to the next trial. The best number in hindsight counts.
-- double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best counts.
-- broker: ``elastune.study.allocation``, which knows nothing of a trial but what its reports tell. Each trial has
-  from 1 GPU to all of them: nothing is chosen in hindsight.
+- double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best in hindsight counts.
+- steepest, short_first: ``elastune.study.allocation``, as ``--allocation`` names it, which knows nothing of a trial but
+  what its reports tell. Each trial has from 1 GPU to all of them: nothing is chosen in hindsight.
+- without ...: short_first with one of its two parts as steepest has it; with batches: with ``by_batch``.
 
-Figure of merit: seconds until fully trained trials cover 0.95 of the hypervolume that all 64 would, and the GPU-hours
-used by then (of GPUs that trials held). Ratios are paired by seed. The broker's settings were chosen on seeds 0 to 7;
-the seeds here begin at 300.
+Figure of merit: seconds until fully trained trials cover .8, .9, .95 and .98 of the hypervolume that all 64 would, and
+the GPU-hours used by then (of GPUs that trials held). Ratios are paired by seed, the best of a family is that with the
+smallest median of a case and level. steepest was chosen on seeds 0 to 7, short_first on 500 and 501; the seeds here
+begin at 700, by whose first four ``by_batch`` was left out.
 
-    python benchmarks/elastic_search.py          # 3 instances x 2 models x 8 seeds
-    python benchmarks/elastic_search.py --smoke  # one of each, seconds; writes nothing
+    python benchmarks/elastic_search.py                       # 3 instances x 2 models x 8 seeds, all arms
+    python benchmarks/elastic_search.py --families double,steepest,short_first --seeds 4
+    python benchmarks/elastic_search.py --smoke               # one of each, seconds; writes nothing
+
+Every study is a line of OUT.rows.jsonl as soon as it has ended; with --resume what stands there is not simulated again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from elastic_loop import Rule, Sharer, Study, points
 from elastic_model import Model, Scaling
-from sampler import INSTANCES, OBJECTIVES, Surrogate, best_known, machine, space
+from sampler import INSTANCES, OBJECTIVES, TEN, Surrogate, machine, space, yardstick
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
@@ -44,34 +52,66 @@ from elastune.search.stopping.halving import Halving, SuccessiveHalving
 from elastune.search.stopping.rungs import levels
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Broker
+from elastune.study.allocation.choice import ALLOCATIONS, AllocationChoice
+from elastune.study.allocation.courses import Courses
+from elastune.study.allocation.holding import Holding
 
 GPUS = 64
 TRIALS = 64
 MODELS = ("imagenet", "cifar10")
-GOAL = 0.95
-FIRST_SEED = 300
+LEVELS = (0.8, 0.9, 0.95, 0.98)
+FIRST_SEED = 700
 SCALE = 60.0  # seconds that a second of lcbench stands for
 START_S, PAUSE_S = 10.0, 1.0
 ELASTUNE = Halving()
 PLAIN = Halving(promote_margin=-100.0, prune_margin=100.0)  # neither ever hopeful nor ever hopeless: ranks decide
 RUNGS = tuple(levels(6, ELASTUNE.eta, 52))  # where both begin: a ninth of the training
-RULES = Rules(min_residence_s=20.0, horizon_s=3600.0, least_gain=0.5)
+RULES = Rules(min_residence_s=20.0, horizon_s=3600.0)
 RESULT = Path(__file__).parent / "results" / "elastic_search.json"
 
-ARMS: dict[str, tuple[Halving, Callable[[], Sharer]]] = {
-    **{f"static {n}, plain": (PLAIN, lambda n=n: Rule(GPUS, n)) for n in (1, 2, 4, 8)},
-    **{f"static {n}": (ELASTUNE, lambda n=n: Rule(GPUS, n)) for n in (1, 2, 4, 8)},
-    **{f"double {n}": (ELASTUNE, lambda n=n: Rule(GPUS, n, RUNGS)) for n in (1, 2, 4)},
-    "broker": (ELASTUNE, lambda: Broker(GPUS, RULES)),
+CHOICE = ALLOCATIONS["short_first"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Who stops trials, who shares GPUs out, and who is held back."""
+
+    halving: Halving
+    sharer: Callable[[], tuple[Sharer, Holding | None]]
+
+
+def rule(gpus: int, rungs: tuple[int, ...] = ()) -> Callable[[], tuple[Sharer, Holding | None]]:
+    return lambda: (Rule(GPUS, gpus, rungs), None)
+
+
+def ours(choice: AllocationChoice) -> Callable[[], tuple[Sharer, Holding | None]]:
+    def make() -> tuple[Sharer, Holding | None]:
+        courses = choice.courses() if choice.told else Courses()
+        rules = replace(RULES, least_gain=choice.least_gain)
+        holding = Holding(courses, choice.held, math.inf) if choice.held else None
+        return Broker(GPUS, rules, courses=courses), holding
+
+    return make
+
+
+ARMS: dict[str, Arm] = {
+    **{f"static {n} plain": Arm(PLAIN, rule(n)) for n in (1, 2, 4, 8)},
+    **{f"static {n}": Arm(ELASTUNE, rule(n)) for n in (1, 2, 4, 8)},
+    **{f"double {n}": Arm(ELASTUNE, rule(n, RUNGS)) for n in (1, 2, 4)},
+    **{name: Arm(ELASTUNE, ours(choice)) for name, choice in ALLOCATIONS.items()},
+    "without holding": Arm(ELASTUNE, ours(replace(CHOICE, held=0.0))),
+    "with batches": Arm(ELASTUNE, ours(replace(CHOICE, by_batch=True))),
+    "without widening": Arm(ELASTUNE, ours(replace(CHOICE, least_gain=0.5))),
 }
 FAMILIES = {
-    "static, plain": tuple(name for name in ARMS if name.endswith("plain")),
+    "static plain": tuple(name for name in ARMS if name.endswith("plain")),
     "static": tuple(f"static {n}" for n in (1, 2, 4, 8)),
-    "one GPU each": ("static 1",),
     "double": tuple(f"double {n}" for n in (1, 2, 4)),
-    "broker": ("broker",),
+    **{name: (name,) for name in ARMS if name in ALLOCATIONS or name.startswith("with")},
 }
 """What is compared: of each the arm that has the smallest median of seconds."""
+OURS = tuple(ALLOCATIONS)
+Case = dict[str, list[dict[str, Any]]]  # arm -> studies, by seed
 
 
 def configurations(seed: int) -> list[Config]:
@@ -80,25 +120,28 @@ def configurations(seed: int) -> list[Config]:
     return [dict(one.values) for one in asked if one is not None]
 
 
-def one(model: Model, pool: Sequence[Config], arm: str, reference: Floats) -> dict[str, float]:
-    """Seconds and GPU-hours until the goal, and to the study's end."""
-    halving, sharer = ARMS[arm]
-    study = Study(model, pool, SuccessiveHalving(OBJECTIVES, halving), sharer(), GPUS)
+def one(model: Model, pool: Sequence[Config], arm: str, reference: Floats) -> dict[str, Any]:
+    """Seconds and GPU-hours until each of ``LEVELS``, and to the study's end."""
+    (sharer, holding), begun_s = ARMS[arm].sharer(), time.process_time()
+    study = Study(model, pool, SuccessiveHalving(OBJECTIVES, ARMS[arm].halving), sharer, GPUS, holding)
     study.run()
-    goal = GOAL * hypervolume(np.array([model.curve(config)[-1] for config in pool]), reference)
-    covered = (n for n in range(1, len(study.ends) + 1) if hypervolume(points(study.ends[:n]), reference) >= goal)
-    reached = next(covered, None)
+    whole = hypervolume(np.array([model.curve(config)[-1] for config in pool]), reference)
+    covered = [hypervolume(points(study.ends[:n]), reference) / whole for n in range(1, len(study.ends) + 1)]
+    reached = {level: next((n for n, part in enumerate(covered) if part >= level), None) for level in LEVELS}
     return {
-        "seconds": study.ends[reached - 1].at_s if reached else float("inf"),
-        "gpu_hours": study.ends[reached - 1].gpu_s / 3600 if reached else float("inf"),
+        "seconds": {str(k): math.inf if n is None else study.ends[n].at_s for k, n in reached.items()},
+        "gpu_hours": {str(k): math.inf if n is None else study.ends[n].gpu_s / 3600 for k, n in reached.items()},
         "end_seconds": study.now_s,
         "end_gpu_hours": study.gpu_s / 3600,
         "resizes": study.resizes,
+        "held": study.held,
+        "unended": study.unended,
+        "cpu_s": round(time.process_time() - begun_s, 2),
     }
 
 
 def spread(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], method="closest_observation")  # some may be infinite
     return {
         "median": round(float(middle), digits),
         "quartiles": [round(float(low), digits), round(float(high), digits)],
@@ -106,82 +149,116 @@ def spread(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
     }
 
 
-def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """The best arm of each family, and how much longer it took than the broker, seed by seed."""
+def best_of(case: Case, family: str, level: float) -> str:
+    arms = [arm for arm in FAMILIES[family] if arm in case]
+    return min(arms, key=lambda arm: statistics.median(one["seconds"][str(level)] for one in case[arm]))
+
+
+def ratios(case: Case, family: str, mine: str, level: float) -> tuple[str, list[float], list[float]]:
+    """The best arm of ``family``, and how many times the seconds and GPU-hours of ``mine`` it took, seed by seed."""
+    best, key = best_of(case, family, level), str(level)
+    pairs = list(zip(case[best], case[mine], strict=True))
+    seconds = [ratio(other["seconds"][key], one["seconds"][key]) for other, one in pairs]
+    return best, seconds, [ratio(other["gpu_hours"][key], one["gpu_hours"][key]) for other, one in pairs]
+
+
+def ratio(other: float, mine: float) -> float:
+    """Of two that never got there neither is ahead."""
+    return 1.0 if other == mine else other / mine
+
+
+def compared(cases: dict[str, Case]) -> dict[str, Any]:
+    """Each of ours against the best of every other family: per case, and over all cases' studies, by level."""
     found: dict[str, Any] = {}
-
-    def best_of(family: str) -> str:
-        return min(FAMILIES[family], key=lambda arm: statistics.median(run["seconds"] for run in runs[arm]))
-
-    for family in FAMILIES:
-        best = best_of(family)
-        pairs = list(zip(runs[best], runs[best_of("broker")], strict=True))
-        found[family] = {
-            "arm": best,
-            "seconds": spread([run["seconds"] for run in runs[best]], 0),
-            "gpu_hours": spread([run["gpu_hours"] for run in runs[best]], 1),
-            "times_the_brokers_seconds": spread([run["seconds"] / ours["seconds"] for run, ours in pairs]),
-            "times_the_brokers_gpu_hours": spread([run["gpu_hours"] / ours["gpu_hours"] for run, ours in pairs]),
-        }
+    for mine in (arm for arm in OURS if all(arm in case for case in cases.values())):
+        others = [f for f in FAMILIES if f != mine and all(set(FAMILIES[f]) <= case.keys() for case in cases.values())]
+        for family in others:
+            for level in LEVELS:
+                told = {name: ratios(case, family, mine, level) for name, case in cases.items()}
+                found.setdefault(mine, {}).setdefault(family, {})[str(level)] = {
+                    "times_its_seconds": spread([r for _, seconds, _ in told.values() for r in seconds]),
+                    "times_its_gpu_hours": spread([r for _, _, hours in told.values() for r in hours]),
+                    "best": {name: best for name, (best, _, _) in told.items()},
+                    "by_case": {name: spread(seconds)["median"] for name, (_, seconds, _) in told.items()},
+                }
     return found
 
 
-def by_arm(cases: dict[str, Any]) -> dict[str, Any]:
-    """Times the broker's seconds of every arm that is used for all cases alike, chosen by nobody."""
-    found: dict[str, list[float]] = {}
-    for case in cases.values():
-        for arm, runs in case["runs"].items():
-            pairs = zip(runs, case["runs"]["broker"], strict=True)
-            found.setdefault(arm, []).extend(run["seconds"] / ours["seconds"] for run, ours in pairs)
-    return {arm: spread(ratios) for arm, ratios in found.items()}
+def show(found: dict[str, Any], what: str) -> None:
+    for mine, families in found.items():
+        for family, levels_ in families.items():
+            cells = []
+            for level, cell in levels_.items():
+                seconds, hours = cell["times_its_seconds"], cell["times_its_gpu_hours"]["median"]
+                low, high = seconds["quartiles"]
+                cells.append(f"{level}: {seconds['median']:.2f} ({low:.2f}-{high:.2f}), {hours:.2f} h")
+            print(f"{what:18} {family:16} x {mine:12} {'   '.join(cells)}", flush=True)
 
 
-def show(case: str, found: dict[str, Any]) -> None:
-    for family, cell in found.items():
-        seconds, hours = cell["seconds"]["median"], cell["gpu_hours"]["median"]
-        times, more = cell["times_the_brokers_seconds"], cell["times_the_brokers_gpu_hours"]
-        low, high = times["quartiles"]
-        print(
-            f"{case:18} {family:14} {cell['arm']:16} {seconds:9.0f} s {hours:8.1f} GPU-h   "
-            f"{times['median']:5.2f} ({low:.2f}-{high:.2f}) x seconds, {more['median']:.2f} x GPU-hours of the broker",
-            flush=True,
-        )
-
-
-def run(data: Path, options: argparse.Namespace) -> dict[str, Any]:
-    instances, models, seeds, sizes = INSTANCES, MODELS, options.seeds, (200_000, 60)
-    if options.smoke:
-        instances, models, seeds, sizes = INSTANCES[:1], MODELS[:1], 1, (2_000, 2)
-    cases: dict[str, Any] = {}
-    ratios: dict[str, list[float]] = {family: [] for family in FAMILIES}
-    for instance in instances:
+def run(data: Path, options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    sizes = (2_000, 2) if options.smoke else (200_000, 60)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    arms = [arm for family in options.families for arm in FAMILIES[family]]
+    cases: dict[str, Case] = {}
+    for instance in options.instances:
         surrogate = Surrogate(data / "hpo" / "lcbench", instance)
-        _, reference = best_known(surrogate, *sizes)
-        for name in models:
+        reference = np.array(yardstick(surrogate, instance, *sizes)["reference"])
+        for name in options.models:
             scaling = Scaling(data / "pollux_traces", name)
             model = Model(surrogate, scaling, start_s=START_S, resize_pause_s=PAUSE_S, scale=SCALE)
-            runs: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            case = cases[f"{instance} {name}"] = {arm: [] for arm in arms}
+            for seed in seeds:
                 pool = configurations(seed)
-                for arm in ARMS:
-                    runs[arm].append(one(model, pool, arm, reference))
-            case = f"{instance} {name}"
-            cases[case] = {"best": compared(runs), "runs": runs}
-            for family, cell in cases[case]["best"].items():
-                ratios[family] += cell["times_the_brokers_seconds"]["by_seed"]
-            show(case, cases[case]["best"])
+                for arm in arms:
+                    key = {"instance": instance, "model": name, "seed": seed, "arm": arm}
+                    case[arm].append(rows.of(key, lambda arm=arm, m=model, p=pool, r=reference: one(m, p, arm, r)))
+            show(compared({"": case}), f"{instance} {name}")
     return {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/elastic_search.py",
+        "command": "OMP_NUM_THREADS=1 python benchmarks/elastic_search.py " + " ".join(sys.argv[1:]),
         "measured": "simulated: curves of a surrogate, measured scaling; see the file's head",
         "gpus": GPUS,
         "trials": TRIALS,
-        "seeds": seeds,
+        "seeds": list(seeds),
         "goal": {"static": 2.0, "double": 1.3},
-        "all_cases_times_the_brokers_seconds": {family: spread(found) for family, found in ratios.items()},
-        "all_cases_by_arm_times_the_brokers_seconds": by_arm(cases),
+        "times_ours": compared(cases),
         "machine": machine(),
         "cases": cases,
     }
+
+
+class Rows:
+    """One line a study, written as it ends; those of ``path`` that are there already are not simulated again."""
+
+    def __init__(self, path: Path | None, *, resume: bool) -> None:
+        self._path = path
+        self._known: dict[str, dict[str, Any]] = {}
+        if path is not None and resume and path.exists():
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            self._known = {json.dumps(line["study"]): line["found"] for line in lines}
+        elif path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+
+    def of(self, key: dict[str, Any], simulate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        name = json.dumps(key)
+        if name not in self._known:
+            self._known[name] = simulate()
+            if self._path is not None:
+                with self._path.open("a") as file:
+                    file.write(json.dumps({"study": key, "found": self._known[name]}) + "\n")
+        return self._known[name]
+
+
+def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """A list on the command line, of ``known`` names."""
+
+    def read(text: str) -> tuple[str, ...]:
+        found = tuple(name.strip() for name in text.split(","))
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]}: known are {', '.join(known)}")
+        return found
+
+    return read
 
 
 def main() -> int:
@@ -189,22 +266,28 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("ELASTUNE_DATA", "data")))
     parser.add_argument("--smoke", action="store_true", help="a few seconds; writes nothing")
     parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--instances", type=names(TEN), default=INSTANCES, metavar="ID,ID,...")
+    parser.add_argument("--models", type=names(MODELS), default=MODELS, metavar="NAME,...")
+    parser.add_argument("--families", type=names(tuple(FAMILIES)), default=tuple(FAMILIES), metavar="NAME,...")
+    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
+    if options.smoke:
+        options.instances, options.models, options.seeds = INSTANCES[:1], MODELS[:1], 1
+        options.families = ("double", *OURS)
     try:
         for needed in ("hpo/lcbench/model.onnx", "pollux_traces/imagenet/scalability.csv"):
             if not (options.data / needed).is_file():
                 rule = "the lcbench surrogate and Pollux's traces must be there"
                 raise UserError(rule, options.data / needed, "give --data DIR or set ELASTUNE_DATA")
-        found = run(options.data, options)
+        rows = Rows(None if options.smoke else options.out.with_suffix(".rows.jsonl"), resume=options.resume)
+        found = run(options.data, options, rows)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    for family, cell in found["all_cases_times_the_brokers_seconds"].items():
-        low, high = cell["quartiles"]
-        print(f"all cases: {family} took {cell['median']:.2f} ({low:.2f}-{high:.2f}) times the broker's seconds")
+    show(found["times_ours"], "all cases")
     if not options.smoke:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 

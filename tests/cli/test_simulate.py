@@ -18,6 +18,9 @@ def test_the_example_tells_what_it_would_take(elastune: Any) -> None:
     assert "of 16 workers in" in said.out
     assert "the surrogate of simulated.py" in said.out
     assert Path("out", "report.html").exists()
+    shared = ("--trial-workers", "1:8", "--allocation", "short_first:held=0.3", "--out", "other")
+    assert elastune("simulate", EXAMPLE, *FEW, *shared).code == 0
+    assert '"allocation":"short_first:held=0.3"' in Path("other", "journal.jsonl").read_text()
 
 
 def test_json_has_the_object_of_tune_and_the_simulation(elastune: Any) -> None:
@@ -48,6 +51,8 @@ def test_json_has_the_object_of_tune_and_the_simulation(elastune: Any) -> None:
         ((EXAMPLE, "--trials", "3", "--start", "-1"), "start"),
         ((EXAMPLE, "--trials", "3", "--lose-every", "often"), "--lose-every must be a duration"),
         ((EXAMPLE, "--trials", "3", "--trial-workers", "8:1"), "--trial-workers"),
+        ((EXAMPLE, "--trials", "3", "--trial-workers", "1:8", "--allocation", "widest"), "an allocation must be"),
+        ((EXAMPLE, "--trials", "3", "--allocation", "short_first"), "add --trial-workers"),
     ],
 )
 def test_wrong_input_is_one_line(elastune: Any, arguments: tuple[Any, ...], complaint: str) -> None:

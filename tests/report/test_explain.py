@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elastune.journal.records import TrialPaused
 from elastune.report.explain import Explanation, explain
 from elastune.study.results.study import Study
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
@@ -99,6 +100,13 @@ def test_what_the_study_cut_off_was_not_stopped_by_the_search() -> None:
         "1 trial paused after epoch 1 and did not go on; each can be resumed.",
         "trial 0: rank 9 of 9",
         "1 trial ran when the study ended (1); --resume goes on with them.",
+    )
+
+
+def test_who_waited_for_idle_workers_is_told_apart() -> None:
+    told = Telling().start(0, lr=0.1).wait(5).tell(TrialPaused(0, 1, 5.0, 5.0, "held back", cut_off=True, held=True))
+    assert explained(told.finish("a budget of 10 s"))["What was stopped early"] == (
+        "1 trial waited for idle workers when the study ended (0); --resume goes on with them.",
     )
 
 

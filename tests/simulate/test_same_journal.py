@@ -36,11 +36,11 @@ def surrogate(config, workers):
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, "72ab2a1c1b18bfd2"),
-    "asha": ({"stopping": "asha"}, "2401de69d0d64748"),
+    "asha": ({"stopping": "asha"}, "355e5e6ae6939bc6"),  # a pause says whether it is held back
     "shared": (
         {"stopping": "asha", "trial_workers": (1, 4), "seed": 3},
-        "8ae0b029cbe2ea87",
-    ),  # ranks by crowding on scales
+        "0f43c05e53aeca4b",
+    ),  # ranks by crowding on scales; a pause says whether it is held back
 }
 
 

@@ -252,6 +252,7 @@ class Search:
     target: options.Target = None
     stopping: options.Stopping = "none"
     trial_workers: options.TrialWorkers = None
+    allocation: options.Allocation = "steepest"
     price: options.Price = 1.0
     trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Time of one trial at most.")] = None
 
@@ -287,6 +288,7 @@ class Search:
             stopping=self.stopping,
             workers=workers,
             trial_workers=self.bounds,
+            allocation=self.allocation,
             means=means,
             config=training.config,
             epochs=training.epochs,

@@ -117,6 +117,13 @@ TrialWorkers = Annotated[
     str | None,
     typer.Option(metavar="LOW:HIGH", help="Share the workers out: each running trial has LOW to HIGH, changing live."),
 ]
+Allocation = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="How --trial-workers shares workers out: steepest, or short_first, which has the longest trials wait.",
+    ),
+]
 WorkerHours = Annotated[float | None, typer.Option(help="Worker-hours that all trials together may use.")]
 Until = Annotated[
     list[str] | None,

@@ -65,6 +65,7 @@ from elastune.journal.study_records import (
     TrialRegrouped,
     TrialReported,
     TrialResumed,
+    TrialSeen,
     TrialStarted,
     WarmStarted,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "TrialRegrouped",
     "TrialReported",
     "TrialResumed",
+    "TrialSeen",
     "TrialStarted",
     "WarmStarted",
     "WorkerGone",
@@ -183,6 +185,7 @@ Record = Annotated[
     | TrialFinished
     | TrialRegrouped
     | TrialReallocated
+    | TrialSeen
     | TrialResumed
     | TrialPaused
     | ArtifactKept

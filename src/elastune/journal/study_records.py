@@ -102,7 +102,8 @@ class TrialPaused:
     """A trial gave its workers back and may go on later, from the checkpoint in its folder.
 
     ``seconds``: what it ran since it was started or resumed; ``worker_seconds``: of all its workers together.
-    ``cut_off``: it was no decision of the search, so it goes on before all others. ``cost``: as of a report.
+    ``cut_off``: it was no decision of the search, so it goes on before all others. ``held``: it is among the longest,
+    and goes on once workers are idle. ``cost``: as of a report.
     """
 
     trial: Number
@@ -112,6 +113,7 @@ class TrialPaused:
     reason: str = ""
     cut_off: bool = False
     cost: float | None = None
+    held: bool = False
     kind: Literal["trial_paused"] = "trial_paused"
 
 
@@ -148,6 +150,15 @@ class TrialReallocated:
     after: Count
     reason: str = ""
     kind: Literal["trial_reallocated"] = "trial_reallocated"
+
+
+@dataclass(frozen=True, config=_RULES)
+class TrialSeen:
+    """A running trial has completed ``step`` steps. Its workers have changed: two such looks tell its speed on them."""
+
+    trial: Number
+    step: Count
+    kind: Literal["trial_seen"] = "trial_seen"
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -55,6 +55,7 @@ Settings = Annotated[
                 "seed": Whole,
                 "epochs": Count | None,
                 "stopping": str,
+                "allocation": str,
                 "means": MeansUsed,
                 "defaults": dict[str, Any],
                 "target": float | str | None,  # of a frontier the quality, of a study a comparison

@@ -176,10 +176,13 @@ def _stopped(study: Study) -> tuple[str, ...]:
     ended = {trial.number for trial in study.trials if trial.state == "complete"}
     if resumed & ended:
         lines.append(f"{_trials(len(resumed & ended))} paused, went on later and completed.")
-    if cut_off:
-        numbers = ", ".join(str(trial.number) for trial in cut_off[:MOST_REASONS])
-        more = ", ..." if len(cut_off) > MOST_REASONS else ""
-        lines.append(f"{_trials(len(cut_off))} ran when the study ended ({numbers}{more}); --resume goes on with them.")
+    ran, held = [t for t in cut_off if not t.held], [t for t in cut_off if t.held]
+    for there, did in ((ran, "ran"), (held, "waited for idle workers")):
+        if there:
+            numbers = ", ".join(str(trial.number) for trial in there[:MOST_REASONS])
+            more = ", ..." if len(there) > MOST_REASONS else ""
+            told = f"{_trials(len(there))} {did} when the study ended ({numbers}{more})"
+            lines.append(f"{told}; --resume goes on with them.")
     return tuple(lines)
 
 

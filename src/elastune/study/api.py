@@ -141,6 +141,7 @@ def tune(
     objectives: Mapping[str, str],
     workers: int = 1,
     trial_workers: tuple[int, int] | None = None,
+    allocation: str = StudyRequest.allocation,
     trials: int | None = None,
     budget_s: float | None = None,
     worker_hours: float | None = None,
@@ -174,7 +175,8 @@ def tune(
     ``budget_s``, ``worker_hours`` and ``patience`` (trials, or generations of a genetic search, without a better one)
     bounds the search; it ends, too, once a trial has reached ``until``, such as "accuracy >= 0.98". With a ``target``,
     written alike, ``seconds_to_target`` may be an objective. ``stopping="asha"`` pauses trials that do not promise to
-    be on the front; ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds.
+    be on the front; ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds, as
+    ``allocation`` says: "steepest", or "short_first", which has the longest trials wait (docs/studies.md).
     ``warm_start``: folders of earlier studies; their best settings are tried first, and what they measured in the same
     context counts for the search. A trial whose loss is ``divergence`` times that of its start ends, infeasible; None:
     one whose loss is not finite. ``cluster``: where trials run, as ``--cluster`` names it (docs/clusters.md), such as
@@ -207,6 +209,7 @@ def tune(
         warm_start=tuple(Path(folder) for folder in warm_start),
         workers=workers,
         trial_workers=trial_workers,
+        allocation=allocation,
         means=replace(means, num_slots=agreed.slots(means.num_slots)),
         sync=agreed,
         config=dict(config or {}),

@@ -26,7 +26,9 @@ from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.space import Space
 from elastune.search.stopping.registry import make_schedule
 from elastune.search.stopping.schedule import Schedule
-from elastune.study.allocation.rebalancer import sharing
+from elastune.study.allocation.choice import parse_allocation
+from elastune.study.allocation.holding import Holding
+from elastune.study.allocation.rebalancer import MAX_WAIT_S, MakeSharing, sharing
 from elastune.study.loop.async_suggester import NoProposals, Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.keeper import Keeper
@@ -168,8 +170,10 @@ def _loop(
         every = generation_size(request.sampler)
         rules = StopRules(parse_constraints(request.until), request.patience, every, pricing.objectives)
     retention = retention_of(request.keep, request.keep_bytes, population=schedule.parents)
+    share, holding = _allocation(request, holds=not schedule.parents and unsearched is None)
+    pauses = schedule.pauses or holding is not None
     return StudyLoop(
-        Tuning(plan, cluster.files, checkpoints=schedule.pauses or cluster.varies or retention != KeepNothing()),
+        Tuning(plan, cluster.files, checkpoints=pauses or cluster.varies or retention != KeepNothing()),
         schedule,
         proposals,
         Pool(cluster, most=request.workers, timeout_s=request.trial_timeout_s, clock=around.clock, meter=meter),
@@ -177,6 +181,17 @@ def _loop(
         keep,
         Keeper(retention, cluster.files, request.out, request.keep_bytes),
         flush=flush,
-        share=sharing(request.trial_workers, request.means),
+        share=share,
+        holding=holding,
         rules=rules,
     )
+
+
+def _allocation(request: StudyRequest, *, holds: bool) -> tuple[MakeSharing | None, Holding | None]:
+    """How trials share workers, and which of them are held back (``holds``: some may be)."""
+    choice = parse_allocation(request.allocation)
+    if request.trial_workers is None or not choice.told:
+        return sharing(request.trial_workers, request.means, choice), None
+    courses = choice.courses(1 if request.means.mesh is None else request.means.first_mesh.replica)
+    share = sharing(request.trial_workers, request.means, choice, courses)
+    return share, Holding(courses, choice.held if holds else 0.0, MAX_WAIT_S)

@@ -25,6 +25,7 @@ from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import parse_objectives
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
+from elastune.study.allocation.choice import parse_allocation
 from elastune.study.loop.retention import retention_of
 from elastune.study.request import StudyRequest
 from elastune.study.time_to_target import SECONDS_TO_TARGET, parse_target
@@ -187,7 +188,11 @@ def _check_trials(
 
 def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
     """Workers are shared out among the trials, or searched, or the same for all."""
+    parse_allocation(request.allocation)
     if request.trial_workers is None:
+        if request.allocation != StudyRequest.allocation:
+            rule = "an allocation says how workers are shared out among trials that run"
+            raise UserError(rule, repr(request.allocation), "add --trial-workers LOW:HIGH, or leave it out")
         return
     low, high = request.trial_workers
     if not (isinstance(low, int) and isinstance(high, int)):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from elastune.journal.records import Reported
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Allocation, Broker, Pending
+from elastune.study.allocation.courses import Courses
 from elastune.study.allocation.priority import rungs_passed, trial_priority
 from elastune.study.allocation.throughput import MeasuredRates, ThroughputTable, samples_per_s
 
@@ -274,6 +275,37 @@ def test_more_new_trials_begin_at_once_where_no_budget_counts_them() -> None:
         assert broker.room == room
         broker.grants(0.0, one, supply=False)
         assert broker.room == 0, "the last ones begin as wide as there is room"
+
+
+def held(trial: int, since_s: float = 0.0) -> Pending:
+    return Pending(trial, 1, 4, since_s, fresh=False, last=True)
+
+
+def test_who_is_held_back_has_what_is_idle_and_no_more() -> None:
+    broker = Broker(2, AT_ONCE)
+    running(broker, 1, 1, 100.0, high=2)
+    assert [(grant.trial, grant.after) for grant in broker.grants(10.0, [held(2)])] == [(1, 2)], "others widen first"
+    running(broker, 1, 1, 100.0, high=1)
+    assert [(grant.trial, grant.after) for grant in broker.grants(10.0, [held(2)])] == [(2, 1)], "one is idle"
+    asking = [Pending(3, 1, 1, 10.0)]
+    assert [grant.trial for grant in broker.grants(10.0, asking)] == [3]
+
+
+def test_who_was_held_back_too_long_comes_before_all_others() -> None:
+    broker = Broker(1, Rules(min_residence_s=0.0, max_wait_s=100.0))
+    running(broker, 1, 1, 100.0, high=1)
+    assert broker.grants(50.0, [held(2)]) == []
+    assert [(grant.trial, grant.after) for grant in broker.grants(101.0, [held(2)])] == [(1, 0)]
+
+
+def test_known_courses_are_not_measured_again() -> None:
+    """What a study's journal tells a broker is not asked of it a second time."""
+    courses = Courses()
+    courses.speeds.add(1, 1, 100, 1.0)
+    broker = Broker(2, AT_ONCE, courses=courses, feeds=False)
+    running(broker, 1, 1, 55.0)
+    assert dict(courses.speeds.of(1).points) == {1: 100.0}
+    assert courses.progress == {}
 
 
 def test_pace_is_measured_between_changes_only() -> None:

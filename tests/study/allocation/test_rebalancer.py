@@ -12,7 +12,15 @@ from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program
 from elastune.journal.reader import read
-from elastune.journal.records import Record, TrialFinished, TrialReallocated, TrialRegrouped, TrialStarted
+from elastune.journal.records import (
+    Record,
+    TrialFinished,
+    TrialPaused,
+    TrialReallocated,
+    TrialRegrouped,
+    TrialResumed,
+    TrialStarted,
+)
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 
@@ -63,6 +71,34 @@ def test_freed_workers_flow_to_running_trials(cluster: LocalCluster, tmp_path: P
         assert r.metrics["cost"] == pytest.approx(r.metrics["seconds"] * r.worker_seconds / r.seconds / 3600)
 
 
+def test_a_long_trial_waits_for_idle_workers_and_ends_with_the_same_weights(
+    cluster: LocalCluster, tmp_path: Path, tiny: Program
+) -> None:
+    """The first trial is slow; four others report before its first epoch ends. It is held, and goes on in the end."""
+
+    def one_is_long(trial: Any) -> dict[str, Any]:
+        lr = trial.suggest_categorical("lr", [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08])
+        return {"lr": lr, "epochs": 3, "pause_s": 0.5 if lr == 0.01 else 0.02}
+
+    held, fixed = tmp_path / "held", tmp_path / "fixed"
+    asked = request(tiny, held, trials=8, config={}, trial_workers=(1, 2), allocation="short_first")
+    tune(asked, space=one_is_long, cluster=cluster)
+    tune(request(tiny, fixed, trials=8, config={"pause_s": 0.0}), space=space_of_eight, cluster=cluster)
+    long = next(r.trial for r in records(held) if isinstance(r, TrialStarted) and r.config["lr"] == 0.01)
+    paused = [r for r in records(held) if isinstance(r, TrialPaused) and r.held]
+    assert [r.trial for r in paused] == [long]
+    assert paused[0].epoch == 1
+    resumed = [r for r in records(held) if isinstance(r, TrialResumed)]
+    assert [(r.trial, r.cut_off) for r in resumed] == [(long, True)]
+    assert len(hashes(held)) == 8
+    assert hashes(held) == hashes(fixed)
+    assert cluster.free == cluster.capacity
+
+
+def space_of_eight(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_categorical("lr", [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08]), "epochs": 3}
+
+
 def test_bounds_are_checked(tmp_path: Path, tiny: Program) -> None:
     for bounds in ((0, 2), (3, 2), (1, 5)):
         with pytest.raises(UserError, match="a trial's workers must lie within"):
@@ -71,6 +107,10 @@ def test_bounds_are_checked(tmp_path: Path, tiny: Program) -> None:
     def searched(trial: Any) -> dict[str, Any]:
         return {"workers": trial.suggest_int("workers", 1, 2)}
 
+    with pytest.raises(UserError, match="an allocation says how workers are shared out"):
+        tune(request(tiny, tmp_path / "out", allocation="short_first"), space=space)
+    with pytest.raises(UserError, match="an allocation must be one that is known"):
+        tune(request(tiny, tmp_path / "out", trial_workers=(1, 2), allocation="widest"), space=space)
     with pytest.raises(UserError, match="either a parameter of the space or shared out"):
         tune(request(tiny, tmp_path / "out", trial_workers=(1, 2)), space=searched)
     assert not (tmp_path / "out").exists()

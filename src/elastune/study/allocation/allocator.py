@@ -19,24 +19,24 @@ from a slow trial; see the rungs of early stopping (a trial that will be paused 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from elastune.journal.records import Reported
 from elastune.study.allocation.allocate import Demand, Rules, allocate
-from elastune.study.allocation.throughput import ThroughputTable, samples_per_s
+from elastune.study.allocation.courses import Courses
+from elastune.study.allocation.throughput import samples_per_s
 
 NEW = 1.0  # worth of a trial that nobody knows
-LOOKS = 8  # at a trial, after its workers have changed; then its reports tell its speed
 
 
 @dataclass(frozen=True)
 class Pending:
     """A trial that asks for ``low`` to ``high`` workers since ``since_s``; ``fresh``: it never ran.
 
-    ``slots``: the equal parts that its work is dealt out in (None: any share can be had).
+    ``slots``: the equal parts that its work is dealt out in (None: any share can be had). ``last``: it is held back
+    (see ``hold``), and gets only what is idle once all others have what they can use.
     """
 
     trial: int
@@ -45,6 +45,7 @@ class Pending:
     since_s: float
     fresh: bool = True
     slots: int | None = None
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,7 @@ class Allocation:
 
 @dataclass
 class _Running:
-    """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed.
-
-    Since its workers changed: its ``last`` report, (step, second) when it was ``seen`` last, and the ``looks`` at it.
-    """
+    """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed."""
 
     low: int
     high: int
@@ -70,9 +68,6 @@ class _Running:
     workers: int
     wish: int
     changed_s: float
-    last: Reported | None = None
-    seen: tuple[int, float] | None = None
-    looks: int = 0
 
     @property
     def taken(self) -> int:
@@ -80,29 +75,12 @@ class _Running:
         return max(self.workers, self.wish)
 
 
-@dataclass(frozen=True)
-class _Progress:
-    """Epochs done and planned, and steps of an epoch."""
-
-    epoch: int
-    epochs: int
-    steps: float
-
-    @property
-    def whole(self) -> float:
-        return self.epochs * self.steps
-
-    @property
-    def remaining(self) -> float:
-        return max(self.epochs - self.epoch, 1) * self.steps
-
-
 class Broker:
     """Shares ``workers`` among a study's trials. Calls come in the order of time.
 
     ``rules``: as ``allocate`` takes them, but ``deadline_s`` counts from ``began_s`` and ``budget_s`` is that of the
     whole study. ``pause_s``: what a resize is taken to cost until some were measured. ``opportunity_cost``: see the
-    module.
+    module. ``courses``: what is known of trials; ``feeds``: by what the broker is told, else somebody else sees to it.
     """
 
     def __init__(
@@ -113,27 +91,23 @@ class Broker:
         began_s: float = 0.0,
         pause_s: float = 1.0,
         opportunity_cost: float = 0.8,
+        courses: Courses | None = None,
+        feeds: bool = True,
     ) -> None:
         self.workers = workers
         self._rules = rules or Rules()
         self._began_s = self._last_s = began_s
         self._spent_s = 0.0
         self._held: dict[int, _Running] = {}
-        self._progress: dict[int, _Progress] = {}
         self._worth: dict[int, float] = {}
-        self._throughputs = ThroughputTable()
-        self._pauses_s: deque[float] = deque(maxlen=32)
+        self.courses = courses or Courses()
+        self._feeds = feeds
         self._pause_s = pause_s
         self._opportunity_cost = opportunity_cost
         self._usual_whole = 1.0
         self._usual_length_s: float | None = None
         self._since = ""
         self.room = 0  # workers that nobody was to have by the last ``grants``, while more new trials would follow
-
-    @property
-    def unmeasured(self) -> list[int]:
-        """The trials at which it is worth looking: their workers have changed not long ago."""
-        return [trial for trial, held in self._held.items() if held.looks < LOOKS]
 
     @property
     def free(self) -> int:
@@ -144,13 +118,16 @@ class Broker:
         """A trial began, or goes on after a pause, on ``workers``; while it runs it may have ``low`` to ``high``."""
         self._spend(now_s)
         self._held[trial] = _Running(low, high, slots, workers, workers, now_s)
+        if self._feeds:
+            self.courses.began(trial, workers, now_s)
 
     def granted(self, grant: Allocation, now_s: float) -> None:
         """A running trial was told to take the workers of ``grant``."""
         self._spend(now_s)
         held = self._held[grant.trial]
         held.wish, held.changed_s = grant.after, now_s
-        held.last, held.seen, held.looks = None, None, 0
+        if self._feeds:
+            self.courses.told(grant.trial, grant.after)
 
     def paused(self, trial: int, now_s: float) -> None:
         """A trial gave its workers back, to go on later or not at all."""
@@ -164,35 +141,31 @@ class Broker:
     def reported(self, trial: int, report: Reported, workers: int, now_s: float) -> None:
         """A trial reported, on ``workers``: how far it is; how fast it goes, if it was not looked at since a change."""
         self._spend(now_s)
-        if report.epoch > 0 and report.step > 0:
-            epochs = max(report.epochs, report.epoch)
-            self._progress[trial] = _Progress(report.epoch, epochs, report.step / report.epoch)
-        held = self._held.get(trial)
-        if held is None or workers != held.wish:
-            return
-        before = held.last
-        looked = held.seen is not None and held.looks < LOOKS
-        if not looked and before and report.step > before.step and report.seconds > before.seconds:
-            self._throughputs.add(trial, workers, report.step - before.step, report.seconds - before.seconds)
-        held.last, held.workers = report, workers
+        self._has(trial, workers)
+        if self._feeds:
+            self.courses.reported(trial, report, workers)
 
     def stepped(self, trial: int, step: int, workers: int, now_s: float) -> None:
         """A look at a trial that runs: the steps it has completed, on ``workers``. Two of them tell its speed."""
         self._spend(now_s)
+        if step:
+            self._has(trial, workers)
+        if self._feeds:
+            self.courses.stepped(trial, step, workers, now_s)
+
+    def _has(self, trial: int, workers: int) -> None:
+        """A trial has the workers that it was told to have."""
         held = self._held.get(trial)
-        if held is None or workers != held.wish or step == 0:
-            return
-        if held.seen is not None and step > held.seen[0] and now_s > held.seen[1]:
-            self._throughputs.add(trial, workers, step - held.seen[0], now_s - held.seen[1])
-            held.looks += 1
-        held.seen, held.workers = (step, now_s), workers
+        if held is not None and workers == held.wish:
+            held.workers = workers
 
     def regrouped(self, trial: int, workers: int, pause_s: float, now_s: float) -> None:
         """A trial goes on with ``workers`` after a pause of ``pause_s``: as it was told, or since it lost some."""
         self._spend(now_s)
-        self._pauses_s.append(max(pause_s, 0.0))
         if held := self._held.get(trial):
-            held.workers, held.last, held.seen, held.looks = workers, None, None, 0
+            held.workers = workers
+        if self._feeds:
+            self.courses.regrouped(trial, workers, pause_s)
 
     def ranked(self, worth: Mapping[int, float]) -> None:
         """What trials are worth against a new one (1): see ``priority.trial_priority``."""
@@ -204,7 +177,7 @@ class Broker:
         Who must wait for another's workers to be given back is left out: ask again once they are. Of ``waiting``, the
         first fresh ones are taken as long as nobody needs the workers more. ``supply``: more of them would follow.
         """
-        self._usual_whole = median(known.whole for known in self._progress.values()) if self._progress else 1.0
+        self._usual_whole = self._usual()
         self._usual_length_s = self._usual_s()
         given = self._given(now_s, waiting, supply)
         free = self.free
@@ -230,10 +203,11 @@ class Broker:
 
     def _given(self, now_s: float, waiting: Sequence[Pending], supply: bool) -> dict[int, int]:
         """Workers of everybody who has some or is to have some."""
-        fresh = [one for one in waiting if one.fresh and not self._starves(one, now_s)]
+        fresh = [one for one in waiting if (one.fresh or one.last) and not self._starves(one, now_s)]
         claims = [self._running(trial, held, now_s) for trial, held in self._held.items()]
         claims += [self._asking(one, now_s) for one in waiting if one not in fresh]
-        rules = self._left(now_s, self._opportunity_cost if fresh or supply else 0.0)
+        new = any(not one.last for one in fresh)
+        rules = self._left(now_s, self._opportunity_cost if new or supply else 0.0)
         given = allocate(claims, self.workers, rules)
         left, taken = self.workers - sum(given.values()), []
         for one in fresh:
@@ -250,7 +224,7 @@ class Broker:
     def _left(self, now_s: float, outside_value: float) -> Rules:
         """The rules, with what time and budget are left."""
         rules, spent_s = self._rules, self._spent_s + self._using() * (now_s - self._last_s)
-        if not self._throughputs.known:  # nobody can say how long anything takes
+        if not self.courses.speeds.known:  # nobody can say how long anything takes
             return replace(rules, outside_value=outside_value, deadline_s=math.inf, budget_s=math.inf)
         return replace(
             rules,
@@ -269,7 +243,7 @@ class Broker:
         return self._claim(one.trial, 0, one.low, one.high, one.slots, max(now_s - one.since_s, 0.0))
 
     def _claim(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Demand:
-        throughput = self._throughputs.of(trial, slots)
+        throughput = self.courses.speeds.of(trial, slots)
         per_worker = float(samples_per_s(throughput, low)[low]) / low
         length_s = self._whole(trial) / per_worker
         shortness = max((self._usual_length_s or length_s) / length_s, 1.0)
@@ -281,24 +255,29 @@ class Broker:
             remaining=self._remaining(trial),
             throughput=throughput,
             worth=self._value(trial) * shortness / per_worker,
-            pause_s=median(self._pauses_s) if self._pauses_s else self._pause_s,
+            pause_s=median(self.courses.pauses_s) if self.courses.pauses_s else self._pause_s,
             since_s=since_s,
         )
 
     def _remaining(self, trial: int) -> float:
         """Steps to the trial's end."""
-        return self._progress[trial].remaining if trial in self._progress else self._whole(trial)
+        return self.courses.progress[trial].remaining if trial in self.courses.progress else self._whole(trial)
 
     def _whole(self, trial: int) -> float:
         """Steps of all its training; of a trial nobody knows as many as the others', or few if there are none."""
-        if trial in self._progress:
-            return self._progress[trial].whole
+        if trial in self.courses.progress:
+            return self.courses.progress[trial].whole
         return self._usual_whole
+
+    def _usual(self) -> float:
+        """Steps of all the training of the median of the trials."""
+        known = self.courses.progress.values()
+        return median(one.whole for one in known) if known else 1.0
 
     def _usual_s(self) -> float | None:
         """Seconds on one worker of the median of the trials that run."""
-        known = [trial for trial in self._held if trial in self._progress]
-        return median(self._whole(trial) / self._throughputs.per_worker(trial) for trial in known) if known else None
+        known = [trial for trial in self._held if trial in self.courses.progress]
+        return median(self._whole(trial) / self.courses.speeds.per_worker(trial) for trial in known) if known else None
 
     def _value(self, trial: int) -> float:
         return self._worth.get(trial, NEW)
@@ -307,12 +286,14 @@ class Broker:
         """Why a trial grows or begins, in one clause."""
         rank = 1 + sum(self._value(other) > self._value(trial) for other, count in given.items() if count)
         told = f"rank {rank} of {sum(count > 0 for count in given.values())}"
-        if trial in self._progress:
-            told += f" at epoch {self._progress[trial].epoch}"
+        if trial in self.courses.progress:
+            told += f" at epoch {self.courses.progress[trial].epoch}"
         return f"{told}, {self._since}" if self._since else told
 
     def _gone(self, trial: int, now_s: float, how: str) -> None:
         self._spend(now_s)
+        if self._feeds:
+            self.courses.gone(trial)
         if self._held.pop(trial, None) is not None:
             self._since = f"trial {trial} {how}"
 

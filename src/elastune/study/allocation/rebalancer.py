@@ -11,9 +11,11 @@ from elastune.core.clock import Clock
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.job.pool import Pool
-from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated
+from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated, TrialSeen
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Broker, Pending
+from elastune.study.allocation.choice import AllocationChoice
+from elastune.study.allocation.courses import Courses
 from elastune.study.allocation.priority import trial_priority
 
 FEW = 100  # trials: so many are decided about in milliseconds
@@ -21,7 +23,6 @@ PER_TRIAL_S = 1e-3  # at least so long, for every trial that runs, between decis
 
 
 MIN_RESIDENCE_S = 2.0  # a trial keeps its workers so long: several times a pause, so nothing transient is measured
-LEAST_GAIN = 0.5  # of a first worker's: what a further one must bring, or a study would waste them
 MAX_WAIT_S = 300.0  # a trial that waited longer is let in before those that run
 
 
@@ -42,7 +43,8 @@ class Sharing:
 
     ``slots``: the equal parts that a trial's work is dealt out in (None: any share can be had). ``changed``: whether
     something has happened since workers were last dealt out. ``replica``: workers that carry one replica together;
-    the broker deals out replicas, so nobody ever has a part of one.
+    the broker deals out replicas, so nobody ever has a part of one. ``courses``: what is known of the trials, where
+    that comes from the study's journal; None: it is measured here.
     """
 
     def __init__(
@@ -53,22 +55,30 @@ class Sharing:
         slots: int | None,
         rules: Rules | None = None,
         replica: int = 1,
+        courses: Courses | None = None,
     ) -> None:
         self._pool = pool
         self._clock = clock
         self._bounds = bounds[0] // replica, bounds[1] // replica
         self._slots = slots
         self._replica = replica
-        self._broker = Broker(pool.capacity // replica, rules, began_s=clock.now())
+        self._told = courses is not None
+        began_s = clock.now()
+        self._broker = Broker(pool.capacity // replica, rules, began_s=began_s, courses=courses, feeds=not self._told)
         self._waiting: Pending | None = None
         self._rest_s = (rules or Rules()).min_residence_s  # between decisions that only a report gives reason for
         self._settled_s = -self._rest_s
         self.changed = True
 
-    def asks(self, trial: int, fresh: bool) -> None:
-        """``trial`` waits for workers; ``fresh``: it never ran."""
-        self._waiting = Pending(trial, *self._bounds, self._clock.now(), fresh, self._slots)
+    def asks(self, trial: int, fresh: bool, last: bool = False, waited_s: float = 0.0) -> None:
+        """``trial`` waits, and has waited for so long; ``fresh``: it never ran; ``last``: see ``Pending``."""
+        since_s = self._clock.now() - waited_s
+        self._waiting = Pending(trial, *self._bounds, since_s, fresh, self._slots, last)
         self.changed = True
+
+    def asks_no_more(self) -> None:
+        """Who was held back waits on: others may come before it."""
+        self._waiting = None
 
     def begun(self, trial: int, workers: int) -> None:
         """``trial`` was started, or goes on."""
@@ -99,9 +109,22 @@ class Sharing:
         left_s = self._settled_s + PER_TRIAL_S * self._pool.running - self._clock.now()
         return left_s if self._pool.running > FEW and left_s > 1e-6 else 0.0
 
+    def looks(self) -> list[TrialSeen]:
+        """How far trials are whose workers have changed, where the journal is to know: to be told before ``settle``."""
+        if not self._told:
+            return []
+        courses, now_s, found = self._broker.courses, self._clock.wall(), []
+        for trial in courses.unmeasured:
+            seen_s, job = courses.looked_s(trial), self._pool.jobs.get(trial)
+            handle = None if job is None else job.watch.handle
+            early = seen_s is not None and now_s < seen_s + self._rest_s
+            if isinstance(handle, ElasticHandle) and job is not None and job.workers == job.wished and not early:
+                found += [TrialSeen(trial, handle.step)] if handle.step else []
+        return found
+
     def _look(self) -> None:
         """See how far trials are whose workers have changed: two looks tell a speed, before a second report does."""
-        for trial in self._broker.unmeasured:
+        for trial in [] if self._told else self._broker.courses.unmeasured:
             job = self._pool.jobs[trial]
             handle = job.watch.handle
             if isinstance(handle, ElasticHandle):
@@ -143,8 +166,15 @@ MakeSharing = Callable[[Pool, Clock, float, float], Sharing]
 """The pool, the clock, and the seconds and worker-seconds that are left -> what shares out the pool's workers."""
 
 
-def sharing(bounds: tuple[int, int] | None, means: Means) -> MakeSharing | None:
-    """How trials of ``means`` share workers, each within ``bounds``; None where they do not."""
+def sharing(
+    bounds: tuple[int, int] | None,
+    means: Means,
+    choice: AllocationChoice | None = None,
+    courses: Courses | None = None,
+) -> MakeSharing | None:
+    """How trials of ``means`` share workers, each within ``bounds``; None where they do not. ``courses``: as of
+    ``Sharing``."""
+    chosen = choice or AllocationChoice()
     if bounds is None:
         return None
     mesh = Mesh() if means.mesh is None else means.mesh
@@ -154,10 +184,10 @@ def sharing(bounds: tuple[int, int] | None, means: Means) -> MakeSharing | None:
         rules = Rules(
             min_residence_s=MIN_RESIDENCE_S,
             max_wait_s=MAX_WAIT_S,
-            least_gain=LEAST_GAIN,
+            least_gain=chosen.least_gain,
             deadline_s=left_s,
             budget_s=left_worker_s / mesh.replica,
         )
-        return Sharing(pool, clock, bounds, slots, rules, mesh.replica)
+        return Sharing(pool, clock, bounds, slots, rules, mesh.replica, courses)
 
     return make

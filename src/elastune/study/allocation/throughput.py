@@ -72,7 +72,8 @@ class ThroughputTable:
     def __init__(self) -> None:
         self._seen: dict[int, dict[int, tuple[float, float]]] = {}
         self._shaping: dict[int, None] = {}
-        self._shape: dict[int, float] | None = None
+        self._shape: dict[int, float] = {}
+        self._learnt = False
         self._usual: dict[int, float] = {}
         self._stale = 0  # rates that have come since the shape was found
         self._found: dict[int, MeasuredRates] = {}  # what ``of`` has answered, while nothing else is known
@@ -102,18 +103,19 @@ class ThroughputTable:
 
         Of a trial that never ran all that others' let expect. What lies beyond is ``MeasuredRates``'s own guess.
         """
-        if self._shape is None or self._stale > len(self._shaping) // 4:
-            self._shape, self._stale = _polished([self._rates(k) for k in self._shaping]), 0
+        if not self._learnt or self._stale > len(self._shaping) // 4:
+            self._learn()
+            self._learnt, self._stale = True, 0
             self._found.clear()
         known = self._found.get(trial)
         if known is not None and known.slots == slots:
             return known
-        shape = self._shape
+        shape = self._expected(trial)
         fewest = min(shape, default=1)  # where nobody ran on one, nobody knows what two are over one
         own = self._rates(trial) if trial in self._seen else {fewest: fewest * self.per_worker(trial)}
         points = dict(own)
         for workers, value in shape.items():
-            if workers not in own and (trial not in self._seen or workers <= 2 * max(own)):
+            if workers not in own and (trial not in self._seen or self._reaches(workers, own)):
                 near = min(own, key=lambda seen: (abs(math.log(seen / workers)), seen))
                 base = shape.get(near)
                 points[workers] = own[near] * (value / base if base else workers / near)
@@ -130,6 +132,22 @@ class ThroughputTable:
         if trial in self._usual:
             return self._usual[trial]
         return median(list(self._usual.values())[-MOST_SHAPED:]) if self._usual else 1.0
+
+    def measured(self, trial: int) -> bool:
+        """Whether the trial itself has shown any speed."""
+        return trial in self._usual
+
+    def _learn(self) -> None:
+        """Look again at all that trials have shown."""
+        self._shape = _polished([self._rates(trial) for trial in self._shaping])
+
+    def _expected(self, trial: int) -> dict[int, float]:
+        """Workers -> speed relative to one another, as ``trial`` may be expected to have it."""
+        return self._shape
+
+    def _reaches(self, workers: int, own: dict[int, float]) -> bool:
+        """Whether that is believed of so many workers, of a trial that ran on those of ``own``."""
+        return workers <= 2 * max(own)
 
     def _rates(self, trial: int) -> dict[int, float]:
         return {workers: steps / seconds for workers, (steps, seconds) in self._seen[trial].items()}

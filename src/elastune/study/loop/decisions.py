@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import math
 
-from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialReported, TrialResumed, TrialStarted
+from elastune.journal.records import (
+    Record,
+    Reported,
+    TrialFinished,
+    TrialPaused,
+    TrialReported,
+    TrialResumed,
+    TrialStarted,
+)
 from elastune.journal.trials import TrialLife
 from elastune.search.stopping.schedule import Schedule
+from elastune.study.allocation.holding import Holding
 from elastune.study.loop.experiment import Experiment
 
 
 class Decisions:
     """Tells ``schedule``, and others that take its place for a while, what happens to the trials of their phases.
 
-    ``verdicts``: trial -> why it is to pause. ``results``: the values of the complete trials of the search, and of
-    members that were trained like them.
+    ``verdicts``: trial -> why it is to pause. ``held``: those of them that ``holding`` holds back, of which no schedule
+    is told. ``results``: the values of the complete trials of the search, and of members that were trained like them.
     """
 
-    def __init__(self, experiment: Experiment, schedule: Schedule) -> None:
+    def __init__(self, experiment: Experiment, schedule: Schedule, holding: Holding | None = None) -> None:
         self.schedule = schedule
         self.verdicts: dict[int, str] = {}
+        self.held: set[int] = set()
         self.results: dict[int, tuple[float, ...]] = {}
+        self._holding = holding
         self._experiment = experiment
         self._search = schedule
         self._by_phase = {schedule.phase: schedule}
@@ -36,16 +47,20 @@ class Decisions:
         number, phase = life.number, life.started.phase
         if isinstance(record, TrialFinished) and phase in self._judged and record.state == "complete":
             self.results[number] = self._values(self._experiment.for_search(life))
-        if isinstance(record, TrialPaused) and not record.cut_off:
+        if isinstance(record, TrialFinished):
+            self.held.discard(number)
+        if isinstance(record, TrialPaused) and (record.held or not record.cut_off):
             self.verdicts.pop(number, None)
+            self.held.discard(number)
         schedule = self._by_phase.get(phase)
         if schedule is None:
             return
         match record:
             case TrialStarted():
                 schedule.started(number, record.params, record.parent)
-            case TrialReported():
+            case TrialReported(report=report):
                 self._reported(schedule, life)
+                self._hold(number, report, life.last_at)
             case TrialPaused(cut_off=False, epoch=epoch):
                 schedule.paused(number, epoch)
             case TrialResumed(cut_off=False):
@@ -62,6 +77,14 @@ class Decisions:
             self._violations[life.number] = shown.violation
             if verdict := schedule.reported(shown):
                 self.verdicts.setdefault(life.number, verdict)
+
+    def _hold(self, number: int, report: Reported, at: float) -> None:
+        """See whether a trial that nobody stops is to leave its workers to shorter ones."""
+        if self._holding is None or number in self.verdicts:
+            return
+        if why := self._holding.why(number, report, at):
+            self.verdicts[number] = why
+            self.held.add(number)
 
     def _values(self, found: TrialFinished) -> tuple[float, ...]:
         return tuple(found.values.get(o.name, math.nan) for o in self._experiment.objectives)

@@ -19,13 +19,15 @@ from elastune.search.stopping.schedule import FixedTrial, IntermediateResult
 class PreparedTrial:
     """A trial that is to start, or to go on, as soon as there is room for it.
 
-    ``refused``: why it cannot run as it is meant to, known before a worker starts; "" where it can.
+    ``refused``: why it cannot run as it is meant to, known before a worker starts; "" where it can. ``last``: it is
+    held back, and goes on with idle workers only.
     """
 
     number: int
     spec: RunSpec
     record: TrialStarted | TrialResumed
     refused: str = ""
+    last: bool = False
 
     @property
     def is_new(self) -> bool:

@@ -37,6 +37,7 @@ from elastune.journal.records import (
 )
 from elastune.journal.trials import TrialLife, TrialTable
 from elastune.search.stopping.schedule import Schedule
+from elastune.study.allocation.holding import Holding
 from elastune.study.allocation.priority import rungs_passed
 from elastune.study.allocation.rebalancer import MakeSharing, Sharing
 from elastune.study.loop.async_suggester import WAIT_S, Proposals
@@ -64,7 +65,8 @@ class StudyLoop:
 
     ``keep`` writes into its journal, ``flush`` is called every now and then. ``schedule``: that of the search; ``run``
     may be given others. ``keeper``: decides what stays of a trial that is over. ``share``: moves workers among the
-    trials of a search while they run. ``rules``: by what is found, when the study ends.
+    trials of a search while they run; ``holding``: which of them wait for idle ones. ``rules``: by what is found, when
+    the study ends.
     """
 
     def __init__(
@@ -79,11 +81,13 @@ class StudyLoop:
         *,
         flush: Callable[[], None] = lambda: None,
         share: MakeSharing | None = None,
+        holding: Holding | None = None,
         rules: StopRules | None = None,
     ) -> None:
         self.table = TrialTable()
         self._experiment = experiment
-        self._decisions = Decisions(experiment, schedule)
+        self._holding = holding
+        self._decisions = Decisions(experiment, schedule, holding)
         self._proposals = proposals
         self._pool = pool
         self._clock = clock
@@ -96,7 +100,7 @@ class StudyLoop:
         self._budget = Budget(self.table, pool, clock, self._rules)
         self._ready: PreparedTrial | None = None
         proposals.note = self.tell
-        self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget)
+        self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget, clock, holding)
         self._hope = Hope()
         self._was_listening = False
 
@@ -250,11 +254,14 @@ class StudyLoop:
     def _share(self, sharing: Sharing) -> None:
         """Let the allocation say which trial begins, which goes on with fewer workers, and which with more."""
         while True:
-            if self._ready is None and (ready := self._choose()) is not None:
-                self._ready = ready
-                sharing.asks(ready.number, ready.is_new)
+            if self._ready is None or self._ready.last:  # who is held back gives its place to whoever has come since
+                ready = self._choose()
+                if ready is not self._ready:
+                    self._ask(sharing, ready)
             if sharing.due_s > 0:
                 return
+            for seen in sharing.looks():
+                self.tell(seen)
             known = {number: self.table.trials[number] for number in self._pool.jobs}
             rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in known.items()}
             supply = self._decisions.schedule.supplies and not self._next.exhausted and not self._budget.spent()
@@ -268,10 +275,17 @@ class StudyLoop:
                 if (ready := self._choose()) is None:
                     break
                 if not ready.is_new:
-                    self._ready = ready
-                    sharing.asks(ready.number, fresh=False)
+                    self._ask(sharing, ready)
                     break
                 self._begin(ready, settled.begins)
+
+    def _ask(self, sharing: Sharing, ready: PreparedTrial | None) -> None:
+        """Whoever comes next asks for workers."""
+        self._ready = ready
+        if ready is None:
+            sharing.asks_no_more()
+        else:
+            sharing.asks(ready.number, ready.is_new, ready.last, self._next.waited_s(ready.number))
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
@@ -328,6 +342,7 @@ class StudyLoop:
     def _paused(self, life: TrialLife, event: JobEvent, why: str) -> None:
         """A trial has ended with a checkpoint to go on from."""
         verdicts = self._decisions.verdicts
+        held = life.number in self._decisions.held
         wanted = event.paused_by == "until_epoch" or life.number in verdicts
         reason = verdicts.pop(life.number, "") or why or PAUSES.get(event.paused_by or "", "")
         reason = reason or f"was to run until epoch {life.until_epoch}"
@@ -335,11 +350,13 @@ class StudyLoop:
             self._pool.files.back_to_epoch(event.spec.out)
         epoch = max(life.epoch, event.outcome.epoch if isinstance(event.outcome, RunFinished) else 0)
         used = event.seconds, event.worker_seconds
-        self.tell(TrialPaused(life.number, epoch, *used, reason, not wanted, event.cost))
+        self.tell(TrialPaused(life.number, epoch, *used, reason, held or not wanted, event.cost, held))
 
     def _hear(self, entry: Entry) -> None:
         """Take in what happened, now or before."""
         self.table.hear(entry)
+        if self._holding is not None:
+            self._holding.hear(entry)
         number = getattr(entry.record, "trial", None)
         if number in self.table.trials:
             self._decisions.hear(entry.record, self.table.trials[number])

@@ -46,6 +46,8 @@ class Trial:
     parent: int | None = None
     cut_off: bool = False
     """Paused by no decision of the search: the study ended first."""
+    held: bool = False
+    """The study ended first, while it was held back: it waited for idle workers."""
 
 
 def outcomes(
@@ -108,6 +110,7 @@ def _resting(life: TrialLife, names: Sequence[str], price_per_worker_hour: float
         metrics=known,
         reason=life.pause.reason,
         cut_off=life.pause.cut_off,
+        held=life.pause.held,
         **_common(life),
     )
 
