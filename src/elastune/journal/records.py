@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, SingleScore
+from elastune.journal.compile_records import Compiled
 from elastune.journal.holdings import HostsHeld, StepsPlanned
 from elastune.journal.link_records import LinkMeasured, TopologyLaid
 from elastune.journal.plan_records import PlanMade
@@ -79,6 +80,7 @@ __all__ = [
     "AssetMember",
     "CheckpointFailed",
     "Checkpointed",
+    "Compiled",
     "DataContext",
     "Decided",
     "EarlierTrial",
@@ -145,6 +147,7 @@ Record = Annotated[
     | Reported
     | Checkpointed
     | CheckpointFailed
+    | Compiled
     | PredictionsKept
     | PredictionsAdded
     | AssetMade
