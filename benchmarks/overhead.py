@@ -2,8 +2,9 @@
 
 Rounds of a few steps of each variant take turns in the same processes on the same data, so that drift of the machine
 hits all alike; the figures are medians over rounds of (variant / plain DDP). Exact runs one slot per worker.
+Programs with more in their loop (``overhead_programs.py``) run on one worker: ``fast`` over the plain loop.
 
-    python benchmarks/overhead.py [--smoke] [--out benchmarks/results/overhead.json]
+    python benchmarks/overhead.py [--smoke] [--programs] [--out benchmarks/results/overhead.json]
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from forked import on_workers
+from overhead_programs import PROGRAMS, measure_program
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -142,6 +144,7 @@ def measure(model: str, world: int, batch: int, rounds: int, steps: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="one small cell, a few seconds")
+    parser.add_argument("--programs", action="store_true", help="the programs alone")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -150,7 +153,7 @@ def main() -> None:
         (model, world, batch, 40, 5) for model, batch in (("lenet", 64), ("mlp_10m", 64)) for world in (1, 2, 4)
     ]  # fmt: skip
     cells = []
-    for size in sizes:
+    for size in sizes if not args.programs else ():
         cells.append(measure(*size))
         cell = cells[-1]
         ratios = "  ".join(
@@ -159,6 +162,11 @@ def main() -> None:
             for n in ("fast", "exact")
         )
         print(f"{cell['model']:8} {cell['workers']} workers  DDP {cell['ms']['ddp']:7.2f} ms  {ratios}", flush=True)
+    names = ("gan", "averaged", "in_turn") if args.smoke else PROGRAMS  # a compiler takes its time
+    for cell in (measure_program(name, 64, *((4, 3) if args.smoke else (60, 10))) for name in names):
+        cells.append(cell)
+        (low, high), median = cell["fast_over_plain"]["quartiles"], cell["fast_over_plain"]["median"]
+        print(f"{cell['program']:8} plain {cell['ms']['plain']:7.2f} ms  fast {median:.3f} [{low:.3f}-{high:.3f}]")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}

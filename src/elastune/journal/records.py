@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
+from elastune.journal.compile_records import Compiled
 from elastune.journal.holdings import HostsHeld, StepsPlanned
 from elastune.journal.link_records import LinkMeasured, TopologyLaid
 from elastune.journal.plan_records import PlanMade
@@ -81,6 +82,7 @@ __all__ = [
     "AssetPart",
     "CheckpointFailed",
     "Checkpointed",
+    "Compiled",
     "DataContext",
     "Decided",
     "EarlierTrial",
@@ -148,6 +150,7 @@ Record = Annotated[
     | Reported
     | Checkpointed
     | CheckpointFailed
+    | Compiled
     | PredictionsKept
     | PredictionsAdded
     | AssetMade

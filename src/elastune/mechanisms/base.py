@@ -96,6 +96,7 @@ class Replica:
         self.equal_passes = self.in_turn = False
         self._boxes = boxes
         self._hidden: list[torch.Tensor | None] | None = None
+        self._aside: list[torch.Tensor | None] | None = None
         self._seen: set[int] = set()
         self._ready: Ready | None = None
         for i, p in enumerate(self.params):
@@ -108,13 +109,30 @@ class Replica:
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         """A step begins here: ``abandon`` comes back to this place. ``parts``: all that this worker runs in it."""
-        self._hidden = None
+        self._hidden = self._aside = None
         self.buffers.begin_step()
 
     def accumulate(self, loss: torch.Tensor, weight: float) -> None:
         """A backward pass of ``loss`` times ``weight``, added to the gradients that earlier passes left."""
         self._restore()
         self._backward(loss * weight)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether this worker has the whole model, and passes of it by itself."""
+        return type(self) is Replica
+
+    def add(self, loss: torch.Tensor, weight: float) -> None:
+        """A backward pass whose gradients join those of the next one, as if its loss had been a part of that one's."""
+        self._backward(loss * weight)
+        self._aside = [p.grad for p in self.params]
+        for p in self.params:
+            p.grad = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there was an ``add``, and the pass that it belongs to has not come."""
+        return self._aside is not None
 
     def run_apart(self, loss: torch.Tensor, weight: float) -> None:
         """As ``accumulate``, in two steps: until ``join_earlier`` the parameters have this pass's gradients alone."""
@@ -174,7 +192,7 @@ class Replica:
 
     def abandon(self) -> None:
         """Drop the step that was begun last: no parameter has a gradient, buffers are as at its start."""
-        self._hidden = None
+        self._hidden = self._aside = None
         for p in self.params:
             p.grad = None
         self.buffers.restore()
@@ -263,6 +281,10 @@ class Replica:
         return self._boxes.get(name) or _whole(tensor)
 
     def _backward(self, loss: torch.Tensor) -> None:
+        aside, self._aside = self._aside, None
+        for p, grad in zip(self.params, aside or (), strict=aside is not None):
+            if grad is not None:
+                p.grad = grad if p.grad is None else p.grad.add_(grad)
         if self.only is None:
             loss.backward()
         else:

@@ -17,7 +17,8 @@ class WorkerTimes:
     """Seconds that one worker spent on the step before this one, by what for.
 
     ``data_s`` fetching samples, ``compute_s`` in the user's lines and the backward pass, ``wait_s`` waiting for the
-    reduction (for slower workers, and for the network). All zero: nothing is known of it.
+    reduction (for slower workers, and for the network). All zero: nothing is known of it. ``UNTOLD``: this worker
+    compiled a model, for which all others waited.
     """
 
     data_s: float = 0.0
@@ -28,6 +29,9 @@ class WorkerTimes:
     def step_s(self) -> float:
         """The whole step."""
         return self.data_s + self.compute_s + self.wait_s
+
+
+UNTOLD = WorkerTimes(-1.0, -1.0, -1.0)
 
 
 @dataclass(frozen=True)

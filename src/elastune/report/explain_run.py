@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.core.text import byte_count, count, plain
+from elastune.core.text import byte_count, count, duration, plain
 from elastune.journal.entry import Entry
-from elastune.journal.records import Regrouped, RunStarted, StagesCut, WorkerMemory
+from elastune.journal.records import Compiled, Regrouped, RunStarted, StagesCut, WorkerMemory
 from elastune.plan.state_bytes import StateBytes, state_of_worker
 from elastune.report.explain import Explanation, Part
 from elastune.report.gather import RunStory
@@ -25,6 +25,7 @@ def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
     parts = (
         Part("How workers agreed", _agreed(entries)),
         Part("Stages", _stages(entries)),
+        Part("Compiling", _compiling(entries)),
         Part("Memory of a worker", _memory(run, entries)),
     )
     return Explanation(tuple(part for part in parts if part.lines))
@@ -44,6 +45,19 @@ def _stages(entries: Sequence[Entry]) -> tuple[str, ...]:
     """Every cut that the run had, in order."""
     cuts = [stages_line(entry.record) for entry in entries if isinstance(entry.record, StagesCut)]
     return tuple(f"{line}." for line in dict.fromkeys(cuts))
+
+
+def _compiling(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """What torch.compile took, worker by worker; nothing where nobody compiled."""
+    told: dict[int, list[Compiled]] = {}
+    for entry in entries:
+        if isinstance(entry.record, Compiled):
+            told.setdefault(entry.record.worker, []).append(entry.record)
+    return tuple(
+        f"Worker {worker} compiled for {duration(sum(each.seconds for each in found))}, the last time up to step "
+        f"{found[-1].step}; the {count(len(found), 'step')} it did so in are not in the times of steps."
+        for worker, found in sorted(told.items())
+    )
 
 
 def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:

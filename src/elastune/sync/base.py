@@ -11,6 +11,7 @@ import torch
 from elastune.comm.comms import Comms
 from elastune.comm.group import Group
 from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
 from elastune.mechanisms.base import Replica
 from elastune.sync.statistics import PartStatistics, StepStatistics
@@ -73,6 +74,20 @@ class Sync(ABC):
         """Add the gradient of ``loss``, the mean over the slice's samples. After the step's last slice the parameters
         have the gradient that the optimizer is to use.
         """
+
+    def add(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        """Add the gradient of ``loss``, one of several of the slice whose ``backward`` is still to come.
+
+        Raises ``UserError`` where workers hold parts of the model.
+        """
+        if not self.replica.has_all:
+            fix = "add them up: session.backward(one + other)"
+            raise UserError("losses that follow each other need the model whole on each worker", "a part of it", fix)
+        self.replica.refuse_leftovers()
+        if share.weight:
+            self.replica.add(loss, share.weight)
+            if self.wants_statistics:
+                self._part.add_loss(loss, share.weight)
 
     def after_step(self) -> None:  # noqa: B027 - most strategies have nothing to do here
         """The user's optimizer step is done: a strategy that ``meets_after_step`` has its exchange here."""

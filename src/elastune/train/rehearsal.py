@@ -7,6 +7,7 @@ which have shapes and no memory, and where a program looks at values (``.item()`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
 from elastune.mechanisms.pipeline.layers import layers_of
 from elastune.mechanisms.tensor.plan import chosen
+from elastune.train.compiling import uncompiled
 from elastune.train.data.asked import asked_of
 from elastune.train.data.loading import Loading, fetch, to_device
 from elastune.train.live_bytes import LiveBytes
@@ -104,6 +106,7 @@ class Rehearsal:
         self._most = most
         self._taken = 1
         self._counted: _Counted | None = None
+        self._kept = 0
 
     def prepare(self, *given: Any, plan: Any = None) -> tuple[Any, ...]:
         """Nothing is attached."""
@@ -140,14 +143,18 @@ class Rehearsal:
             yield batch
         raise UserError("a training pass must call session.backward", "a batch without it", "call it with the loss")
 
-    def backward(self, loss: torch.Tensor, model: nn.Module | None = None) -> None:
+    def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
         """The rest of the step, and the end."""
         assert self._model is not None
         assert self._optimizer is not None
         assert self._counted is not None
         counted, kept = self._counted, sum(self._counted.kept.values())
         parts = counted.parts
+        self._kept = kept = max(kept, self._kept)
         loss.backward()
+        if more:  # what it has kept is let go of
+            counted.kept.clear()
+            return
         counted.end()
         self._optimizer.step()
         model, parameters = self._model, list(self._model.parameters())
@@ -244,6 +251,8 @@ class _Counted:
         return self._tensor.found
 
     def __enter__(self) -> _Counted:
+        if "torch._dynamo" in sys.modules:  # the program compiles: each operation is to be seen
+            self._modes.enter_context(uncompiled())
         self._modes.enter_context(self._counter)
         self._modes.enter_context(self.live)
         for handle in (*self.live.watch(self._parameters), *self._tensor.watch()):

@@ -190,6 +190,7 @@ class Session(SessionModels):
             ...     optimizer.zero_grad()
         """
         self._refuse_half_a_step()
+        self._settle_compiler()
         asked = asked_of(
             data,
             batch_size,
@@ -219,16 +220,17 @@ class Session(SessionModels):
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
 
-    def backward(self, loss: torch.Tensor, model: nn.Module | None = None) -> None:
+    def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
         """Backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
 
         ``model``: of several that were prepared, the only one to get gradients; others may be a part of the loss.
+        ``more``: another loss of the same batch follows, with a call of its own; their gradients add up.
         After the last call of a step the gradients are those of the mean over the global batch, equal on all workers;
         before it no parameter has one. Raises ``Diverged`` where the loss is not finite, or has exploded.
         """
         scaler = self._tracked.scaler if is_scaled(loss) else None
         self.state.scale = None if scaler is None else scaler.get_scale
-        self._stepper.backward(loss, self._trainable_of(model))
+        self._stepper.backward(loss, self._trainable_of(model), more)
         for each in self._unfreezing:
             each.hide(self.epoch)
 

@@ -20,6 +20,7 @@ from elastune.train.checkpoints.checkpoint import complete, load_newest
 from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.start_from import start_from
 from elastune.train.checkpoints.tree import fingerprint
+from elastune.train.compiling import plain
 from elastune.train.predictions import EvaluatedSamples, check_name, meet_and_keep, own_part
 from elastune.train.progress import Progress, begun_of
 from elastune.train.session_collectives import SessionCollectives
@@ -80,6 +81,7 @@ class SessionAssets(SessionCollectives):
             self._progress.begun = self._begun_before()
         if nth < len(self._progress.begun):
             return self._progress.begun[nth]
+        model = plain(model)
         told = start_from(model, asked)
         self._progress.begun.append(told)
         if self.rank == 0 and self._workers.synchronised:
@@ -115,7 +117,7 @@ class SessionAssets(SessionCollectives):
         if self._spec.means.mechanism != "replicated":
             rule = "unfreezing needs whole tensors on every worker"
             raise UserError(rule, f"mechanism {self._spec.means.mechanism}", "use --mechanism replicated")
-        found = unfreezing(model, schedule)
+        found = unfreezing(plain(model), schedule)
         self._unfreezing = (*self._unfreezing, found)
         return dict(found.from_epoch)
 

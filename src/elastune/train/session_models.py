@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,9 +11,10 @@ from elastune.core.errors import UserError
 from elastune.mechanisms.registry import Plans, note_plan
 from elastune.sync.registry import in_use as sync_in_use
 from elastune.sync.registry import prepare as prepare_sync
+from elastune.train.compiling import by_shapes_alone, plain
 from elastune.train.control import ControlVector
 from elastune.train.freezing import AsItWas
-from elastune.train.precision import autocast_forward
+from elastune.train.precision import Autocast
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.session_state import SessionState
 from elastune.train.several import Prepared
@@ -26,6 +27,7 @@ class SessionModels(SessionState):
 
     _models: list[nn.Module]
     _held: AsItWas | None = None
+    _autocasts: Sequence[Autocast] = ()
     mean: Callable[[Any], float]
 
     @property
@@ -60,6 +62,7 @@ class SessionModels(SessionState):
                 "session.prepare must be called once", "a second call", "give all models and optimizers to one call"
             )
         given = Prepared.of(models_optimizers_schedulers)
+        by_shapes_alone(self._spec.means.mode)
         model, optimizer, schedulers = given.model, given.optimizer, given.schedulers
         means, workers, sync_plan, elastic = self._spec.means, self._workers, self._spec.sync, self._workers.elastic
         given.check(means.mechanism)
@@ -78,8 +81,7 @@ class SessionModels(SessionState):
         in_use = sync_in_use(sync, self._spec, control, elastic=elastic)
         self.state.trained = TrainingState(in_use, schedulers, tuple(learning_rates(optimizer)))
         if means.precision == "bf16":
-            for each in given.models:
-                autocast_forward(each, self.device)
+            self._autocasts = [Autocast(each, self.device) for each in given.models]
         goes_on = self._snapshot is not None
         if self._snapshot is not None:
             self.state.rewind(self._snapshot)
@@ -92,12 +94,21 @@ class SessionModels(SessionState):
         now = {id(model): sync.replica.model, id(optimizer): sync.replica.optimizer}
         return tuple(now.get(id(each), each) for each in models_optimizers_schedulers)
 
+    def _settle_compiler(self) -> None:
+        """The program may have compiled models, or parts of them, since this was called last."""
+        by_shapes_alone(self._spec.means.mode)
+        for each in self._models:
+            plain(each)
+        for autocast in self._autocasts:
+            autocast.register()
+
     def _trainable_of(self, model: nn.Module | None) -> list[nn.Parameter] | None:
         """The parameters of ``model``, one of those that were prepared; None of all."""
         if self.trained is not None:
             self.trained.flags.check()
         if model is None:
             return None
+        model = plain(model)
         if not any(model is each for each in self._models):
             rule, fix = "a backward pass is for a model that was prepared", "leave model out for all of them"
             raise UserError(rule, type(model).__name__, fix)

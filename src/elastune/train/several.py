@@ -17,6 +17,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from elastune.core.errors import UserError
+from elastune.train.compiling import is_compiled, plain
 from elastune.train.scaling import FIX
 
 
@@ -29,17 +30,20 @@ class Prepared:
         optimizer: The optimizer, or all of them in one.
         schedulers: The rest.
         several: There is more than one model or optimizer.
+        compiled: ``torch.compile`` was called on some model, or on a part of one.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedulers: tuple[Any, ...]
     several: bool
+    compiled: bool = False
 
     @classmethod
     def of(cls, given: Sequence[Any]) -> Prepared:
         """``given`` in any order. Raises ``UserError`` where a model or an optimizer is missing, or trains nothing."""
-        models = [each for each in given if isinstance(each, nn.Module)]
+        compiled = [is_compiled(each) for each in given if isinstance(each, nn.Module)]
+        models = [plain(each) for each in given if isinstance(each, nn.Module)]
         optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
         rest = [each for each in given if not isinstance(each, (nn.Module, torch.optim.Optimizer))]
         if not models or not optimizers:
@@ -53,7 +57,7 @@ class Prepared:
             fix = "give other state to session.track"
             raise UserError("session.prepare takes models, optimizers and schedulers", ", ".join(odd), fix)
         if len(models) == len(optimizers) == 1:
-            return cls(models[0], optimizers[0], tuple(rest), several=False)
+            return cls(models[0], optimizers[0], tuple(rest), several=False, compiled=any(compiled))
         known = {id(p) for model in models for p in model.parameters()}
         for at, optimizer in enumerate(optimizers):
             own = [p for group in optimizer.param_groups for p in group["params"]]
@@ -64,13 +68,16 @@ class Prepared:
                 raise UserError("LBFGS evaluates a step several times", "beside another optimizer", "use it alone")
         joint = models[0] if len(models) == 1 else Models(models)
         alone = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
-        return cls(joint, alone, tuple(rest), several=True)
+        return cls(joint, alone, tuple(rest), several=True, compiled=any(compiled))
 
     def check(self, mechanism: str) -> None:
         """Raise ``UserError`` where ``mechanism`` would divide several of them."""
         if self.several and mechanism != "replicated":
             rule = "several models or optimizers lie whole on every worker"
             raise UserError(rule, f"--mechanism {mechanism}", "use --mechanism replicated")
+        if self.compiled and mechanism != "replicated":
+            rule, fix = "a compiled model lies whole on every worker", "use --mechanism replicated, or do not compile"
+            raise UserError(rule, f"--mechanism {mechanism}", f"{fix} (docs/programs.md)")
 
     @property
     def models(self) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means, RunSpec
 from elastune.core.seeds import derive
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Record, SyncChanged
+from elastune.journal.records import Compiled, Record, SyncChanged
 from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
@@ -216,14 +216,15 @@ class Stepper:
                 if transaction.phase is not Phase.APART:  # nothing may be raised here: workers meet in the next call
                     self.commit()
                 raise
-            self._check_body(None if part.ends_step or part.ends_local_step else rates, trained)
+            changed = learning_rates(trained.optimizer) != rates
+            transaction.check_body(rates_changed=changed and not (part.ends_step or part.ends_local_step))
         self.meet()
         if transaction.phase is Phase.LOST:
             return False
-        wait_s = trained.sync.wait_s
-        step_s = times.end_step(wait_s, plan.steps)
+        self._times = times.end_step(data_s, trained.sync.wait_s, plan.steps)
         self._progress.memory.end_step()
-        self._times = WorkerTimes(data_s, max(0.0, step_s - data_s - wait_s), wait_s)
+        if (compiled_s := times.newly_compiled_s()) and (workers.elastic or workers.rank == 0):
+            self._send(Compiled(number + plan.steps, workers.worker, compiled_s))
         return True
 
     def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
@@ -250,7 +251,7 @@ class Stepper:
         )
         return self.control(own_part)
 
-    def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None) -> None:
+    def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None, more: bool = False) -> None:
         """See ``Session.backward``; ``only`` these parameters."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         if transaction.phase is Phase.LOST:
@@ -262,6 +263,10 @@ class Stepper:
         speaks = workers.comms.mesh.speaks(workers.comms.rank)  # others may have a stand-in for the loss
         if self._looks and speaks and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
+        if more:
+            self._adapter.monitoring.refuse_more()
+            transaction.add(loss)
+            return
         if not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
@@ -304,14 +309,6 @@ class Stepper:
         """Whether this step's loss is judged."""
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         return due and not self._adapter.survives_divergence
-
-    def _check_body(self, rates: list[float] | None, trained: TrainingState) -> None:
-        """The user's loop body must have done its part, and inside of a step no more than that."""
-        if self._transaction.owes_backward:
-            raise UserError("each training batch needs session.backward", "none", "replace loss.backward() by it")
-        if rates is not None and learning_rates(trained.optimizer) != rates:
-            fix = "give the scheduler to session.prepare(model, optimizer, scheduler)"
-            raise UserError("learning rates may change between steps only", "a change inside of one", fix)
 
     def commit(self) -> None:
         """If the user's lines have just applied a step, it counts; what was agreed on in it is done."""

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
 from elastune.train.checkpoints.tree import to_tree
+from elastune.train.compiling import plain
 from elastune.train.scaling import scale_at_steps
 
 
@@ -42,10 +43,12 @@ class Tracked:
         ):
             fix = "give it state_dict and load_state_dict, or track a dict"
             raise UserError("what is tracked has a state", f"{name}: {type(obj).__name__}", fix)
+        if isinstance(obj, nn.Module):
+            plain(obj)  # an average of a compiled model, say
         to_tree(_state(obj), {}, f"session.track({name})")  # now, and not when the first checkpoint is due
-        self._objects[name] = obj
+        self._objects[name] = plain(obj) if isinstance(obj, nn.Module) else obj
         if name in self._waiting:
-            _load(name, obj, self._waiting.pop(name))
+            _load(name, self._objects[name], self._waiting.pop(name))
         if isinstance(obj, AveragedModel):
             _average_at_steps(obj, ends_step)
         if isinstance(obj, GradScaler):

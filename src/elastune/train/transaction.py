@@ -133,6 +133,15 @@ class StepTransaction:
         """Whether the user's lines still have to call for the backward pass of the batch that they were given."""
         return self._slice is not None
 
+    def check_body(self, *, rates_changed: bool) -> None:
+        """The user's loop body must have done its part, and inside of a step no more. Raises ``UserError``."""
+        if self.owes_backward:
+            told = "none" if not self._sync.replica.has_more else "none without more=True"
+            raise UserError("each training batch needs session.backward", told, "replace loss.backward() by it")
+        if rates_changed:
+            fix = "give the scheduler to session.prepare(model, optimizer, scheduler)"
+            raise UserError("learning rates may change between steps only", "a change inside of one", fix)
+
     def due(self) -> BatchSlice:
         """The slice whose backward pass comes next. Raises ``UserError`` if there is none."""
         if self.phase is Phase.REDUCED and self.evaluates_again:
@@ -141,7 +150,7 @@ class StepTransaction:
             rule = "session.backward belongs once into each training batch"
             if self._newest is None or self.phase in (Phase.BETWEEN, Phase.LEFT):
                 raise UserError(rule, "outside of one", "move it into the loop over session.batches")
-            fix = "add losses up, session.backward(one + other); updates that follow each other are turns=2 of batches"
+            fix = "session.backward(one, more=True), or one + other; turns=2 for updates in turn: docs/programs.md"
             raise UserError(rule, "a second time in one", fix)
         return self._slice
 
@@ -167,6 +176,10 @@ class StepTransaction:
             return False
         self._slice = self._newest = part
         return True
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Run a backward pass of the due slice that is not its last one."""
+        self._sync.add(loss, self.due())
 
     def reduce(self, loss: torch.Tensor, votes: int) -> ControlVector | None:
         """Run the due slice's backward pass; after the step's last slice, wait for the sum over workers.

@@ -23,6 +23,7 @@ from elastune.elastic.worker.state_owner import Packed
 from elastune.elastic.worker.static_watch import Apart, StaticWatch
 from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
 from elastune.train.checkpoints.tree import fingerprint
+from elastune.train.compiling import too_many_shapes
 from elastune.train.device import set_up_device, unordered_kernel
 from elastune.train.memory import memory_of_workers
 from elastune.train.precision import leave_passes
@@ -97,7 +98,7 @@ def work(
     except Apart as error:
         return failed(error.found.reason, error)
     except BaseException as error:
-        if (refused := unordered_kernel(error) or untracked_scaler(error)) is not None:
+        if (refused := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
             return failed("user_error", refused)
         code = failed("out_of_memory" if lacks_memory(error) else "exception", error)
         if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.parity.programs.twins import data, several, tricks
+from tests.parity.programs.twins import data, losses, several, tricks
 
 from elastune.testing.faults import inject
 
 config = {"twin": "", "faults": []}
+ROOMS = (several, data, tricks, losses)
 
 
 def twins() -> dict[str, Any]:
     """Every program by its name, on a session."""
-    rooms = (several, data, tricks)
-    found = {name: each for part in rooms for name, each in vars(part).items() if f"plain_{name}" in vars(part)}
+    found = {name: each for part in ROOMS for name, each in vars(part).items() if f"plain_{name}" in vars(part)}
     return dict(sorted(found.items()))
 
 
 def plain(name: str) -> Any:
     """The same as a plain loop."""
-    return next(vars(part)[f"plain_{name}"] for part in (several, data, tricks) if f"plain_{name}" in vars(part))
+    return next(vars(part)[f"plain_{name}"] for part in ROOMS if f"plain_{name}" in vars(part))
 
 
 def train(session) -> None:

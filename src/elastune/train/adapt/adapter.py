@@ -21,7 +21,7 @@ from elastune.core.votes import MOST_VOTERS
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import NotMeasured, Record
 from elastune.mechanisms.abilities import meshes_of
-from elastune.monitors.base import WorkerTimes
+from elastune.monitors.base import UNTOLD, WorkerTimes
 from elastune.policies.base import Hook, Policy
 from elastune.policies.library.registry import build_all, monitors_for
 from elastune.policies.run import Limits
@@ -136,7 +136,7 @@ class Adapter:
         workers = self._workers
         # There whether they are asked for or not: in fast mode the order of additions depends on the length.
         times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if workers.elastic else workers.size))
-        if (self.monitoring.times or self.routing.watches) and workers.synchronised:
+        if (self.monitoring.times or self.routing.watches or own is UNTOLD) and workers.synchronised:
             place = WORKER_TIMES * workers.rank
             times[place : place + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
         return replace(
@@ -159,6 +159,9 @@ class Adapter:
         at.seconds = found.seconds or at.seconds  # rank 0 may have had no samples
         at.loss = statistics.parts.get("loss", math.nan)
         at.exchange_due = found.waiting > 0
+        if any(each < 0 for each in found.times):  # of the step before this one: somebody compiled in it
+            self._progress.times.leave_out_newest()
+            found = replace(found, times=[0.0] * len(found.times))
         self.routing.hear(found.times)
         if found.unsure > 0:
             at.resync_due, self._unsure = True, False

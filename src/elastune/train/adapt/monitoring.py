@@ -78,6 +78,12 @@ class Monitoring:
                     rule, "a mechanism that divides them", "leave the monitor out, or use another mechanism"
                 )
 
+    def refuse_more(self) -> None:
+        """Raise ``UserError`` where a batch's losses come one after another, and are needed at once."""
+        if self._known["trace"] or self._known["sharpness"]:
+            fix = "add losses up, session.backward(one + other), or leave the monitor out"
+            raise UserError("curvature needs the whole loss of a batch at once", "more=True", fix)
+
     def bend(self, sync: Sync, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
         """Before a share's backward pass: measure the curvature of its loss, where that is due.
 

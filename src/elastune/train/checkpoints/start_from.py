@@ -23,6 +23,7 @@ from elastune.journal.records import StartedFrom
 from elastune.mechanisms.scattered import whole
 from elastune.train.checkpoints.checkpoint import STATE, load_newest
 from elastune.train.checkpoints.seal import digest_of
+from elastune.train.compiling import plain, plain_name
 
 ASKED_FOR = "asked for"
 _RULE = "weights come from a run or trial with a checkpoint, or a safetensors file"
@@ -81,6 +82,7 @@ def matched(own: Mapping[str, Any], found: Mapping[str, Any], asked: StartFrom) 
 
 def start_from(model: nn.Module, asked: StartFrom) -> StartedFrom:
     """Copy what fits of ``asked.source`` into ``model``, and tell what that was. Raises ``UserError``."""
+    model = plain(model)
     own = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if hasattr(tensor, "shape")}
     with weights_in(asked.source) as (found, digest):
         if asked.sha256 not in ("", digest):
@@ -126,7 +128,7 @@ def weights_in(source: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         if not source.is_file():
             raise ValueError("there is no such file or folder")
         with safe_open(source, "pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in list(opened.keys())}
+            tensors = {plain_name(name): opened.get_tensor(name) for name in list(opened.keys())}
         digest = digest_of(source)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(_RULE, f"{source}: {str(error)[:200]}", _FIX) from None

@@ -1,0 +1,111 @@
+"""Lightning's ``Fabric``, for scripts written for it: the import changes, the loop stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning.fabric
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.strategies.single_device import SingleDeviceStrategy
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch import nn
+from torch.utils.data import DataLoader
+
+from elastune.adapters.fabric_logger import RunLogger
+from elastune.adapters.loaders import Loader
+from elastune.adapters.passes import Passes, Scheduler, first_batch
+from elastune.core.errors import UserError
+from elastune.train.program.current import current_session
+
+
+class FabricStrategy(SingleDeviceStrategy):
+    """A strategy of Fabric's that trains on a run's workers; its script sees one process (docs/programs.md)."""
+
+    cluster_environment = LightningEnvironment()  # whatever started the worker: Slurm's variables are for elastune
+
+    def __init__(self) -> None:
+        self.session = current_session()
+        self.passes = Passes(self.session)
+        super().__init__(self.session.device)
+        self._prepared: nn.Module | None = None
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether what is to be done once is to be done here, now: not again, where the script begins in mid-run."""
+        return self.session.leader and not self.passes.again
+
+    @property
+    def global_rank(self) -> int:
+        """0 where files are written and lines are printed; that is one worker."""
+        rank_zero_only.rank = found = 0 if self.is_global_zero else 1
+        return found
+
+    @global_rank.setter
+    def global_rank(self, value: int) -> None:
+        """Fabric's own says 0."""
+
+    local_rank = global_rank
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """A model that trains comes with its optimizer; another one is moved to the device, and that is all."""
+        return module
+
+    def setup_optimizer(self, optimizer: Any) -> Any:
+        """Raises ``UserError``."""
+        rule, fix = (
+            "a model and its optimizer are set up in one call",
+            "model, optimizer = fabric.setup(model, optimizer)",
+        )
+        raise UserError(rule, "fabric.setup_optimizers", fix)
+
+    def setup_module_and_optimizers(self, module: nn.Module, optimizers: Any, scheduler: Any = None) -> Any:
+        """As ``session.prepare``. Raises ``UserError`` for a second call, and where gradients would be scaled."""
+        if getattr(self.precision, "scaler", None) is not None:
+            fix = 'use precision="bf16-mixed", or leave it out: elastune run --precision bf16'
+            raise UserError("Fabric's precision has no gradient scaler here", type(self.precision).__name__, fix)
+        given = [each for each in (scheduler,) if each is not None]
+        module, *rest = self.session.prepare(module, *optimizers, *given)
+        self._prepared = module
+        return module, rest[: len(optimizers)], Scheduler(self.passes, rest[-1]) if given else None
+
+    def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
+        """One pass over it trains, while the model is in ``train()`` and gradients are on; else it evaluates."""
+        found = Loader(self._batches, dataloader)
+        vars(found).update({name: each for name, each in vars(dataloader).items() if name not in vars(found)})
+        return found
+
+    def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        model = self._prepared
+        if model is not None and model.training and torch.is_grad_enabled():
+            return self.passes.train(loader)
+        return first_batch(loader) if self.passes.again else iter(loader)
+
+    def backward(self, tensor: torch.Tensor, module: nn.Module | None, *given: Any, **options: Any) -> None:
+        """As ``session.backward``: ``tensor`` is the mean over the batch."""
+        if given or options:
+            raise UserError("session.backward takes a loss, and no options of backward", sorted(options), "leave them")
+        self.session.backward(tensor, module)
+
+    def clip_gradients_norm(
+        self, module: Any, optimizer: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = True
+    ) -> torch.Tensor:
+        """As ``session.clip_grad_norm_``: over all parameters of the model."""
+        if norm_type != 2:
+            raise UserError("the norm of gradients that is clipped is 2", norm_type, "leave norm_type out")
+        return torch.tensor(self.session.clip_grad_norm_(float(max_norm)))
+
+
+class Fabric(lightning.fabric.Fabric):
+    """``lightning.fabric.Fabric`` on the workers of a run; options of workers and devices are the run's own."""
+
+    def __init__(self, *, precision: Any = None, loggers: Any = None, callbacks: Any = None, **of_run: Any) -> None:
+        own, strategy = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers), FabricStrategy()
+        how = {"accelerator": strategy.root_device.type, "devices": 1, "precision": precision, "callbacks": callbacks}
+        super().__init__(strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *own], **how)
+
+    @staticmethod
+    def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:
+        """The run's own seed (``--seed``) stands in its place: workers and trials are seeded by it."""
+        return seed or 0

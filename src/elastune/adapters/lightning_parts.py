@@ -1,0 +1,74 @@
+"""What of Lightning's ``Trainer`` is not a step: where it is, what callbacks remember and log, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from elastune.core.errors import UserError
+from elastune.train.session import Session
+
+
+class TrainerPlace:
+    """Where a trainer is, and what its callbacks remember, as a part of the run's state."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        callbacks = {each.state_key: each.state_dict() for each in self._trainer.callbacks}
+        loops = json.dumps(self._trainer.fit_loop.state_dict())
+        return {"loops": loops, "callbacks": {name: state for name, state in callbacks.items() if state}}
+
+    def load_state_dict(self, held: Mapping[str, Any]) -> None:
+        self._trainer.fit_loop.load_state_dict(json.loads(held["loops"]))
+        for each in self._trainer.callbacks:
+            if (state := held["callbacks"].get(each.state_key)) is not None:
+                each.load_state_dict(dict(state))
+
+
+class PassEnds(Callback):
+    """PassEnds passes."""
+
+    def __init__(self, end_pass: Callable[[], None]) -> None:
+        self._end_pass = end_pass
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *given: Any) -> None:
+        if trainer.is_last_batch:
+            self._end_pass()
+
+
+def report(session: Session, trainer: Trainer, whole: bool) -> None:
+    """What was logged in an epoch, and behind it; nothing of one that was not ``whole``."""
+    told: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    if whole and told:
+        session.report(**told)
+
+
+def most_epochs(trainer: Trainer) -> int:
+    """After how many epochs it ends; a million where that is up to something else."""
+    most = trainer.max_epochs
+    return 1_000_000 if most is None or most < 0 else int(most)
+
+
+def moved(strategy: Any, part: Any) -> Any:
+    """A part of a batch, as Lightning makes ready the batches that it fetches itself."""
+    part = strategy.precision_plugin.convert_input(part)
+    part = strategy.lightning_module.on_before_batch_transfer(part, 0)
+    return strategy.batch_to_device(part, strategy.root_device)
+
+
+def refuse(trainer: Trainer) -> None:
+    """Raise ``UserError`` for what the run does its own way, or Lightning would do between the parts of a batch."""
+    told = {
+        "accumulate_grad_batches": trainer.accumulate_grad_batches > 1,
+        "manual optimization": not trainer.lightning_module.automatic_optimization,
+        "limit_train_batches": trainer.limit_train_batches != 1.0,
+        "a gradient scaler": getattr(trainer.precision_plugin, "scaler", None) is not None,
+    }
+    fixes = "a larger batch_size (it is that of all workers), one optimizer, all batches, bf16"
+    if found := ", ".join(name for name, asked in told.items() if asked):
+        raise UserError("Lightning's Trainer takes one step of one optimizer a batch here", found, f"use {fixes}")

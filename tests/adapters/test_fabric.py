@@ -1,0 +1,159 @@
+"""Scripts for Lightning's Fabric and Trainer: the same bits on any workers, whoever dies; Lightning's own losses."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from elastune.adapters.fabric import Fabric
+from elastune.cluster.local import WARM, LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Program
+from elastune.core.seeds import derive
+from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.sessions import lone_session
+from elastune.train.program.current import in_session
+
+PROGRAMS = Path(__file__).parent / "programs"
+SEED = 3  # of Runs
+NAMES = ("fabricated", "lightened")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """As the one that tests share, but it has imported Lightning, which takes four seconds of a processor."""
+    with LocalCluster(capacity=3, preload=(*WARM, "lightning.pytorch")) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    def alone(name: str) -> Ran:
+        return Runs(cluster, tmp_path_factory.mktemp("alone"), Program(PROGRAMS / f"{name}_disturbed.py"))(1)
+
+    return {name: alone(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_comes_to_the_same_though_workers_die_in_a_step_and_in_an_evaluation(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str
+) -> None:
+    runs = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py"))
+    three = runs(3, faults=["kill 1 2 loss", "kill 2 3 loss"])
+    assert three.lost == [1, 2]
+    assert three.sha256 == undisturbed[name].sha256
+    assert three.reports == undisturbed[name].reports
+    assert three.ledger.exact
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_resumed_script_repeats_nothing(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str, steps: int
+) -> None:
+    runs, whole = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py")), undisturbed[name]
+    first = runs(2, out=tmp_path / "out", spec={"max_steps": steps})
+    again = runs(1, out=tmp_path / "out", spec={"resume": True})
+    assert again.sha256 == whole.sha256
+    assert first.reports[0] == whole.reports[0]
+    assert again.reports == whole.reports[1:]
+
+
+def itself(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script with Lightning's own objects."""
+    spec = importlib.util.spec_from_file_location(f"{name}_itself", PROGRAMS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as patch:
+        patch.setenv("LIGHTNING_ITSELF", "1")
+        spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_as_lightning_does(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settings = {"shuffle": False, "dropout": 0.0}
+    plain = itself(name, monkeypatch)
+    plain.config.update(settings)
+    if name == "fabricated":
+        monkeypatch.setattr(plain.Fabric, "seed_everything", lambda *given: None)
+    torch.manual_seed(derive(SEED, "init"))
+    with monkeypatch.context() as patch:
+        patch.setenv("LIGHTNING_ITSELF", "1")
+        told = plain.main()
+    assert len(told) == plain.config["epochs"]
+    ours = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py"))(2, **settings)
+    assert [report["loss"] for report in ours.reports] == pytest.approx(told, abs=1e-5)
+
+
+def test_an_early_stop_is_that_of_all(cluster: LocalCluster, tmp_path: Path) -> None:
+    settings = {"epochs": 9, "lr": 0.0, "patience": 1}
+    ran = Runs(cluster, tmp_path, Program(PROGRAMS / "lightened_disturbed.py"))(2, **settings)
+    assert len(ran.reports) == 2
+    assert (ran.outcome.stopped, ran.outcome.steps) == ("program", 6)
+
+
+def test_a_script_is_run_by_the_command_line(command_here: Any, tmp_path: Path) -> None:
+    ran = command_here("run", PROGRAMS / "lightened.py", "--set", "lr=0.03", "--out", tmp_path / "out", "--json")
+    assert ran.code == 0, ran.err
+    assert 0 < ran.json["metrics"]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("options", [{"accumulate_grad_batches": 2}, {"limit_train_batches": 2}])
+def test_what_the_trainer_would_do_otherwise_is_refused(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lightened
+
+    monkeypatch.setitem(lightened.config, "options", options)
+    with pytest.raises(UserError, match="one step of one optimizer"):
+        in_session(lambda session: lightened.main())(lone_session(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def _programs_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+
+
+def test_what_fabric_does_otherwise_is_refused(tmp_path: Path) -> None:
+    def tried(session: Any) -> None:
+        fabric, model = Fabric(), nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(UserError, match="in one call"):
+            fabric.setup_optimizers(optimizer)
+        model, optimizer = fabric.setup(model, optimizer)
+        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4))
+        assert len(loader) == 2
+        assert len(loader.dataset) == 8
+        for (x,) in loader:
+            loss = model(x).square().mean()
+            with pytest.raises(UserError, match="no options of backward"):
+                fabric.backward(loss, retain_graph=True)
+            fabric.backward(loss)
+            with pytest.raises(UserError, match="clipped is 2"):
+                fabric.clip_gradients(model, optimizer, max_norm=1.0, norm_type=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        fabric.save(tmp_path / "state.ckpt", {"model": model, "step": 2})
+        held = {"model": nn.Linear(2, 1), "step": 0}
+        fabric.load(tmp_path / "state.ckpt", held)
+        assert held["step"] == 2
+        assert torch.equal(held["model"].weight, model.weight)
+
+    in_session(tried)(lone_session(tmp_path))
+
+
+def test_outside_of_a_run_it_says_so() -> None:
+    with pytest.raises(UserError, match="belongs into a run"):
+        Fabric()

@@ -1,0 +1,28 @@
+"""TorchInductor's code on one worker and on two: the same bits, and made once on a machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Program
+from elastune.journal.records import Compiled
+from elastune.testing.elastic_runs import Runs
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "compiled.py")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler on a CPU, and here is none")
+def test_two_workers_run_what_one_has_compiled(cluster: LocalCluster, tmp_path: Path) -> None:
+    runs, settings = Runs(cluster, tmp_path, PROGRAM), {"cache": str(tmp_path / "cache"), "limit_s": 280.0}
+    one, two = runs(1, **settings), runs(2, **settings)
+    assert one.sha256 == two.sha256
+    assert one.reports[0]["made"] > 0
+    assert two.reports == [{"made": 0.0, "found": 2 * one.reports[0]["made"]}]
+    seconds = {r.worker: r.seconds for r in one.records if isinstance(r, Compiled)}
+    again = {r.worker: r.seconds for r in two.records if isinstance(r, Compiled)}  # read, and not made
+    assert set(seconds) == {0}
+    assert set(again) == {0, 1}

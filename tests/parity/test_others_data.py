@@ -1,0 +1,41 @@
+"""Hugging Face's data sets and WebDataset's tar files in ``session.batches``: no sample twice, none lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.parity.programs import others_data
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Means, Program
+from elastune.testing.elastic_runs import SLOTS, Runs
+from elastune.testing.sessions import lone_session
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "others_data.py")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    others_data.write_tars(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["map", "stream", "tars"])
+def test_each_sample_is_used_once_an_epoch_whoever_dies(cluster: LocalCluster, folder: Path, kind: str) -> None:
+    seen: list[list[int]] = []
+    settings = {"kind": kind, "folder": str(folder)}
+    session = lone_session(
+        folder / "alone", means=Means(num_slots=SLOTS), seed=3, config={**settings, "seen": seen, "faults": []}
+    )
+    others_data.train(session)
+    session.finish()
+    ids = [number for batch in seen for number in batch]
+    first, second = ids[: others_data.COUNT], ids[others_data.COUNT :]
+    assert sorted(first) == sorted(second) == list(range(others_data.COUNT))
+    assert first != second, "each epoch has an order of its own"
+    assert session.trained is not None
+    ran = Runs(cluster, folder, PROGRAM)(3, **settings, faults=["kill 1 2 after", "kill 0 6 before"])
+    assert ran.lost == [1, 0]
+    assert ran.ledger.exact
+    assert ran.sha256 == session.trained.fingerprint(session.state.workers)
