@@ -29,7 +29,7 @@ from elastune.comm.join import join
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.train.device import set_up_device
-from elastune.train.precision import autocast_forward
+from elastune.train.precision import Autocast
 from elastune.train.session import Session
 
 LEAST_ROUNDS = 3
@@ -50,7 +50,7 @@ def plain(cell: Cell, group: Group, samples: TensorDataset, device: torch.device
     """The loop a user would write with torch alone; without other workers, not even DDP."""
     model = build(cell["model"], cell["size"]).to(device)
     if cell["precision"] == "bf16":
-        autocast_forward(model, device)
+        Autocast(model, device)
     optimizer = optimizer_of(model)
     wrapped = DistributedDataParallel(model) if group.size > 1 else model
     batch = BATCH[cell["size"]][cell["model"]]
