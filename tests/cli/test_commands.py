@@ -234,6 +234,13 @@ def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frontier", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[default: 1,2,4,8; beside --mesh none]" in shown
+    assert "ci: [low, high]" in shown
+
+
 def test_help_comes_at_once(here: Path) -> None:
     heavy = "{'torch', 'optuna', 'numpy', 'pydantic'}"
     code = f"import sys; from elastune.cli import main; main(['--help']); sys.exit(bool({heavy} & set(sys.modules)))"

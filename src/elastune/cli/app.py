@@ -47,6 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Rich takes "[default: ...]" and lists in brackets for its own marks, and drops them
 )
 
 
