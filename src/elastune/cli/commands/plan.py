@@ -11,7 +11,7 @@ from elastune.cli import options, parse
 from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
 from elastune.cli.output import OK, print_json
-from elastune.cli.planning import Probing, PlannedCluster, PlannedSearch
+from elastune.cli.planning import PlannedCluster, PlannedSearch, Probing
 from elastune.cli.setup import use_data
 
 
