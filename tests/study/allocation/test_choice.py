@@ -28,6 +28,7 @@ def test_what_is_told_comes_from_the_journal() -> None:
     [
         ("widest", "an allocation must be one that is known"),
         ("short_first:held=1.5", "held of short_first must be"),
+        ("short_first:held=x", r"such as held=0\.3$"),
         ("short_first:share=0.2", "short_first has no such option"),
         ("short first", "the allocation is written"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from elastune.core.errors import UserError
@@ -49,4 +49,5 @@ def parse_allocation(text: str) -> AllocationChoice:
     if name not in ALLOCATIONS:
         raise UserError("an allocation must be one that is known", repr(text), f"one of {', '.join(ALLOCATIONS)}")
     usual = vars(ALLOCATIONS[name])
-    return AllocationChoice(**{**usual, **read(name, options, options_of(AllocationChoice))})
+    known = {option: replace(one, default=usual[option]) for option, one in options_of(AllocationChoice).items()}
+    return AllocationChoice(**{**usual, **read(name, options, known)})
