@@ -17,9 +17,9 @@ def test_names_and_options() -> None:
 
 
 def test_what_is_told_comes_from_the_journal() -> None:
-    assert not parse_allocation("steepest").told
-    assert parse_allocation("steepest:by_batch=true").told
-    assert not parse_allocation("short_first:held=0").told
+    assert not parse_allocation("steepest").from_journal
+    assert parse_allocation("steepest:by_batch=true").from_journal
+    assert not parse_allocation("short_first:held=0").from_journal
     assert isinstance(parse_allocation("short_first:by_batch=true").courses().speeds, BatchTable)
 
 

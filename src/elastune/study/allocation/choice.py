@@ -28,7 +28,7 @@ class AllocationChoice:
     by_batch: bool = False
 
     @property
-    def told(self) -> bool:
+    def from_journal(self) -> bool:
         """Whether what is known of trials comes from the journal alone, which then records looks at them, too."""
         return self.held > 0 or self.by_batch
 
