@@ -19,6 +19,7 @@ from genetic_replay import Search, Table, Training, rules
 from elastune.cluster.agents.token import make_token
 from elastune.cluster.hosts import HostsCluster
 from elastune.core.run import Means, Program, RunSpec
+from elastune.job.output_dir import JOURNAL
 from elastune.job.run import run_job
 from elastune.journal.reader import read
 from elastune.journal.records import TrialFinished, TrialStarted
@@ -30,7 +31,7 @@ from elastune.train.machine import cores
 
 BURST = "512k"
 GATHER_S = 120.0
-JOURNAL, INTERRUPTED = "journal.jsonl", "interrupted"
+INTERRUPTED = "interrupted"
 
 
 class Hosts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from combined_rows import ALONE, Found, Row
 
 from elastune.core.mesh import Mesh
@@ -50,11 +51,12 @@ class Planner:
     def told(self, row: Row, runs: float, generation: int) -> Found:
         """What is kept of that plan. ``training_s``: of one training, with what it takes beside its steps."""
         plan, search = self.plan(row, runs, generation), self._search(row, runs, generation)
+        (training_s,) = search.training_s(np.array([float(plan.batch)]), np.array([plan.step_s]))
         return {
             "runs": search.runs,
             "seconds": round(plan.seconds, 4),
             "interval_s": [round(each, 4) for each in plan.interval_s],
-            "training_s": round(self.size.steps * plan.step_s + self.beside_s, 4),
+            "training_s": round(float(training_s), 4),
             "step_s": round(plan.step_s, 5),
             "micro": plan.micro,
             "memory_bytes": round(plan.memory_bytes),

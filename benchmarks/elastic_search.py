@@ -86,7 +86,7 @@ def rule(gpus: int, rungs: tuple[int, ...] = ()) -> Callable[[], tuple[Sharer, H
 
 def ours(choice: AllocationChoice) -> Callable[[], tuple[Sharer, Holding | None]]:
     def make() -> tuple[Sharer, Holding | None]:
-        courses = choice.courses() if choice.told else Courses()
+        courses = choice.courses() if choice.from_journal else Courses()
         rules = replace(RULES, least_gain=choice.least_gain)
         holding = Holding(courses, choice.held, math.inf) if choice.held else None
         return Broker(GPUS, rules, courses=courses), holding

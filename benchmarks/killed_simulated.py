@@ -16,39 +16,14 @@ from typing import Any
 
 from elastune.core.run import Program
 from elastune.journal.reader import read
-from elastune.journal.records import Record, TrialAdopted, TrialFinished, TrialStarted
-from elastune.simulate.run import SurrogateModel, simulate
+from elastune.journal.records import TrialAdopted, TrialFinished, TrialStarted
 from elastune.study.request import StudyRequest
-from elastune.train.program.load import load
+from elastune.testing.simulated_studies import simulate_until
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_surrogate.py")
 STUDIES = (("auto", "asha"), ("gp", "none"), ("tpe", "hyperband"), ("genetic:population=4", "asha"), ("nsga2", "asha"))
 KILLS_OF_EACH = 20
 TRIALS, WORKERS = 24, 4
-
-
-class KilledError(BaseException):
-    """The controller dies here."""
-
-
-def live(asked: StudyRequest, records: int | None = None) -> bool:
-    """A controller's life, which ends after so many records (None: with the study); whether it was killed."""
-    left = records
-
-    def observe(record: Record) -> None:
-        nonlocal left
-        if left is not None:
-            left -= 1
-            if left <= 0:
-                raise KilledError
-
-    surrogate = load(asked.program).surrogate
-    assert surrogate is not None
-    try:
-        simulate(asked, SurrogateModel(surrogate, start_s=1.0), observe=observe)
-    except KilledError:
-        return True
-    return False
 
 
 def tried(out: Path) -> tuple[list[Any], list[Any], int]:
@@ -61,17 +36,17 @@ def tried(out: Path) -> tuple[list[Any], list[Any], int]:
 
 def one(sampler: str, stopping: str, kills: int, seed: int, folder: Path) -> dict[str, Any]:
     asked = StudyRequest(PROGRAM, folder / "whole", sampler=sampler, stopping=stopping, trials=TRIALS, workers=WORKERS)
-    live(asked)
+    simulate_until(asked)
     records = len(read(asked.out / "journal.jsonl"))
     rng = random.Random(f"{sampler} {stopping} {seed}")
     killed, points = replace(asked, out=folder / "killed"), []
     for _ in range(kills):
         after = rng.randint(2, max(3, 2 * records // kills))
         resume = (killed.out / "journal.jsonl").exists()
-        if not live(replace(killed, resume=resume), after):
+        if not simulate_until(replace(killed, resume=resume), after):
             break
         points.append(len(read(killed.out / "journal.jsonl")))
-    live(replace(killed, resume=True))
+    simulate_until(replace(killed, resume=True))
     (begun, ends, _), (begun_again, ends_again, went_on) = tried(asked.out), tried(killed.out)
     same = sum(a == b for a, b in zip(begun, begun_again, strict=False))
     return {

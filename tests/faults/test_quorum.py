@@ -106,7 +106,7 @@ def same(file: Path, sync: str, missing: Mapping[int, Sequence[int]]) -> None:
 @pytest.mark.parametrize("sync", ["local:quorum=3", "diloco:quorum=3"])
 def test_a_death_in_mid_round_costs_the_others_nothing(runs: Runs, tmp_path: Path, sync: str) -> None:
     """The mean is over those that are left, as a loop in plain PyTorch has it; policies see that one is missing."""
-    found = ran(runs, tmp_path / "end", sync, ["kill 2 3 after"], adapt=Adapt(policies=("Counting",)))
+    found = ran(runs, tmp_path / "end", sync, ["kill 2 3 amid"], adapt=Adapt(policies=("Counting",)))
     assert [(r.cause.step, r.outcome) for r in found.records if isinstance(r, Decided)] == [(6, "applied")]
     assert found.lost == [2]
     assert left_out(found) == {3: [2]}
@@ -157,7 +157,7 @@ def test_below_the_quorum_a_round_is_done_again(runs: Runs, tmp_path: Path) -> N
 
 def test_who_had_not_begun_the_round_begins_it_with_the_learners_it_had(runs: Runs, tmp_path: Path) -> None:
     """Worker 0 is not done with a checkpoint when the others begin, and one of them dies."""
-    faults = ["nap 0 3 gathered", "kill 2 3 after"]
+    faults = ["nap 0 3 gathered", "kill 2 3 amid"]
     spec = {**plan("local:quorum=3"), "checkpoint_every_steps": EVERY}
     found = runs(4, mode="fast", spec=spec, faults=faults, file=str(tmp_path / "end"), elastic=PATIENT)
     assert (found.lost, left_out(found)) == ([2], {3: [2]})
@@ -169,7 +169,7 @@ def test_who_had_not_begun_the_round_begins_it_with_the_learners_it_had(runs: Ru
 def test_strategies_with_and_without_a_quorum_take_each_others_place(runs: Runs, tmp_path: Path) -> None:
     first, last = plan("local:quorum=2")["sync"], plan("diloco:quorum=3")["sync"]
     schedule = SyncSchedule.parse(f"6=allreduce; 9={last}; 18=averaging:learners=4,every=3")
-    faults = ["kill 3 3 after", "kill 2 7 before", "kill 1 12 after", "kill 0 18 scatter"]
+    faults = ["kill 3 3 amid", "kill 2 7 before", "kill 1 12 after", "kill 0 18 scatter"]
     more: dict[str, Any] = {"pause_s": 0.1, "slow_until": gone(0, 1, 2, 3)}
     spec = {"sync": first, "sync_schedule": schedule}
     found = runs(4, mode="fast", spec=spec, faults=faults, file=str(tmp_path / "end"), elastic=PATIENT, **more)

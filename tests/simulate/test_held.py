@@ -12,7 +12,6 @@ import pytest
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
-    Record,
     StudyStarted,
     TrialFinished,
     TrialPaused,
@@ -20,12 +19,11 @@ from elastune.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.simulate.run import SurrogateModel, simulate
 from elastune.study.allocation.choice import parse_allocation
 from elastune.study.allocation.holding import Holding
 from elastune.study.allocation.rebalancer import MAX_WAIT_S
 from elastune.study.request import StudyRequest
-from elastune.train.program.load import load
+from elastune.testing.simulated_studies import simulate_until
 
 SURROGATE = """
 config = {"x": 0.5, "batch_size": 100}
@@ -46,27 +44,8 @@ def asked(program: Any, out: Path, **changes: Any) -> StudyRequest:
     return StudyRequest(program, out, allocation="short_first", **{**common, **changes})
 
 
-class KilledError(BaseException):
-    pass
-
-
 def go(request: StudyRequest, records: int | None = None) -> None:
-    """Simulate, and die after so many records."""
-    left = records
-
-    def observe(record: Record) -> None:
-        nonlocal left
-        if left is not None:
-            left -= 1
-            if left <= 0:
-                raise KilledError
-
-    surrogate = load(request.program).surrogate
-    assert surrogate is not None
-    try:
-        simulate(request, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), observe=observe)
-    except KilledError:
-        return
+    simulate_until(request, records, resize_pause_s=0.5)
 
 
 def journal(out: Path) -> list[Entry]:

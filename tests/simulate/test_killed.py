@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from elastune.journal.reader import read
-from elastune.journal.records import Record, TrialAdopted, TrialFinished, TrialStarted
-from elastune.simulate.run import SurrogateModel, simulate
+from elastune.journal.records import TrialAdopted, TrialFinished, TrialStarted
 from elastune.study.request import StudyRequest
-from elastune.train.program.load import load
+from elastune.testing.simulated_studies import simulate_until
 
 SURROGATE = """
 config = {"lr": 0.1, "x": 0.5}
@@ -29,29 +28,6 @@ def surrogate(config, workers):
     return [(epoch_s, {"error": abs(config["lr"] - 0.1) + (config["x"] - 0.3) ** 2 + 1 / e}) for e in range(1, 6)]
 """
 PACES = {"each its own": '(1 + config["x"] / 7)', "all the same": "1"}  # the latter: everything happens at once
-
-
-class KilledError(BaseException):
-    pass
-
-
-def go(asked: StudyRequest, records: int | None = None) -> None:
-    """Simulate, and die after so many records."""
-    left = records
-
-    def observe(record: Record) -> None:
-        nonlocal left
-        if left is not None:
-            left -= 1
-            if left <= 0:
-                raise KilledError
-
-    surrogate = load(asked.program).surrogate
-    assert surrogate is not None
-    try:
-        simulate(asked, SurrogateModel(surrogate, start_s=1.0), observe=observe)
-    except KilledError:
-        return
 
 
 def tried(out: Path) -> tuple[list[Any], list[Any], int]:
@@ -76,12 +52,12 @@ def tried(out: Path) -> tuple[list[Any], list[Any], int]:
 def test_kills_change_no_trial(pace: str, changes: dict[str, Any], program, tmp_path: Path) -> None:
     mine = program(SURROGATE.replace("PACE", PACES[pace]))
     asked = StudyRequest(mine, tmp_path / "whole", workers=4, **{"trials": 24, **changes})
-    go(asked)
+    simulate_until(asked)
     rng, killed = random.Random(1), replace(asked, out=tmp_path / "killed")
-    go(killed, 2)
+    simulate_until(killed, 2)
     for _ in range(8):
-        go(replace(killed, resume=True), rng.randint(3, 30))
-    go(replace(killed, resume=True))
+        simulate_until(replace(killed, resume=True), rng.randint(3, 30))
+    simulate_until(replace(killed, resume=True))
     begun, ends, _ = tried(asked.out)
     begun_again, ends_again, went_on = tried(killed.out)
     assert begun_again == begun

@@ -208,22 +208,21 @@ def _measured_on(
 
 def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, beside_s: float = 0.0) -> SearchModel:
     """The search that was asked for; what was not told of it is as simulated studies had it."""
-    fitted, within = CROWDING[request.generations]
+    crowding, within = CROWDING[request.generations]
     generation = generation_size(request.sampler) if generational(request.sampler) else 0
-    known = request.crowding is not None
-    if generation or request.sampler in UNTAUGHT:
-        fitted, known = 0.0, True
+    untaught = bool(generation) or request.sampler in UNTAUGHT
+    declared = 0.0 if untaught and request.crowding is None else request.crowding
     return SearchModel(
         runs=request.runs,
         steps=size.steps,
         base_batch=size.batch_size,
         noise_scale=noise_scale,
-        crowding=fitted if request.crowding is None else request.crowding,
+        crowding=crowding if declared is None else declared,
         variation=VARIATION if request.variation is None else request.variation,
         generations=request.generations,
         kept=KEPT[request.stopping],
-        crowding_within=None if known else within,
-        blind=math.inf if known else BLIND,
+        crowding_within=within if declared is None else None,
+        blind=BLIND if declared is None else math.inf,
         generation=generation,
         beside_s=beside_s,
     )

@@ -190,7 +190,7 @@ def _loop(
 def _allocation(request: StudyRequest, *, holds: bool) -> tuple[MakeSharing | None, Holding | None]:
     """How trials share workers, and which of them are held back (``holds``: some may be)."""
     choice = parse_allocation(request.allocation)
-    if request.trial_workers is None or not choice.told:
+    if request.trial_workers is None or not choice.from_journal:
         return sharing(request.trial_workers, request.means, choice), None
     courses = choice.courses(1 if request.means.mesh is None else request.means.first_mesh.replica)
     share = sharing(request.trial_workers, request.means, choice, courses)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune import Policy
-from elastune.testing.faults import inject
+from elastune.testing.faults import inject, parse
 from elastune.testing.pace import Rests
 
 config = {"batch_size": 32, "epochs": 2, "faults": [], "file": "", "until": "", "pause_s": 0.0}
@@ -41,18 +44,41 @@ class Counting(Policy):
             run.remember()
 
 
+class MidRound:
+    """The place ``amid`` of a fault: its worker waits there until another has begun the round, too.
+
+    Else, on a busy machine, it may be known to be dead before any other begins: the others deal the round out among
+    themselves then, and nobody is left out of it.
+    """
+
+    def __init__(self, session) -> None:
+        self._folder, self._session = Path(session.config["file"]).parent, session
+        self._worker = session.state.workers.worker
+        faults = [parse(text) for text in session.config["faults"]]
+        self._dies_at = {fault.step for fault in faults if (fault.worker, fault.place) == (self._worker, "amid")}
+
+    def begun(self) -> None:
+        """This worker has begun a step."""
+        (self._folder / f"begun-{self._session.step}-{self._worker}").touch()
+        others = f"begun-{self._session.step}-[!{self._worker}]"
+        while self._session.step in self._dies_at and not any(self._folder.glob(others)):
+            time.sleep(0.005)
+
+
 def train(session) -> None:
     config = session.config
     model = network()
     model, optimizer = session.prepare(model, optimizer_of(model))
-    reach = inject(session)
+    reach, mid_round = inject(session), MidRound(session)
     data = TensorDataset(*samples())
     pace = Rests(session, config["epochs"] * len(data) // config["batch_size"], {})
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(data, batch_size=config["batch_size"]):
             reach("before")
+            mid_round.begun()
             session.backward(((model(x) - y) ** 2).mean())
             reach("after")
+            reach("amid")
             optimizer.step()
             optimizer.zero_grad()
             if session.ends_step:

@@ -17,9 +17,9 @@ def test_names_and_options() -> None:
 
 
 def test_what_is_told_comes_from_the_journal() -> None:
-    assert not parse_allocation("steepest").told
-    assert parse_allocation("steepest:by_batch=true").told
-    assert not parse_allocation("short_first:held=0").told
+    assert not parse_allocation("steepest").from_journal
+    assert parse_allocation("steepest:by_batch=true").from_journal
+    assert not parse_allocation("short_first:held=0").from_journal
     assert isinstance(parse_allocation("short_first:by_batch=true").courses().speeds, BatchTable)
 
 
@@ -28,6 +28,7 @@ def test_what_is_told_comes_from_the_journal() -> None:
     [
         ("widest", "an allocation must be one that is known"),
         ("short_first:held=1.5", "held of short_first must be"),
+        ("short_first:held=x", r"such as held=0\.3$"),
         ("short_first:share=0.2", "short_first has no such option"),
         ("short first", "the allocation is written"),
     ],

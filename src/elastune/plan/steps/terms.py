@@ -73,7 +73,7 @@ def parts(constants: Floats, work: StepWork, splits: StepSplits) -> dict[str, Fl
     far = np.where(tensor > splits.per_node, c["across_byte_s"], c["tensor_byte_s"])
     first = np.where(tensor > splits.per_node, c["across_hop_s"], c["tensor_sum_s"])
     hops = 2 * (tensor - 1)
-    meeting, moving = work.tensor_sums * hops * first, hops * micro * work.summed_bytes / tensor * far
+    meeting, moving = work.tensor_sums * hops * first, hops * micro * work.tensor_bytes / tensor * far
     busy = computing + moving
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch

@@ -6,8 +6,8 @@ block's). Every field is a number or an array with one entry a plan, so that pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,27 +42,33 @@ class StepWork:
     block_bytes: Floats
     edge_flops: Floats
     edge_bytes: Floats
-    whole_flops: Floats = 0.0  # type: ignore[assignment]  # an array once it is made
-    tensor_sums: Floats = TENSOR_SUMS  # type: ignore[assignment]
-    summed_bytes: Floats = None  # type: ignore[assignment]
+    whole_flops: Floats = field(default_factory=lambda: np.array(0.0))
+    tensor_sums: Floats = field(default_factory=lambda: np.array(float(TENSOR_SUMS)))
+    summed_bytes: Floats | None = None
 
     def __post_init__(self) -> None:
-        told: Any = self
-        if told.summed_bytes is None:
-            object.__setattr__(self, "summed_bytes", np.multiply(self.tensor_sums, self.boundary_bytes))
-        for field in fields(self):
-            values = np.asarray(getattr(self, field.name), dtype=np.float64)
-            object.__setattr__(self, field.name, values)
-            low = 1.0 if field.name == "blocks" else 0.0
+        for name, told in self._told().items():
+            values = np.asarray(told, dtype=np.float64)
+            object.__setattr__(self, name, values)
+            low = 1.0 if name == "blocks" else 0.0
             if not (np.isfinite(values).all() and (values >= low).all()):
-                raise ValueError(f"{field.name} of a model are finite and at least {low:g}")
+                raise ValueError(f"{name} of a model are finite and at least {low:g}")
         if (self.whole_flops > self.block_flops * (1 + 1e-9)).any():
             raise ValueError("whole_flops of a model are a part of block_flops")
 
+    @property
+    def tensor_bytes(self) -> Floats:
+        """What all of a block's sums along ``tensor`` sum."""
+        return self.tensor_sums * self.boundary_bytes if self.summed_bytes is None else self.summed_bytes
+
+    def _told(self) -> dict[str, Floats]:
+        """All that is said, by its name."""
+        return {f.name: told for f in fields(self) if (told := getattr(self, f.name)) is not None}
+
     def take(self, index: NDArray[np.intp] | slice) -> Self:
         """Of some plans alone; what is one number for all plans stays one."""
-        told = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: values if values.ndim == 0 else values[index] for name, values in told.items()})
+        told = self._told().items()
+        return replace(self, **{name: values if values.ndim == 0 else values[index] for name, values in told})
 
 
 def transformer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from elastune.core.errors import UserError
@@ -28,7 +28,7 @@ class AllocationChoice:
     by_batch: bool = False
 
     @property
-    def told(self) -> bool:
+    def from_journal(self) -> bool:
         """Whether what is known of trials comes from the journal alone, which then records looks at them, too."""
         return self.held > 0 or self.by_batch
 
@@ -49,4 +49,5 @@ def parse_allocation(text: str) -> AllocationChoice:
     if name not in ALLOCATIONS:
         raise UserError("an allocation must be one that is known", repr(text), f"one of {', '.join(ALLOCATIONS)}")
     usual = vars(ALLOCATIONS[name])
-    return AllocationChoice(**{**usual, **read(name, options, options_of(AllocationChoice))})
+    known = {option: replace(one, default=usual[option]) for option, one in options_of(AllocationChoice).items()}
+    return AllocationChoice(**{**usual, **read(name, options, known)})

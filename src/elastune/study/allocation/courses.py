@@ -24,7 +24,6 @@ from elastune.journal.records import (
     TrialStarted,
 )
 from elastune.study.allocation.hold import Length
-from elastune.study.allocation.scaling import BatchTable
 from elastune.study.allocation.throughput import ThroughputTable
 
 LOOKS = 8  # at a trial, after its workers have changed; then its reports tell its speed
@@ -107,7 +106,7 @@ class Courses:
         """How far it is; how fast it goes, if it was not looked at since a change."""
         if report.epoch > 0 and report.step > 0:
             self.progress[trial] = Progress(report.epoch, max(report.epochs, report.epoch), report.step / report.epoch)
-            if isinstance(self.speeds, BatchTable) and report.samples:
+            if report.samples:
                 self.speeds.has_batch(trial, report.samples / report.step)
             self._rough_s[trial] = report.seconds / report.epoch * max(workers, 1)
         run = self._runs.get(trial)

@@ -62,9 +62,11 @@ class Sharing:
         self._bounds = bounds[0] // replica, bounds[1] // replica
         self._slots = slots
         self._replica = replica
-        self._told = courses is not None
+        self._from_journal = courses is not None
         began_s = clock.now()
-        self._broker = Broker(pool.capacity // replica, rules, began_s=began_s, courses=courses, feeds=not self._told)
+        self._broker = Broker(
+            pool.capacity // replica, rules, began_s=began_s, courses=courses, feeds=not self._from_journal
+        )
         self._waiting: Pending | None = None
         self._rest_s = (rules or Rules()).min_residence_s  # between decisions that only a report gives reason for
         self._settled_s = -self._rest_s
@@ -111,7 +113,7 @@ class Sharing:
 
     def looks(self) -> list[TrialSeen]:
         """How far trials are whose workers have changed, where the journal is to know: to be told before ``settle``."""
-        if not self._told:
+        if not self._from_journal:
             return []
         courses, now_s, found = self._broker.courses, self._clock.wall(), []
         for trial in courses.unmeasured:
@@ -124,7 +126,7 @@ class Sharing:
 
     def _look(self) -> None:
         """See how far trials are whose workers have changed: two looks tell a speed, before a second report does."""
-        for trial in [] if self._told else self._broker.courses.unmeasured:
+        for trial in [] if self._from_journal else self._broker.courses.unmeasured:
             job = self._pool.jobs[trial]
             handle = job.watch.handle
             if isinstance(handle, ElasticHandle):

@@ -137,6 +137,9 @@ class ThroughputTable:
         """Whether the trial itself has shown any speed."""
         return trial in self._usual
 
+    def has_batch(self, trial: int, samples: float) -> None:
+        """``trial`` takes so many samples a step: nothing to this table, to whom all trials gain alike."""
+
     def _learn(self) -> None:
         """Look again at all that trials have shown."""
         self._shape = _polished([self._rates(trial) for trial in self._shaping])
