@@ -18,6 +18,7 @@ from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Program
 from elastune.core.seeds import derive
+from elastune.journal.records import Record, Reported
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.sessions import lone_session
 from elastune.train.program.current import in_session
@@ -110,7 +111,22 @@ def test_a_script_is_run_by_the_command_line(command_here: Any, tmp_path: Path) 
     assert 0 < ran.json["metrics"]["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("options", [{"accumulate_grad_batches": 2}, {"limit_train_batches": 2}])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_is_tuned_by_the_command_line(command_here: Any, tmp_path: Path, name: str) -> None:
+    """A trial that pauses after an epoch and goes on begins its script again."""
+    options = ("--trials", 3, "--epochs", 4, "--sampler", "random", "--stopping", "asha", "--out", tmp_path / "study")
+    tuned = command_here("tune", PROGRAMS / f"{name}_tuned.py", *options, "--json")
+    assert tuned.code == 0, tuned.err
+    assert sum(tuned.json["trials"].values()) == 3
+    assert set(tuned.json["trials"]) == {"complete", "paused"}
+    (best,) = tuned.json["front"]
+    assert 1e-3 <= best["config"]["lr"] <= 1e-1
+    assert best["config"]["lr"] != 0.02, "the settings that the script has without a study"
+
+
+@pytest.mark.parametrize(
+    "options", [{"accumulate_grad_batches": 2}, {"limit_train_batches": 2}, {"fast_dev_run": True}]
+)
 def test_what_the_trainer_would_do_otherwise_is_refused(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +134,34 @@ def test_what_the_trainer_would_do_otherwise_is_refused(
 
     monkeypatch.setitem(lightened.config, "options", options)
     with pytest.raises(UserError, match="one step of one optimizer"):
+        in_session(lambda session: lightened.main())(lone_session(tmp_path))
+
+
+def test_a_test_behind_the_training_is_reported_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightened
+
+    def tested(session: Any) -> None:
+        lightened.main()
+        (trainer,) = trainers
+        trainer.test(lightened.Classifier(), lightened.loaders(False)[1], verbose=False)
+
+    def seen(*given: Any, **options: Any) -> Any:
+        trainers.append(plain(*given, **options))
+        return trainers[0]
+
+    trainers, told, plain = [], list[Record](), lightened.Trainer
+    monkeypatch.setattr(lightened, "Trainer", seen)
+    monkeypatch.setattr(lightened.Classifier, "test_step", lambda module, batch, at: module.log("tested", 0.5), False)
+    in_session(tested)(lone_session(tmp_path, send=told.append))
+    reports = [sorted(each.metrics) for each in told if isinstance(each, Reported)]
+    assert reports == [["accuracy", "loss", "rate"]] * lightened.config["epochs"] + [["tested"]]
+
+
+def test_a_module_without_an_optimizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightened
+
+    monkeypatch.setattr(lightened.Classifier, "configure_optimizers", lambda module: None)
+    with pytest.raises(UserError, match="no optimizer"):
         in_session(lambda session: lightened.main())(lone_session(tmp_path))
 
 
@@ -143,6 +187,8 @@ def test_what_fabric_does_otherwise_is_refused(tmp_path: Path) -> None:
             fabric.backward(loss)
             with pytest.raises(UserError, match="clipped is 2"):
                 fabric.clip_gradients(model, optimizer, max_norm=1.0, norm_type=1.0)
+            fabric.clip_gradients(model, optimizer, clip_val=2**-10)
+            assert not session.ends_step or float(model.weight.grad.abs().max()) <= 2**-10
             optimizer.step()
             optimizer.zero_grad()
         fabric.save(tmp_path / "state.ckpt", {"model": model, "step": 2})

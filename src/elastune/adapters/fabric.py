@@ -96,6 +96,11 @@ class FabricStrategy(SingleDeviceStrategy):
             raise UserError("the norm of gradients that is clipped is 2", norm_type, "leave norm_type out")
         return torch.tensor(self.session.clip_grad_norm_(float(max_norm)))
 
+    def clip_gradients_value(self, module: Any, optimizer: Any, clip_val: float) -> None:
+        """As Fabric's, of the gradient of a whole step."""
+        if self.session.ends_step:
+            super().clip_gradients_value(module, optimizer, clip_val)
+
 
 class Fabric(lightning.fabric.Fabric):
     """``lightning.fabric.Fabric`` on the workers of a run; options of workers and devices are the run's own."""

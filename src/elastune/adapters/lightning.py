@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from elastune.adapters.lightning_parts import PassEnds, TrainerPlace, most_epochs, moved, refuse, report
+from elastune.adapters.lightning_parts import PassEnds, TrainerPlace, most_epochs, moved, refuse
 from elastune.adapters.loaders import Loader
 from elastune.train.program.current import at_end, current_session, end_program
 
@@ -33,7 +33,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
         self._epochs: Iterator[int] = iter(())
         self._pass: Iterator[Any] = iter(())
         self._part: tuple[Any] | None = None  # of the batch that Lightning is at, where it is not the first
-        self._begun = self._trains = self._whole = False
+        self._begun = self._trains = False
 
     @property
     def is_global_zero(self) -> bool:
@@ -51,8 +51,9 @@ class ElastuneStrategy(SingleDeviceStrategy):
         schedulers = [each.scheduler for each in self.lr_scheduler_configs]
         _, *rest = self.session.prepare(self.lightning_module, *self.optimizers, *schedulers)
         self.optimizers = rest[: len(self.optimizers)]
+        self._ends = PassEnds(self.session, self.end_pass)
         self.session.track("lightning", TrainerPlace(trainer))
-        trainer.callbacks.append(PassEnds(self.end_pass))
+        trainer.callbacks.append(self._ends)
         self._epochs = self.session.epochs(most_epochs(trainer))
         self._begun = next(self._epochs, None) is not None  # joins the others, who may be further
         at_end(self.end)
@@ -66,11 +67,11 @@ class ElastuneStrategy(SingleDeviceStrategy):
             yield from loader
             return
         if self._trains:
-            report(self.session, self._trainer, self._whole)
+            self._ends.report(self._trainer)
             self._begun = next(self._epochs, None) is not None
         if not self._begun:
             end_program()
-        self._trains, self._whole, self._pass = True, False, self.session.batches(loader)
+        self._trains, self._pass = True, self.session.batches(loader)
         yield from self._pass
         if self.session.stopped != "complete":
             end_program()
@@ -102,13 +103,12 @@ class ElastuneStrategy(SingleDeviceStrategy):
         """Lightning asks for no more batches than there are: the step of the last one is to count."""
         for _ in self._pass:
             raise RuntimeError("an epoch goes on behind the last batch of its loader")
-        self._whole = True
 
     def end(self) -> None:
         """Of the newest epoch: its report, its checkpoint, its wish to stop."""
         if isinstance(self._pass, Generator):  # a pass has begun; it may have been left
             self._pass.close()
-        report(self.session, self._trainer, self._whole)
+        self._ends.report(self._trainer)
         if self._trainer.should_stop and self.session.stopped == "complete":
             self.session.stop("a callback of the trainer")
         next(self._epochs, None)

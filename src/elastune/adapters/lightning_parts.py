@@ -31,21 +31,31 @@ class TrainerPlace:
 
 
 class PassEnds(Callback):
-    """PassEnds passes."""
+    """Says when a pass has ended, and reports what was logged in it before a test behind the training clears it."""
 
-    def __init__(self, end_pass: Callable[[], None]) -> None:
+    def __init__(self, session: Session, end_pass: Callable[[], None]) -> None:
+        self._session = session
         self._end_pass = end_pass
+        self._whole = False
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *given: Any) -> None:
         if trainer.is_last_batch:
             self._end_pass()
+            self._whole = True
 
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.report(trainer)
 
-def report(session: Session, trainer: Trainer, whole: bool) -> None:
-    """What was logged in an epoch, and behind it; nothing of one that was not ``whole``."""
-    told: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    if whole and told:
-        session.report(**told)
+    def on_test_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self._whole = True
+        self.report(trainer)
+
+    def report(self, trainer: Trainer) -> None:
+        """What was logged in an epoch, and behind it, once; nothing of one that was left."""
+        told: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        if self._whole and told:
+            self._session.report(**told)
+        self._whole = False
 
 
 def most_epochs(trainer: Trainer) -> int:
@@ -66,7 +76,8 @@ def refuse(trainer: Trainer) -> None:
     told = {
         "accumulate_grad_batches": trainer.accumulate_grad_batches > 1,
         "manual optimization": not trainer.lightning_module.automatic_optimization,
-        "limit_train_batches": trainer.limit_train_batches != 1.0,
+        "no optimizer": not any(each.param_groups for each in trainer.optimizers),
+        "limit_train_batches": trainer.limit_train_batches != 1.0 or isinstance(trainer.limit_train_batches, int),
         "a gradient scaler": getattr(trainer.precision_plugin, "scaler", None) is not None,
     }
     fixes = "a larger batch_size (it is that of all workers), one optimizer, all batches, bf16"

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import hugging
+from losing import losing
 
-import elastune
 from elastune.adapters.transformers import Trainer
-from elastune.testing.faults import inject
 
 config = {**hugging.config, "faults": [], "epochs": 2}
 plain = Trainer.compute_loss
 
 
 def main() -> None:
-    session, reaches = elastune.current_session(), []
-
-    def reached(*given, **options):
-        if not reaches:
-            reaches.append(inject(session))
-        reaches[0]("loss")
-        return plain(*given, **options)
-
-    Trainer.compute_loss = reached
+    Trainer.compute_loss = losing(plain)
     hugging.config.update(config)
     hugging.main()

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import lightened
 import torch.nn.functional as F
+from losing import losing
 
-import elastune
 from elastune.adapters import lightning
-from elastune.testing.faults import inject
 
-config = dict(lightened.config)
+config = lightened.config
 plain = F.cross_entropy
 
 
 def main() -> None:
     assert lightning.ElastuneStrategy is lightened.ElastuneStrategy
-    session, reaches = elastune.current_session(), []
-    lightened.config.update(session.config)
-
-    def reached(*given, **options):
-        if not reaches:
-            reaches.append(inject(session))
-        reaches[0]("loss")
-        return plain(*given, **options)
-
-    F.cross_entropy = reached
+    F.cross_entropy = losing(plain)
     lightened.main()
