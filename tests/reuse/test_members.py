@@ -128,6 +128,26 @@ def test_options_of_training_are_of_what_varies(searched: Path, command_here: Ca
     assert "at least 1" in command_here("ensemble", searched, "--vary", "seed=1,2", "--each", "0").line
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--members", "0"), "at least 1"),
+        (("--objective", "speed"), "a known score"),
+        (("--inference-budget", "0x"), "a positive number of times"),
+        (("--data", "test"), "nothing is chosen by data"),
+        (("--test", "validation"), "data that judge a choice"),
+        (("--method", "best"), "a known method"),
+        (("--out", "nowhere/ensemble"), "a folder that is there"),
+        (("--workers", "0"), "at least 1"),
+    ],
+)
+def test_nothing_is_trained_for_a_choice_that_cannot_be_made(
+    study: Path, more: tuple[str, ...], words: str, command_here: Callable[..., Any]
+) -> None:
+    assert words in command_here("ensemble", study, "--vary", "inputs=first,second", *more).line
+    assert not begun(study, "member")
+
+
 def test_a_program_without_views_is_told_how_to_name_them(tmp_path: Path, cluster: LocalCluster) -> None:
     """And so is one that is not what the study was begun with."""
     file = tmp_path / "shown.py"

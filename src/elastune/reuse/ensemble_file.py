@@ -56,6 +56,12 @@ class FileContent:
         return Task(self.kind, self.says, self.width)
 
 
+def check_file(path: Path) -> None:
+    """Raise ``UserError`` where no ensemble could be written: before one is chosen."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError("an ensemble is written to a file in a folder that is there", path, "name another one")
+
+
 def save_ensemble(found: Ensemble, file: str | Path) -> Path:
     """Write the members' weights, and what they are, as one file; it appears whole or not at all.
 
@@ -70,8 +76,7 @@ def save_ensemble(found: Ensemble, file: str | Path) -> Path:
         UserError: Where weights are gone or damaged, or the file cannot be written.
     """
     path = Path(file)
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError("an ensemble is written to a file in a folder that is there", path, "name another one")
+    check_file(path)
     known = {one.trial: one for one in library(found.study).candidates}
     tensors: dict[str, torch.Tensor] = {}
     for place, member in enumerate(found.members):
