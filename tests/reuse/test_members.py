@@ -91,6 +91,7 @@ def test_one_that_failed_is_told_and_not_tried_again(
         assert "as it was asked to" in said.err
         assert len(begun(asked.out, "member")) == 2
         assert "inputs first: left out" in said.out
+    assert "failed" not in command_here("ensemble", asked.out, "--vary", "inputs=first,noise").err, "of other values"
 
 
 def test_workers_flow_among_them(study: Path, cluster: LocalCluster) -> None:
