@@ -158,7 +158,9 @@ def test_a_file_of_something_else_is_refused(made: Path, tmp_path: Path) -> None
     told({"format": 2}, "format")
     told({"tree": [[0], [1]]}, "5 parts of 1 nodes")
     told({"tree": [[0]]}, "a tree of classes")
-    told({"tree": None}, "neither a tree nor a head")
+    told({"tree": None}, "no tree of a joined model")
+    told({"form": "stacked"}, "no head of a stacked model")
+    told({"form": "stacked", "head": [10**9, 10**9]}, "no head of 1000000000 inputs")
     told({"parts": []}, "parts")
     told({"more": 1}, "more")
     with pytest.raises(UserError, match="tensor for tensor"):

@@ -105,15 +105,18 @@ def load_composed(file: str | Path, build: Build, view: View = everything) -> Co
             raise UserError("build(config) gives a torch.nn.Module", type(model).__name__, "return the model")
         models.append(model)
     whole: Composed
-    if content.tree is not None:
+    if content.form == "joined" and content.tree is not None:
         tree = class_tree(content.tree)
         if len(tree.nodes()) != len(models):
             raise _other(path, f"{len(models)} parts of {len(tree.nodes())} nodes")
         whole = JoinedModel(dict(zip(tree.nodes(), models, strict=True)), tree)
-    elif content.head is not None:
-        whole = StackedParts(models, [part.config for part in content.parts], view, nn.Linear(*content.head))
+    elif content.form == "stacked" and content.head is not None:
+        inputs, outputs = content.head
+        if "head.weight" not in tensors or tuple(tensors["head.weight"].shape) != (outputs, inputs):
+            raise _other(path, f"no head of {inputs} inputs and {outputs} outputs")
+        whole = StackedParts(models, [part.config for part in content.parts], view, nn.Linear(inputs, outputs))
     else:
-        raise _other(path, "neither a tree nor a head")
+        raise _other(path, f"no {'tree' if content.form == 'joined' else 'head'} of a {content.form} model")
     fill(whole, tensors, f"in {path}")
     return whole.eval()
 
