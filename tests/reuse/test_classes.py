@@ -22,6 +22,7 @@ from elastune.core.start_from import StartFrom
 from elastune.journal.reader import read
 from elastune.journal.records import StudyStarted
 from elastune.journal.trials import fold
+from elastune.report.gather import front_trials, gather_study
 from elastune.reuse.candidates import library
 from elastune.reuse.class_tree import class_tree, confusions, learnt_tree
 from elastune.reuse.joined import JoinedModel
@@ -201,6 +202,9 @@ def test_a_tree_of_three_levels_is_one_study(deep: Path, command_here: Callable[
         "--out",
         deep,
     )
+    assert set(front_trials(gather_study(read(deep / "journal.jsonl")))) == {
+        trial.number for trial in elastune.Study.load(deep).front()
+    }, "the table shows what is picked from"
     assert "--resume to go on" in command_here(*asked).line
     again = command_here(*asked, "--resume", "--json").json
     assert again["trials"] == {"complete": 5}, "nothing is trained twice"
