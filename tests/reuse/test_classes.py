@@ -157,7 +157,7 @@ def test_a_gate_and_parts_trained_from_it_tell_all_classes(cluster: LocalCluster
         said = model(x)
     assert torch.allclose(said.sum(1), torch.ones(200))
     assert float((said.argmax(1) == y).double().mean()) > 0.9
-    with pytest.raises(UserError, match="none for group 2"):
+    with pytest.raises(UserError, match="none for the gate"):
         elastune.join(gate, parts, build, class_tree([[0], [1], [2, 3]]))
 
 
