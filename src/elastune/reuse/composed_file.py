@@ -19,7 +19,7 @@ from elastune.reuse.class_tree import class_tree
 from elastune.reuse.composed import Composed
 from elastune.reuse.joined import Build, JoinedModel
 from elastune.reuse.stacked import StackedParts, View, everything
-from elastune.reuse.weights import fill, tensors_of
+from elastune.reuse.weights import check_file, fill, tensors_of
 
 KEY = "elastune"
 LONGEST = 1 << 24  # characters of JSON
@@ -61,6 +61,7 @@ def save_composed(model: Composed, file: str | Path) -> Path:
         UserError: For a model that was built otherwise, and where the file cannot be written.
     """
     path = Path(file)
+    check_file(path)
     parts = len(model.models if isinstance(model, JoinedModel) else model.parts)
     if len(model.made_of) < parts:
         raise UserError("a model that is written knows its parts' settings", "made of nothing", "build it by join")

@@ -21,7 +21,7 @@ from elastune.reuse.candidates import library
 from elastune.reuse.ensemble import Ensemble
 from elastune.reuse.module import EnsembleModel
 from elastune.reuse.task import Task
-from elastune.reuse.weights import fill, weights_of
+from elastune.reuse.weights import check_file, fill, weights_of
 
 KEY = "elastune"
 FORMAT = 1
@@ -54,12 +54,6 @@ class FileContent:
     @property
     def task(self) -> Task:
         return Task(self.kind, self.says, self.width)
-
-
-def check_file(path: Path) -> None:
-    """Raise ``UserError`` where no ensemble could be written: before one is chosen."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError("an ensemble is written to a file in a folder that is there", path, "name another one")
 
 
 def save_ensemble(found: Ensemble, file: str | Path) -> Path:

@@ -58,8 +58,9 @@ def ensemble(
     """
     from elastune.reuse.ensemble import check_choice, parse_times
     from elastune.reuse.ensemble import ensemble as choose
-    from elastune.reuse.ensemble_file import check_file, save_ensemble
+    from elastune.reuse.ensemble_file import save_ensemble
     from elastune.reuse.record import check_recordable, record_asset
+    from elastune.reuse.weights import check_file
 
     budget = None if inference_budget is None else parse_times(inference_budget)
     check_choice(members, objective, budget, data, test, method, seed)
