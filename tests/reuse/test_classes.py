@@ -22,6 +22,7 @@ from elastune.core.start_from import StartFrom
 from elastune.journal.reader import read
 from elastune.journal.records import StudyStarted
 from elastune.journal.trials import fold
+from elastune.report.gather import front_trials, gather_study
 from elastune.reuse.candidates import library
 from elastune.reuse.class_tree import class_tree, confusions, learnt_tree
 from elastune.reuse.joined import JoinedModel
@@ -156,7 +157,7 @@ def test_a_gate_and_parts_trained_from_it_tell_all_classes(cluster: LocalCluster
         said = model(x)
     assert torch.allclose(said.sum(1), torch.ones(200))
     assert float((said.argmax(1) == y).double().mean()) > 0.9
-    with pytest.raises(UserError, match="none for group 2"):
+    with pytest.raises(UserError, match="none for the gate"):
         elastune.join(gate, parts, build, class_tree([[0], [1], [2, 3]]))
 
 
@@ -201,6 +202,9 @@ def test_a_tree_of_three_levels_is_one_study(deep: Path, command_here: Callable[
         "--out",
         deep,
     )
+    assert set(front_trials(gather_study(read(deep / "journal.jsonl")))) == {
+        trial.number for trial in elastune.Study.load(deep).front()
+    }, "the table shows what is picked from"
     assert "--resume to go on" in command_here(*asked).line
     again = command_here(*asked, "--resume", "--json").json
     assert again["trials"] == {"complete": 5}, "nothing is trained twice"

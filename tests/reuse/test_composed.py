@@ -34,7 +34,8 @@ from elastune.study.run import tune
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 NODES = Program(PROGRAMS / "nodes.py")
-TREE = class_tree([[[0, 1], [2]], [[3], [4, 5]]])
+LISTS = "[[[0, 1], [2]], [[3], [4, 5]]]"
+TREE = class_tree(json.loads(LISTS))
 FLAT = [[0], [1], [2], [3], [4], [5]]
 
 
@@ -130,11 +131,16 @@ def test_a_source_that_others_began_with_is_counted_once(made: Path, cluster: Lo
     ("options", "words"),
     [
         (("tree", "--tree", "x"), "a list of groups of classes"),
-        (("tree", "--tree", "[[0],[1]]", "--data", "test"), "nothing is chosen by data"),
-        (("tree", "--tree", "[[0],[1]]", "--test", "other"), "have a name that begins with 'test'"),
+        (("tree", "--tree", LISTS, "--data", "test"), "nothing is chosen by data"),
+        (("tree", "--tree", LISTS, "--test", "other"), "have a name that begins with 'test'"),
         (("tree", "flat"), "2 studies, no tree"),
         (("flat",), "gives what stacked_parts makes"),
-        (("flat", "--tree", "[[0, 1], [2, 3, 4, 5]]"), "none for group 0"),
+        (("flat", "--tree", "[[0, 1], [2, 3, 4, 5]]"), "none for the gate"),
+        (("tree", "--tree", "[[[1, 0], [2]], [[3], [4, 5]]]"), "none for group 0.0"),
+        (("tree", "--tree", "[[[3], [4, 5]], [[0, 1], [2]]]"), "none for the gate"),
+        (("tree", "--tree", "[[[0, 1], [2]], [[3], [4], [5]]]"), "none for group 1 in"),
+        (("tree", "--tree", LISTS, "--out", "."), "written to a file in a folder"),
+        (("tree", "--tree", LISTS, "--out", "nowhere/joined"), "written to a file in a folder"),
     ],
 )
 def test_what_makes_no_model_is_told_in_one_line(
@@ -158,7 +164,9 @@ def test_a_file_of_something_else_is_refused(made: Path, tmp_path: Path) -> None
     told({"format": 2}, "format")
     told({"tree": [[0], [1]]}, "5 parts of 1 nodes")
     told({"tree": [[0]]}, "a tree of classes")
-    told({"tree": None}, "neither a tree nor a head")
+    told({"tree": None}, "no tree of a joined model")
+    told({"form": "stacked"}, "no head of a stacked model")
+    told({"form": "stacked", "head": [10**9, 10**9]}, "no head of 1000000000 inputs")
     told({"parts": []}, "parts")
     told({"more": 1}, "more")
     with pytest.raises(UserError, match="tensor for tensor"):

@@ -91,6 +91,7 @@ def test_one_that_failed_is_told_and_not_tried_again(
         assert "as it was asked to" in said.err
         assert len(begun(asked.out, "member")) == 2
         assert "inputs first: left out" in said.out
+    assert "failed" not in command_here("ensemble", asked.out, "--vary", "inputs=first,noise").err, "of other values"
 
 
 def test_workers_flow_among_them(study: Path, cluster: LocalCluster) -> None:
@@ -126,6 +127,26 @@ def test_options_of_training_are_of_what_varies(searched: Path, command_here: Ca
     for more in (("--workers", "2"), ("--each", "2"), ("--cluster", "slurm")):
         assert "no --vary" in command_here("ensemble", searched, *more).line
     assert "at least 1" in command_here("ensemble", searched, "--vary", "seed=1,2", "--each", "0").line
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--members", "0"), "at least 1"),
+        (("--objective", "speed"), "a known score"),
+        (("--inference-budget", "0x"), "a positive number of times"),
+        (("--data", "test"), "nothing is chosen by data"),
+        (("--test", "validation"), "data that judge a choice"),
+        (("--method", "best"), "a known method"),
+        (("--out", "nowhere/ensemble"), "a folder that is there"),
+        (("--workers", "0"), "at least 1"),
+    ],
+)
+def test_nothing_is_trained_for_a_choice_that_cannot_be_made(
+    study: Path, more: tuple[str, ...], words: str, command_here: Callable[..., Any]
+) -> None:
+    assert words in command_here("ensemble", study, "--vary", "inputs=first,second", *more).line
+    assert not begun(study, "member")
 
 
 def test_a_program_without_views_is_told_how_to_name_them(tmp_path: Path, cluster: LocalCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,7 +66,7 @@ class Varying:
                 observe=progress.observe,
             )
         for trial in found.trials:
-            if trial.phase == "member" and trial.state == "infeasible":
+            if trial.phase == "member" and trial.state == "infeasible" and _is_asked(trial.config, vary):
                 settings = ", ".join(f"{name}={trial.config.get(name)}" for name in vary)
                 print_error(f"trial {trial.number} ({plain(settings, 200)}) failed: {plain(trial.reason, 200)}")
         if found.ending == "interrupted":
@@ -85,3 +86,12 @@ class Varying:
                 raise UserError("a setting is varied once", name, f"name all of its values together, {_FIX}")
             found[name] = [parse.value(name, part.strip()) for part in rest.split(",")]
         return found
+
+
+def _is_asked(config: Mapping[str, Any], vary: Mapping[str, list[Any]]) -> bool:
+    """Whether a trial of these settings is among what is varied now, not of another call before."""
+
+    def is_it(found: Any, value: Any) -> bool:
+        return found == value or (isinstance(value, str) and found == value.split("+"))
+
+    return all(any(is_it(config.get(name), value) for value in values) for name, values in vary.items())

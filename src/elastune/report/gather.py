@@ -227,8 +227,12 @@ def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str])
 
 
 def front_trials(study: StudyStory) -> tuple[int, ...]:
-    """Numbers of the complete search trials that no other one dominates; empty without objectives."""
+    """Numbers of the complete trials that no other one dominates, as ``Study.front``; empty without objectives.
+
+    Those whose settings were given, too ("member"): whoever picks has them. Of a frontier those of the search alone.
+    """
     if not study.objectives:
         return ()
-    trials, points = oriented_values((t for t in study.trials if t.phase == "search"), study.objectives)
+    found = (t for t in study.trials if t.phase in ("search", "member"))
+    trials, points = oriented_values(found, study.objectives)
     return tuple(trial.trial for trial, on in zip(trials, nondominated(points), strict=True) if on)

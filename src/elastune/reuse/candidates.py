@@ -92,9 +92,7 @@ class Library:
 
     def having(self, data: str) -> list[Candidate]:
         """Those with predictions on ``data``, which a choice may rest on. Raises ``UserError`` where there are none."""
-        if data.startswith(HELD_OUT):
-            rule = f"nothing is chosen by data whose name begins with {HELD_OUT!r}"
-            raise UserError(rule, data, "name the predictions on a validation set, such as --data validation")
+        check_chosen_by(data)
         found = [one for one in self.candidates if data in one.artifact.predictions]
         if not found:
             known = sorted({name for one in self.candidates for name in one.artifact.predictions})
@@ -102,6 +100,13 @@ class Library:
             fix = f"use --data with {there}" if there else ASK if self.candidates else KEEP
             raise UserError(f"an ensemble needs trials with predictions on {data}", f"none in {self.out}", fix)
         return found
+
+
+def check_chosen_by(data: str) -> None:
+    """Raise ``UserError`` for data that nothing may be chosen by."""
+    if data.startswith(HELD_OUT):
+        rule = f"nothing is chosen by data whose name begins with {HELD_OUT!r}"
+        raise UserError(rule, data, "name the predictions on a validation set, such as --data validation")
 
 
 def library(study: Study | str | Path) -> Library:

@@ -19,7 +19,7 @@ from elastune.reuse.class_tree import class_tree
 from elastune.reuse.composed import Composed
 from elastune.reuse.joined import Build, JoinedModel
 from elastune.reuse.stacked import StackedParts, View, everything
-from elastune.reuse.weights import fill, tensors_of
+from elastune.reuse.weights import check_file, fill, tensors_of
 
 KEY = "elastune"
 LONGEST = 1 << 24  # characters of JSON
@@ -61,6 +61,7 @@ def save_composed(model: Composed, file: str | Path) -> Path:
         UserError: For a model that was built otherwise, and where the file cannot be written.
     """
     path = Path(file)
+    check_file(path)
     parts = len(model.models if isinstance(model, JoinedModel) else model.parts)
     if len(model.made_of) < parts:
         raise UserError("a model that is written knows its parts' settings", "made of nothing", "build it by join")
@@ -105,15 +106,18 @@ def load_composed(file: str | Path, build: Build, view: View = everything) -> Co
             raise UserError("build(config) gives a torch.nn.Module", type(model).__name__, "return the model")
         models.append(model)
     whole: Composed
-    if content.tree is not None:
+    if content.form == "joined" and content.tree is not None:
         tree = class_tree(content.tree)
         if len(tree.nodes()) != len(models):
             raise _other(path, f"{len(models)} parts of {len(tree.nodes())} nodes")
         whole = JoinedModel(dict(zip(tree.nodes(), models, strict=True)), tree)
-    elif content.head is not None:
-        whole = StackedParts(models, [part.config for part in content.parts], view, nn.Linear(*content.head))
+    elif content.form == "stacked" and content.head is not None:
+        inputs, outputs = content.head
+        if "head.weight" not in tensors or tuple(tensors["head.weight"].shape) != (outputs, inputs):
+            raise _other(path, f"no head of {inputs} inputs and {outputs} outputs")
+        whole = StackedParts(models, [part.config for part in content.parts], view, nn.Linear(inputs, outputs))
     else:
-        raise _other(path, "neither a tree nor a head")
+        raise _other(path, f"no {'tree' if content.form == 'joined' else 'head'} of a {content.form} model")
     fill(whole, tensors, f"in {path}")
     return whole.eval()
 

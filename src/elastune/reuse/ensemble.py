@@ -14,7 +14,7 @@ import numpy as np
 
 from elastune.core.errors import UserError
 from elastune.journal.records import SingleScore
-from elastune.reuse.candidates import Candidate, ReadOnDemand, SealedTest, library
+from elastune.reuse.candidates import Candidate, ReadOnDemand, SealedTest, check_chosen_by, library
 from elastune.reuse.insight import (
     Diversity,
     MemberWorth,
@@ -24,7 +24,7 @@ from elastune.reuse.insight import (
     mixed,
     uncertainty,
 )
-from elastune.reuse.scores import Figures, Score, score_for
+from elastune.reuse.scores import SCORES, Figures, Score, score_for
 from elastune.reuse.selection import EnsembleLimits, best_single, select
 from elastune.reuse.stacking import stack
 from elastune.reuse.task import Judged, Task, judged
@@ -154,9 +154,7 @@ def ensemble(
         >>> found = elastune.ensemble("out", members=8)
         >>> elastune.save_ensemble(found, "ensemble.safetensors")
     """
-    _check(members, inference_budget, method, seed)
-    if not test.startswith(HELD_OUT):  # else something may have been chosen by them
-        raise UserError(f"data that judge a choice have a name that begins with {HELD_OUT!r}", test, "such as test")
+    check_choice(members, objective, inference_budget, data, test, method, seed)
     found = library(study)
     known = found.having(data)
     seen = judged(ReadOnDemand(known, lambda one: one.predictions(data)))
@@ -229,7 +227,10 @@ def _by_setting(
     )
 
 
-def _check(members: int, budget: float | None, method: str, seed: int) -> None:
+def check_choice(
+    members: int, objective: str | None, budget: float | None, data: str, test: str, method: str, seed: int
+) -> None:
+    """Raise ``UserError`` for options that no ensemble could be chosen by, whatever was kept."""
     if isinstance(members, bool) or not isinstance(members, int) or members < 1:
         raise UserError("an ensemble has a whole number of members, at least 1", members, "such as 8")
     if budget is not None and not 0 < budget < math.inf:
@@ -238,6 +239,11 @@ def _check(members: int, budget: float | None, method: str, seed: int) -> None:
         raise UserError("an ensemble's weights are found by a known method", method, f"use {', '.join(METHODS)}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError("a seed is a whole number, at least 0", seed, "such as 0")
+    if objective is not None and objective not in SCORES:
+        raise UserError("an ensemble is chosen by a known score", repr(objective)[:60], f"use {', '.join(SCORES)}")
+    check_chosen_by(data)
+    if not test.startswith(HELD_OUT):  # else something may have been chosen by them
+        raise UserError(f"data that judge a choice have a name that begins with {HELD_OUT!r}", test, "such as test")
 
 
 def parse_times(text: str) -> float:

@@ -21,7 +21,7 @@ from elastune.reuse.candidates import library
 from elastune.reuse.ensemble import Ensemble
 from elastune.reuse.module import EnsembleModel
 from elastune.reuse.task import Task
-from elastune.reuse.weights import fill, weights_of
+from elastune.reuse.weights import check_file, fill, weights_of
 
 KEY = "elastune"
 FORMAT = 1
@@ -70,8 +70,7 @@ def save_ensemble(found: Ensemble, file: str | Path) -> Path:
         UserError: Where weights are gone or damaged, or the file cannot be written.
     """
     path = Path(file)
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError("an ensemble is written to a file in a folder that is there", path, "name another one")
+    check_file(path)
     known = {one.trial: one for one in library(found.study).candidates}
     tensors: dict[str, torch.Tensor] = {}
     for place, member in enumerate(found.members):

@@ -12,13 +12,13 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.reuse.candidates import Candidate, Library, library
-from elastune.reuse.class_tree import ROOT, ClassTree, told
+from elastune.reuse.class_tree import ROOT, ClassTree, class_tree, told
 from elastune.reuse.weights import fill, weights_of
 from elastune.search.space.objective import oriented
 from elastune.study.results.study import Study
 
 Build = Callable[[dict[str, Any]], nn.Module]
-GROUP, NODE = "group", "node"
+GROUP, NODE, TREE = "group", "node", "tree"
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def join(
         gate: A study whose models tell the group; of ``train_tree`` the one study that it has made, as ``parts``, too.
         parts: A study whose trials have the number of their group in their settings, as ``group``, or the name of
             their node, as ``node``; of a deeper tree several studies. Models tell the class, or the group, within it.
+            Trials whose settings have another ``tree``, by which they tell other classes there, are left out.
         build: Makes the program's model of a trial's settings.
         tree: The groups. One of a single class needs no part.
 
@@ -78,10 +79,12 @@ def join(
     """
     first = library(gate)
     rest = [library(one) for one in ([parts] if isinstance(parts, Study | str | Path) else parts)]
-    roots = [(first, one) for one in first.candidates if one.config.get(NODE, ROOT) == ROOT]
+    gates = [one for one in first.candidates if one.config.get(NODE, ROOT) == ROOT]
+    roots = [(first, one) for one in gates if _tells_alike(one, ROOT, tree)]
     chosen = [best_kept(roots, told(ROOT), first)]
     for node in tree.nodes()[1:]:
-        own = [(found, one) for found in rest for one in found.candidates if _is_of(one, node)]
+        of_it = [(found, one) for found in rest for one in found.candidates if _is_of(one, node)]
+        own = [(found, one) for found, one in of_it if _tells_alike(one, node, tree)]
         chosen.append(best_kept(own, told(node), rest[-1] if rest else first))
     models = {node: model_of(one, build) for node, (_, one) in zip(tree.nodes(), chosen, strict=True)}
     return JoinedModel(models, tree, [MadeOf(found.out, one.trial, one.config) for found, one in chosen]).eval()
@@ -89,6 +92,19 @@ def join(
 
 def _is_of(one: Candidate, node: str) -> bool:
     return one.config.get(NODE) == node or (node.isdecimal() and one.config.get(GROUP) == int(node))
+
+
+def _tells_alike(one: Candidate, node: str, tree: ClassTree) -> bool:
+    """Whether its model tells what that of ``node`` is to, if its settings have the tree that it was trained by."""
+    try:
+        own = class_tree(one.config.get(TREE, ()))
+    except UserError:
+        return True  # it has none, or one of another meaning
+    every = torch.arange(tree.classes)
+    try:
+        return own.classes == tree.classes and torch.equal(own.labels(every, node), tree.labels(every, node))
+    except UserError:
+        return False  # no such node there
 
 
 def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Library) -> tuple[Library, Candidate]:
@@ -99,7 +115,10 @@ def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Libr
         if one.trial in values:
             ranked.append((tuple(oriented(values[one.trial], found.study.objectives)), (found, one)))
     if not ranked:
-        rule, fix = "a joined model has a kept trial for the gate and for each group", "tune with --keep all"
+        rule, fix = (
+            "a joined model has a kept trial for the gate and for each group",
+            "tune with --keep all, by the same tree",
+        )
         raise UserError(rule, f"none for {what} in {where.out}", fix)
     return min(ranked, key=lambda pair: pair[0])[1]
 

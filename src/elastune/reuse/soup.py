@@ -23,7 +23,7 @@ from elastune.journal.reader import read
 from elastune.reuse.batch_norm import estimate_batch_norm, has_batch_norm
 from elastune.reuse.candidates import Candidate, Library, library
 from elastune.reuse.lineage import ancestor
-from elastune.reuse.weights import check_alike, fill, tensors_of, weights_of
+from elastune.reuse.weights import check_alike, check_file, fill, tensors_of, weights_of
 from elastune.study.results.study import Study
 
 Evaluate = Callable[[nn.Module], float]
@@ -52,6 +52,7 @@ class Soup:
     def save(self, file: str | Path) -> Path:
         """Write the weights as one safetensors file, as ``--start-from`` reads them. Raises ``UserError``."""
         path = Path(file)
+        check_file(path)
         named: dict[int, str] = {}
         tensors = {}
         for name, tensor in self.model.state_dict().items():

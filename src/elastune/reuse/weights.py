@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,3 +43,9 @@ def fill(model: nn.Module, found: dict[str, torch.Tensor], whose: str) -> None:
     """Load ``found`` into ``model``. Raises ``UserError`` as ``check_alike``."""
     check_alike(tensors_of(model), found, whose)
     model.load_state_dict(found, strict=False)  # names were compared; a module's extra state is build's
+
+
+def check_file(path: Path) -> None:
+    """Raise ``UserError`` where no model could be written: before one is chosen."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError("a model is written to a file in a folder that is there", path, "name another one")

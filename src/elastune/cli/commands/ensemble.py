@@ -56,16 +56,20 @@ def ensemble(
     {aleatoric, epistemic, unit}, test: {data, rows, ensemble, best_single} or null, singles: [{trial, score,
     parameters}] of all candidates, by, settings: [{value, trials, contribution}], file}.
     """
+    from elastune.reuse.ensemble import check_choice, parse_times
     from elastune.reuse.ensemble import ensemble as choose
-    from elastune.reuse.ensemble import parse_times
     from elastune.reuse.ensemble_file import save_ensemble
     from elastune.reuse.record import check_recordable, record_asset
+    from elastune.reuse.weights import check_file
 
+    budget = None if inference_budget is None else parse_times(inference_budget)
+    check_choice(members, objective, budget, data, test, method, seed)
+    if out is not None:
+        check_file(out)
     if out is not None or varying.vary is not None:
         check_recordable(study)
     if not varying.train(study, where):
         return INTERRUPTED
-    budget = None if inference_budget is None else parse_times(inference_budget)
     found = choose(
         study,
         members=members,

@@ -45,8 +45,10 @@ def join(
     from elastune.reuse.composed import composed_of, judge_model
     from elastune.reuse.composed_file import save_composed
     from elastune.reuse.record import check_recordable, record_asset
+    from elastune.reuse.weights import check_file
 
     if out is not None:
+        check_file(out)
         check_recordable(front)
     model = composed_of(studies, None if tree is None else parse_tree(tree))
     found = judge_model(model, front, objective=objective, data=data, test=test, program=program)

@@ -39,8 +39,10 @@ def soup(
     """
     from elastune.reuse.record import check_recordable, record_asset
     from elastune.reuse.soup_study import soup_of_study
+    from elastune.reuse.weights import check_file
 
     if out is not None:
+        check_file(out)
         check_recordable(study)
     found = soup_of_study(
         study,
