@@ -51,7 +51,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # Every benchmark once, at its smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
-SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hosts hashes elastic_live overhead strategies killed_studies journal agents goodput ensembles transfer switching prediction_here combined planning_time gpu
+SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hosts hashes elastic_live overhead strategies killed_studies journal agents goodput ensembles transfer transferability switching prediction_here combined planning_time gpu
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
