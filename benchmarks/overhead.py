@@ -2,7 +2,8 @@
 
 Rounds of a few steps of each variant take turns in the same processes on the same data, so that drift of the machine
 hits all alike; the figures are medians over rounds of (variant / plain DDP). Exact runs one slot per worker.
-Programs with more in their loop (``overhead_programs.py``) run on one worker: ``fast`` over the plain loop.
+Programs with more in their loop (``overhead_programs.py``) run on one worker: ``fast`` over the plain loop; and scripts
+for Accelerate and Hugging Face's ``Trainer`` (``overhead_frameworks.py``): elastune's adapter over these.
 
     python benchmarks/overhead.py [--smoke] [--programs] [--out benchmarks/results/overhead.json]
 """
@@ -141,6 +142,16 @@ def measure(model: str, world: int, batch: int, rounds: int, steps: int) -> dict
     return cell
 
 
+def told_of(cell: dict[str, Any]) -> dict[str, Any]:
+    """``cell``, a program's, after it was printed."""
+    of, ratio, cpu = cell["ms"]["plain"], cell["fast_over_plain"], cell["cpu_fast_over_plain"]
+    (low, high), median = ratio["quartiles"], ratio["median"]
+    told = f"{cell['program']:10} plain {of:7.2f} ms  fast {median:.3f} [{low:.3f}-{high:.3f}]"
+    (low, high), median = cpu["quartiles"], cpu["median"]
+    print(f"{told}  of CPU time {median:.3f} [{low:.3f}-{high:.3f}]", flush=True)
+    return cell
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="one small cell, a few seconds")
@@ -162,11 +173,14 @@ def main() -> None:
             for n in ("fast", "exact")
         )
         print(f"{cell['model']:8} {cell['workers']} workers  DDP {cell['ms']['ddp']:7.2f} ms  {ratios}", flush=True)
-    names = ("gan", "averaged", "in_turn") if args.smoke else PROGRAMS  # a compiler takes its time
-    for cell in (measure_program(name, 64, *((4, 3) if args.smoke else (60, 10))) for name in names):
-        cells.append(cell)
-        (low, high), median = cell["fast_over_plain"]["quartiles"], cell["fast_over_plain"]["median"]
-        print(f"{cell['program']:8} plain {cell['ms']['plain']:7.2f} ms  fast {median:.3f} [{low:.3f}-{high:.3f}]")
+    from overhead_frameworks import FRAMEWORKS  # takes seconds, which the workers above are not to inherit
+
+    torch.set_num_threads(1)
+    rounds = (4, 3) if args.smoke else (60, 10)
+    for name in ("gan", "averaged", "in_turn") if args.smoke else PROGRAMS:  # a compiler takes its time
+        cells.append(told_of(measure_program(name, 64, *rounds)))
+    for measure_framework in FRAMEWORKS.values():
+        cells.append(told_of(measure_framework(64, *rounds)))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}

@@ -1,16 +1,19 @@
-"""The programs of ``overhead.py``: loops with more in them than one model and a loss, plain and on a session."""
+"""The programs of ``overhead.py``: loops with more in them than one model and a loss, plain and on a session.
+
+Both read every step's loss, shuffle, and index whole batches of a ``TensorDataset``: the plain loop needs no loader.
+"""
 
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from paired import paired, timed
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
@@ -97,11 +100,11 @@ def plainly(loss: torch.Tensor, model: nn.Module | None = None, more: bool = Fal
         loss.backward()
     else:
         torch.autograd.backward(loss, inputs=list(model.parameters()))
+    loss.item()  # a session follows it, too
 
 
 def measure_program(name: str, batch: int, rounds: int, steps: int) -> dict[str, Any]:
     """One worker's ``fast`` mode over the plain loop, paired: rounds of a few steps take turns."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(SAMPLES, INPUTS), torch.randint(0, 10, (SAMPLES,)))
 
@@ -120,7 +123,6 @@ def measure_program(name: str, batch: int, rounds: int, steps: int) -> dict[str,
         "plain": plain_batches(),
         "fast": (xy for _ in session.epochs(10**9) for xy in session.batches(data, batch_size=batch)),
     }
-    times: dict[str, list[float]] = {variant: [] for variant in bodies}
 
     def run(variant: str, count: int) -> None:
         for x, y in itertools.islice(sources[variant], count):
@@ -128,18 +130,5 @@ def measure_program(name: str, batch: int, rounds: int, steps: int) -> dict[str,
 
     for variant in bodies:
         run(variant, 5)
-    for round_ in range(rounds):
-        for variant in list(bodies)[:: 1 - 2 * (round_ % 2)]:
-            started = time.perf_counter()
-            run(variant, steps)
-            times[variant].append((time.perf_counter() - started) / steps)
-    ratios = sorted(a / b for a, b in zip(times["fast"], times["plain"], strict=True))
-    low, middle, high = (ratios[int(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
-    return {
-        "program": name,
-        "batch": batch,
-        "rounds": rounds,
-        "steps": steps,
-        "fast_over_plain": {"median": middle, "quartiles": [low, high]},
-        "ms": {variant: statistics.median(values) * 1e3 for variant, values in times.items()},
-    }
+    variants = {variant: timed(partial(run, variant)) for variant in bodies}
+    return {"program": name, "batch": batch, **paired(variants, rounds, steps)}

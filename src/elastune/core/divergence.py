@@ -78,13 +78,12 @@ def follow(track: LossTrack, loss: float, factor: float | None, window: int = WI
     """
     newest = (*track.newest, loss)[-window:]
     first = loss if track.first is None else track.first
-    track = replace(track, newest=newest, first=first, signed=track.signed or loss < 0)
+    signed = track.signed or loss < 0
     if len(newest) < window:
-        return track, ""
+        return replace(track, newest=newest, first=first, signed=signed), ""
     level = sorted(newest)[window // 2]
-    if track.start is None:
-        track = replace(track, start=_start(level, first, factor))
-    track = replace(track, best=min(track.best, level, first))
+    start = _start(level, first, factor) if track.start is None else track.start
+    track = LossTrack(newest, first, start, min(track.best, level, first), signed)
     return track, "" if factor is None else _judged(track, level, factor, window)
 
 

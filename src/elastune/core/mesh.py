@@ -92,8 +92,9 @@ class Mesh:
 
         That is the first along the tensor axis of the pipeline's last stage.
         """
-        at = self.coordinates(rank)
-        return at["tensor"] == 0 and at["pipeline"] == self.pipeline - 1
+        self._check(rank)
+        slower, tensor = divmod(rank, self.tensor)
+        return tensor == 0 and slower % self.pipeline == self.pipeline - 1
 
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
         """All groups along ``axis``; every worker is in one of them."""

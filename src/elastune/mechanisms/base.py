@@ -99,8 +99,7 @@ class Replica:
         self._aside: list[torch.Tensor | None] | None = None
         self._seen: set[int] = set()
         self._ready: Ready | None = None
-        for i, p in enumerate(self.params):
-            p.register_post_accumulate_grad_hook(lambda p, i=i: self._collect(i, p))
+        self._listens = False
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -115,7 +114,7 @@ class Replica:
     def accumulate(self, loss: torch.Tensor, weight: float) -> None:
         """A backward pass of ``loss`` times ``weight``, added to the gradients that earlier passes left."""
         self._restore()
-        self._backward(loss * weight)
+        self._backward(weighed(loss, weight))
 
     @property
     def has_all(self) -> bool:
@@ -124,7 +123,7 @@ class Replica:
 
     def add(self, loss: torch.Tensor, weight: float) -> None:
         """A backward pass whose gradients join those of the next one, as if its loss had been a part of that one's."""
-        self._backward(loss * weight)
+        self._backward(weighed(loss, weight))
         self._aside = [p.grad for p in self.params]
         for p in self.params:
             p.grad = None
@@ -136,7 +135,7 @@ class Replica:
 
     def run_apart(self, loss: torch.Tensor, weight: float) -> None:
         """As ``accumulate``, in two steps: until ``join_earlier`` the parameters have this pass's gradients alone."""
-        self._backward(loss * weight)
+        self._backward(weighed(loss, weight))
 
     def join_earlier(self) -> None:
         """Add what passes before ``run_apart`` left."""
@@ -149,10 +148,11 @@ class Replica:
     def stream(self, loss: torch.Tensor, weight: float, ready: Ready) -> None:
         """As ``accumulate``, but each gradient goes to ``ready`` once, as it comes, and leaves its parameter."""
         self._restore()
+        self._listen()
         self._seen.clear()
         self._ready = ready
         try:
-            self._backward(loss * weight)
+            self._backward(weighed(loss, weight))
         finally:
             self._ready = None
         self._hand_over(ready)
@@ -292,6 +292,13 @@ class Replica:
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
+    def _listen(self) -> None:
+        """Have autograd tell of gradients as they come, from the first pass that needs it: it costs time in each."""
+        if not self._listens:
+            self._listens = True
+            for i, p in enumerate(self.params):
+                p.register_post_accumulate_grad_hook(lambda p, i=i: self._collect(i, p))
+
     def _collect(self, i: int, p: torch.Tensor) -> None:
         """Autograd calls this when the gradient of ``p`` has been accumulated."""
         if self._ready is not None:
@@ -316,6 +323,11 @@ class Replica:
             for p, grad in zip(self.params, self._hidden, strict=True):
                 p.grad = grad
             self._hidden = None
+
+
+def weighed(loss: torch.Tensor, weight: float) -> torch.Tensor:
+    """``loss`` times ``weight``; of the whole batch it is itself, and so are its gradients' bits."""
+    return loss if weight == 1.0 else loss * weight
 
 
 def _whole(tensor: torch.Tensor) -> Box:

@@ -47,10 +47,15 @@ class AllReduce(Sync):
         if starts_step:
             self.replica.begin_step()
             self._part.clear()
-            if self._reducer is not None:
+            if self._reducer is not None and self._exchanges:
                 self._reducer.begin()
                 weights = self._weights and list(reversed(self._weights))
                 self._reducer.measure(self._measures, weights, self._turn)
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether gradients go through the reducer."""
+        return True
 
     def abandon(self) -> None:
         if self._reducer is not None:
@@ -227,6 +232,10 @@ class FastAllReduce(AllReduce):
         if elastic or self.group.size > 1:
             self._reducer = self._make_reducer(hold=elastic)
 
+    @property
+    def _exchanges(self) -> bool:
+        return self.group.size > 1
+
     def _make_reducer(self, *, hold: bool) -> Reducer[FlatBucket]:
         return FlatReducer(self._like(()), self.group, len(self._params), hold=hold)
 
@@ -238,7 +247,7 @@ class FastAllReduce(AllReduce):
     def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
         self.replica.refuse_leftovers()
         self._weight += share.weight
-        if self._reducer is not None and self.group.size > 1:
+        if self._reducer is not None and self._exchanges:
             self._with_others(self._reducer, loss, share)
         else:
             self._alone(loss, share)

@@ -61,7 +61,8 @@ class PartStatistics:
 
     def add_loss(self, loss: torch.Tensor, weight: float) -> None:
         """The loss of a pass."""
-        self.values[_LOSS] += scalar(loss.detach().reshape(())) * weight
+        value = loss.item() if loss.device.type == "cpu" else scalar(loss.detach().reshape(()))
+        self.values[_LOSS] += value * weight
 
     def add_norms(self, norms: Pair, weight: float) -> None:
         """A part of weight ``weight`` is done: ``norms`` are those of its weighted gradient."""

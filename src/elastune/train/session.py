@@ -228,8 +228,8 @@ class Session(SessionModels):
         After the last call of a step the gradients are those of the mean over the global batch, equal on all workers;
         before it no parameter has one. Raises ``Diverged`` where the loss is not finite, or has exploded.
         """
-        scaler = self._tracked.scaler if is_scaled(loss) else None
-        self.state.scale = None if scaler is None else scaler.get_scale
+        scaler = self._tracked.scaler
+        self.state.scale = None if scaler is None or not is_scaled(loss) else scaler.get_scale
         self._stepper.backward(loss, self._trainable_of(model), more)
         for each in self._unfreezing:
             each.hide(self.epoch)

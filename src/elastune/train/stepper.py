@@ -204,7 +204,8 @@ class Stepper:
                 self._begin(plan, source, trained)
             # Data are fetched before seeding: augmentation in this process must not show in the slot's own stream.
             seed_everything(derive(self._spec.seed, "slot", number, part.slot, part.samples.start))
-            rates = learning_rates(trained.optimizer)
+            last = part.ends_step or part.ends_local_step
+            rates = () if last else learning_rates(trained.optimizer)
             if not transaction.begin_slice(part):
                 return False
             try:
@@ -216,8 +217,7 @@ class Stepper:
                 if transaction.phase is not Phase.APART:  # nothing may be raised here: workers meet in the next call
                     self.commit()
                 raise
-            changed = learning_rates(trained.optimizer) != rates
-            transaction.check_body(rates_changed=changed and not (part.ends_step or part.ends_local_step))
+            transaction.check_body(rates_changed=not last and learning_rates(trained.optimizer) != rates)
         self.meet()
         if transaction.phase is Phase.LOST:
             return False
@@ -241,11 +241,12 @@ class Stepper:
         """What this worker adds to the exchange of ``plan``, as it stands now."""
         speaks = self._workers.comms.mesh.speaks(self._workers.comms.rank)
         own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
+        all_of_it = len(own) == 1 and len(own[0]) == plan.size
         own_part = ControlVector(
             stop=float(self._stop_requested()),
             heard=self._workers.begin_step(),
             samples=sum(len(places) for places in own),
-            checksum=sum(source.checksum(places) for places in own) % PRIME,
+            checksum=plan.checksum if all_of_it else sum(source.checksum(places) for places in own) % PRIME,
             sent=self._adapter.exchanged.since(trained.sync.sent_bytes),
             marks=self._alike.marks(plan, trained),
         )

@@ -15,7 +15,7 @@ import torch
 from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import Means, Position
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.open_round import NO_ROUND, OpenRound
 from elastune.sync.base import Sync
@@ -274,7 +274,7 @@ class StepTransaction:
                 add_left_out(progress.spans, left, plan.length)
         used = plan.used[0] if plan.moves else 0
         offset, samples, turn = plan.offset + plan.moves, at.samples + used, (plan.turn + 1) % plan.turns
-        progress.position = replace(at, offset=offset, step=at.step + plan.steps, samples=samples, turn=turn)
+        progress.position = Position(at.epoch, offset, at.step + plan.steps, samples, turn)
         progress.reports, progress.newest_steps = 0, plan.steps
         self.phase = Phase.BETWEEN
 

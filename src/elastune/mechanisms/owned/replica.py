@@ -148,6 +148,7 @@ class OwnedReplica(Replica):
         self._restore()
         streams = self.division.streams and (part.ends_slot or not part.weight)
         if streams:
+            self._listen()
             self._seen.clear()
             if part.weight:
                 begin(part)

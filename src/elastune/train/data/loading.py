@@ -58,11 +58,16 @@ def whole_batches(dataset: Any, loading: Loading) -> bool:
     return type(dataset) is TensorDataset and loading.collate_fn is None
 
 
+def fetch_whole(dataset: TensorDataset, batches: Iterator[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The samples of each of ``batches``, int64 indices of shape (n,), where ``whole_batches`` says so."""
+    for indices in batches:
+        yield [tensor[indices] for tensor in dataset.tensors]
+
+
 def fetch(dataset: Any, indices: Iterator[list[int]], loading: Loading, seed: int, epoch: int) -> Iterator[Any]:
     """The collated samples of each list of indices."""
     if whole_batches(dataset, loading):
-        for batch in indices:
-            yield [tensor[batch] for tensor in dataset.tensors]
+        yield from fetch_whole(dataset, (torch.tensor(batch, dtype=torch.int64) for batch in indices))
         return
     loader: DataLoader[Any] = DataLoader(
         SeededSamples(dataset, seed, epoch),

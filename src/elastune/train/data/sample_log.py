@@ -72,7 +72,8 @@ class SampleLog:
     def __init__(self, worker: int, send: Callable[[Record], None]) -> None:
         self._worker = worker
         self._send = send
-        self._open: StepsCompleted | None = None
+        self._open: StepsCompleted | None = None  # as it began; by now it goes on to:
+        self._stop = self._last = 0
 
     def add(self, at: Position, steps: int, size: int, length: int, view: int, workers: int) -> None:
         """Add ``steps`` that began at ``at`` and used ``size`` samples of an epoch that will use ``length``."""
@@ -80,11 +81,12 @@ class SampleLog:
         if (
             known is not None
             and (known.version, known.epoch, known.length) == (view, at.epoch, length)
-            and (known.stop, known.last_step) == (at.offset, at.step)
+            and (self._stop, self._last) == (at.offset, at.step)
         ):
-            self._open = replace(known, stop=at.offset + size, last_step=last)
+            self._stop, self._last = at.offset + size, last
             return
         self.flush()
+        self._stop, self._last = at.offset + size, last
         self._open = StepsCompleted(
             worker=self._worker,
             version=view,
@@ -130,13 +132,21 @@ class SampleLog:
 
     def flush(self) -> None:
         """Send the steps that were not sent yet."""
-        known, self._open = self._open, None
+        known, self._open = self._reached, None
         if known is not None:
             self._send(known)
 
+    @property
+    def _reached(self) -> StepsCompleted | None:
+        known = self._open
+        return None if known is None else replace(known, stop=self._stop, last_step=self._last)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"open": None if self._open is None else asdict(self._open)}
+        known = self._reached
+        return {"open": None if known is None else asdict(known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         known = state["open"]
         self._open = None if known is None else StepsCompleted(**{**known, "worker": self._worker})
+        if self._open is not None:
+            self._stop, self._last = self._open.stop, self._open.last_step

@@ -16,7 +16,7 @@ from elastune.core.seeds import derive
 from elastune.core.sync_plan import SyncPlan
 from elastune.train.control import PRIME, checksum
 from elastune.train.data.drawing import Drawn, drawn
-from elastune.train.data.loading import Loading, fetch, whole_batches
+from elastune.train.data.loading import Loading, fetch, fetch_whole, whole_batches
 from elastune.train.rng import epoch_order
 
 PROBED = 2  # samples
@@ -104,7 +104,9 @@ class MapStyleSource:
         return checksum(self._order[places.start : places.stop])
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
-        if self._drawn and not whole_batches(self._dataset, self._loading):
+        if whole_batches(self._dataset, self._loading):
+            return fetch_whole(self._dataset, (self._order[part.start : part.stop] for part in parts))
+        if self._drawn:
             # By their places: a sample that was drawn twice is augmented twice.
             dataset, indices = Drawn(self._dataset, self._order), (list(part) for part in parts)
             return fetch(dataset, indices, self._loading, self._seed, self._epoch)
@@ -217,7 +219,7 @@ def plan_steps(
             turns=source.turns,
         )
         for turn in range(at.turn if places.start == at.offset else 0, source.turns):
-            yield replace(plan, turn=turn)
+            yield replace(plan, turn=turn) if turn else plan
 
 
 def plan_rounds(
