@@ -47,6 +47,11 @@ class AdoptedRun(ElasticRun):
         return set(self._workers) - set(self._ends)
 
     @property
+    def moved(self) -> bool:
+        """Whether its workers have known it at another address."""
+        return self.coordinator.address != self._contact.address
+
+    @property
     def some_back(self) -> bool:
         """Whether anybody has come back."""
         return bool(known(self._processes, self.coordinator.back))

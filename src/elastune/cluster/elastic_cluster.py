@@ -92,13 +92,17 @@ class ElasticCluster(Cluster):
     def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
         awaited = {at: run for at, one in enumerate(left) if (run := self._await(one)) is not None}
         found: list[Handle | None] = [None for _ in left]
-        began = time.monotonic()
+        began, met = time.monotonic(), dict[int, float]()
         while awaited:  # all are known before the first process is named: one of no run would be ended
-            waited_s = time.monotonic() - began
+            now = time.monotonic()
             for at, run in list(awaited.items()):
-                limit_s = run.spec.elastic.heartbeat_s if run.some_back else NOBODY_S
-                if run.all_back or run.all_ended or waited_s > limit_s:
-                    found[at] = run if run.take_over(waited_s) else None
+                if run.some_back:
+                    met.setdefault(at, now)
+                # From another machine's end without a word they hear by its silence alone.
+                nobody_s = NOBODY_S + (self._silence_s if run.moved else 0.0)
+                until = met[at] + run.spec.elastic.heartbeat_s if at in met else began + nobody_s
+                if run.all_back or run.all_ended or now > until:
+                    found[at] = run if run.take_over(now - began) else None
                     del awaited[at]
             if awaited:
                 self.pump(LOOK_S)

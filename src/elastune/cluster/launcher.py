@@ -31,7 +31,8 @@ class Bootstrap:
     """All that reaches a worker from outside: its number, the address ("host:port") and token of its coordinator.
 
     ``token`` lets it in, so it belongs in no command line and no log. ``device``: what it may use where it runs.
-    ``spool``: the folder there by which it passes files on; "": it sees its run's own folder.
+    ``spool``: the folder there by which it passes files on; "": it sees its run's own folder. ``moves``: the file there
+    that says on which host the next controller listens (``Elsewhere``); "": on the same one.
     """
 
     worker: int
@@ -39,6 +40,7 @@ class Bootstrap:
     token: str = field(repr=False)
     device: str = "cpu"
     spool: str = ""
+    moves: str = ""
 
     def to_json(self) -> str:
         """As one line."""

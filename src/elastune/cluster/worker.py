@@ -47,7 +47,8 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr = log_stream(sys.stderr)
     try:
-        client = CoordinatorClient(bootstrap.coordinator, bootstrap.token, bootstrap.worker, host=host_name())
+        address, token, moves = bootstrap.coordinator, bootstrap.token, bootstrap.moves
+        client = CoordinatorClient(address, token, bootstrap.worker, host=host_name(), moves=moves)
     except UserError as error:
         print(f"elastune: {error}", file=sys.stderr)
         os._exit(ORPHANED_CODE)

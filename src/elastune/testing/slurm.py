@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: its controller and several nodes, which are all this machine, with a munge of its own.
+"""A real Slurm on this machine: its controller and several nodes, which are this machine or namespaces, and a munge.
 
 Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge. Nothing outside of ``folder`` is changed,
 and every daemon ends with this process.
@@ -16,12 +16,15 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from elastune.testing.hosts import Network
+
+LOOPBACK = "127.0.0.1"
 READY_LIMIT_S = 60.0
 END_LIMIT_S = 10.0
 PREEMPTING_S, PREEMPTING_TIMES = 15.0, 4
 CONFIGURATION = """\
 ClusterName=virtual
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({head})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -50,22 +53,28 @@ PartitionName=brief Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=1 
 PartitionName=cheap Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 GraceTime=1 PreemptMode=CANCEL
 PartitionName=spot Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 GraceTime=60
 """
-NODE = "NodeName=n{at} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=2000 State=UNKNOWN\n"
+NODE = "NodeName=n{at} NodeHostname={host} NodeAddr={address} Port={port} CPUs={cpus} RealMemory=2000 State=UNKNOWN\n"
 
 
 class VirtualSlurm:
     """``nodes`` nodes of ``cpus`` CPUs, n1 and so on, in the partitions main, spot, brief and cheap; jobs of main
     preempt those of spot, after a minute, and of brief and cheap, after a second; those of cheap are cancelled by it.
 
+    ``network``: whose hosts the nodes are, with addresses of their own; without it all have that of this machine.
     A context manager. ``environment``: in which commands find it. Raises ``OSError`` where it does not come up.
     """
 
-    def __init__(self, folder: Path, nodes: int, cpus: int = 2) -> None:
+    def __init__(self, folder: Path, nodes: int, cpus: int = 2, network: Network | None = None) -> None:
+        hosts = [] if network is None else network.hosts[:nodes]
+        head = LOOPBACK if network is None else network.address
+        self._spaces = {f"n{at}": host.space for at, host in enumerate(hosts, 1)}
         self.folder, self.nodes = folder, [f"n{at}" for at in range(1, nodes + 1)]
         host, folder_text = socket.gethostname().partition(".")[0], str(folder)
         ports = _free_ports(nodes + 1)
-        text = CONFIGURATION.format(host=host, folder=folder_text, port=ports[0], nodes=nodes)
-        text += "".join(NODE.format(at=at, host=host, port=ports[at], cpus=cpus) for at in range(1, nodes + 1))
+        text = CONFIGURATION.format(host=host, head=head, folder=folder_text, port=ports[0], nodes=nodes)
+        for at in range(1, nodes + 1):
+            address = hosts[at - 1].address if hosts else LOOPBACK
+            text += NODE.format(at=at, host=host, address=address, port=ports[at], cpus=cpus)
         for name in ("state", *self.nodes):
             (folder / name).mkdir(parents=True)
         configuration, key = folder / "slurm.conf", folder / "munge.key"
@@ -107,19 +116,19 @@ class VirtualSlurm:
         """The node of each job that runs on one, the newest last."""
         return dict(line.split(":") for line in self.queue("%i:%N", "--states=RUNNING"))
 
-    def preempt(self, node: str) -> None:
-        """Have Slurm preempt the job that runs on a node, for one of three seconds. Returns once it has begun to.
+    def preempt(self, node: str, seconds: int = 3) -> str:
+        """Have Slurm preempt the job that runs on a node, for one of so many seconds. That one, once it has begun to.
 
         Raises ``OSError`` where Slurm does not do so; it may leave a job waiting whose submission it could not look at.
         """
         (victim,) = (job for job, where in self.running.items() if where == node)
         words = ["--parsable", "--partition=main", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
         for _ in range(PREEMPTING_TIMES):
-            job = self.order("sbatch", *words, "--wrap=sleep 3").strip()
+            job = self.order("sbatch", *words, f"--wrap=sleep {seconds}").strip()
             deadline = time.monotonic() + PREEMPTING_S
             while time.monotonic() < deadline:
                 if victim not in self.running or "PreemptTime=None" not in self.ask("scontrol", "show", "job", victim):
-                    return
+                    return job
                 time.sleep(0.1)
             waits = self.told()
             self.order("scancel", job)
@@ -133,7 +142,8 @@ class VirtualSlurm:
     def start_node(self, name: str, hides: Path | None = None) -> None:
         """Have a node's daemon run. ``hides``: a folder that its jobs see nothing of."""
         before = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hides}" && exec "$@"', "sh"]
-        self._start(name, *(before if hides is not None else ()), "slurmd", "-D", "-N", name)
+        words = [*(before if hides is not None else ()), "slurmd", "-D", "-N", name]
+        self._start(name, *(self._spaces[name].command(*words) if name in self._spaces else words))
 
     def kill_node(self, name: str) -> None:
         """As if its power were cut: the daemon and every process of its jobs are gone, and nobody is told."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastune.cluster.agents.host import AgentHost, as_kept
 from elastune.cluster.agents.inquiry import answer
 from elastune.cluster.agents.messages import (
     AgentBeat,
@@ -35,11 +36,13 @@ from elastune.cluster.agents.messages import (
     encode,
 )
 from elastune.cluster.agents.packing import pack, spread
+from elastune.cluster.agents.paid import workers_held
 from elastune.cluster.agents.token import certificate_path, credentials, make_token, read_token
 from elastune.cluster.launcher import Bootstrap
 from elastune.comm.interfaces import address_of, addresses, interface_with
 from elastune.core.errors import UserError
 from elastune.elastic.protocol.client import Contact
+from elastune.elastic.protocol.handshake import SALT_DIGITS, derived
 from elastune.elastic.protocol.tls import MARK, fingerprint_of
 
 
@@ -194,3 +197,10 @@ def test_a_run_is_asked_for_by_its_folder_or_the_end_of_that() -> None:
     ):
         assert answer(RunAsked(asked), runs) == AgentRefused(why)
     assert answer(RunAsked("/out"), {}) == AgentRefused("/out; it has none")
+
+
+def test_a_kept_workers_run_is_where_its_controller_is_by_now() -> None:
+    kept = as_kept(Bootstrap(2, "10.0.0.1:4000", "a" * SALT_DIGITS), "10.0.0.2", "secret")
+    assert kept == Bootstrap(2, "10.0.0.2:4000", derived("secret", "a" * SALT_DIGITS))
+    agent = AgentHost("n1", 2, None, 0.0, workers={1: kept})  # type: ignore[arg-type]
+    assert workers_held([agent], "10.0.0.2:4000") == {"on-demand": 1}

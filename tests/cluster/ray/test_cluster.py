@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,9 +16,11 @@ import pytest
 
 from elastune.cli import main
 from elastune.cluster.kinds.ray import RayKind
+from elastune.comm.interfaces import interface_with
 from elastune.journal.reader import read
 from elastune.journal.records import (
     Adopted,
+    HostsHeld,
     LinkMeasured,
     Regrouped,
     RunFinished,
@@ -26,6 +29,7 @@ from elastune.journal.records import (
     WorkerGone,
 )
 from elastune.report.tables.sample_ledger import ledger
+from elastune.testing.hosts import Network
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -69,13 +73,16 @@ class Running:
     """``elastune`` and ``words`` on ``cluster`` in ``folder``, its trainings slow until ``folder`` has a file "go".
 
     ``each``: workers on a node; by default as many as most nodes have room for, those too that Ray has not missed yet.
+    ``more``: settings of the cluster.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, words: Sequence[str] = RUN, each: int | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, words: Sequence[str] = RUN, each: int | None = None, more: str = ""
+    ) -> None:
         self.cluster, self.folder = cluster, folder
         slow = ["--set", "pause_s=0.3", "--set", f"until={folder / 'go'}"]
         settings = "idle_s=1" if each is None else f"idle_s=1,workers_per_node={each}"
-        where = ["--cluster", f"ray:{cluster.address},{settings}"]
+        where = ["--cluster", f"ray:{cluster.address},{settings}{more}"]
         self._command = [*ELASTUNE, *words, *slow, *where, "--json", "--out", str(folder / "run")]
         self.begin()
 
@@ -184,10 +191,19 @@ def test_nothing_on_the_nodes_outlives_a_killed_controller(cluster: Cluster, tmp
     nothing_is_left_on(cluster)
 
 
-def test_the_next_controller_takes_actors_over(cluster: Cluster, tmp_path: Path, undisturbed: str) -> None:
-    """One of them has waited for a node all the time, and gets it while there is no controller."""
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """Another address of this machine."""
+    with Network(0) as network:
+        yield network.address
+
+
+def test_the_next_controller_takes_actors_over(
+    cluster: Cluster, tmp_path: Path, undisturbed: str, elsewhere: str
+) -> None:
+    """It has another address. One of them has waited for a node all the time, and gets it while there is none."""
     node(cluster)
-    run = Running(cluster, tmp_path, [*RUN, "--grace", "120s"])
+    run = Running(cluster, tmp_path, [*RUN, "--grace", "120s", "--interface", "lo"])
     run.until(lambda: f"epoch 0/{EPOCHS}" in run.said)
     run.until(lambda: "1 agent waits for Ray nodes" in run.said)
     kept = tmp_path / "run" / "cluster"
@@ -195,16 +211,66 @@ def test_the_next_controller_takes_actors_over(cluster: Cluster, tmp_path: Path,
     run.process.kill()
     run.process.wait()
     node(cluster)
-    run.begin("--resume")
+    other = ["--resume", "--interface", interface_with(elsewhere)]
+    run.begin(*other)
     run.until(lambda: run.records(Adopted))
-    assert (run.records(Adopted)[0].workers, run.records(Adopted)[0].lost) == ([0, 1], [])
+    assert f"are told to come here, to {elsewhere} instead of 127.0.0.1" in run.said
     run.until_on(4)
+    run.process.kill()
+    run.process.wait()
+    run.begin(*other)
+    run.until(lambda: len(run.records(Adopted)) == 2)
+    taken = [(record.workers, record.lost) for record in run.records(Adopted)]
+    assert taken == [([0, 1], []), ([0, 1, 2, 3], [])]
+    assert json.loads((tmp_path / "run" / ".coordinator.json").read_text())["address"].startswith(f"{elsewhere}:")
     (tmp_path / "go").touch()
     assert run.process.wait(LIMIT_S) == 0, run.said
     nothing_is_left_on(cluster)
     assert json.loads((tmp_path / "result").read_text())["sha256"] == undisturbed
     assert ledger(read(tmp_path / "run" / "journal.jsonl")).exact
     assert not (kept / "controller.json").exists()
+
+
+def test_an_on_demand_host_stands_in_for_spot_nodes_that_are_drained(
+    cluster: Cluster, tmp_path: Path, undisturbed: str
+) -> None:
+    """The policy ``spot``, after its deadline: from the first step on that presses, whatever this machine's speed."""
+    first, token = node(cluster), tmp_path / "token"
+    found = {finding.what: finding.found for finding in RayKind(address=cluster.address).examine()}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "prices.csv").write_text("kind,price\nspot,1\non-demand,3\n")
+    policy = ["--policy", f"spot:deadline_h=0.01,prices={tmp_path / 'prices.csv'}", "--token-file", str(token)]
+    run = Running(cluster, tmp_path, [*RUN, *policy], each=2, more=f",kind=spot,port={port}")
+    run.until(lambda: f"epoch 0/{EPOCHS}" in run.said)
+    join = ["--join", f"{found['address for agents']}:{port}", "--token-file", str(token), "--workers", "4"]
+    with (tmp_path / "agent").open("wb") as said:
+        own = ["--kind", "on-demand", "--name", "reserve"]
+        agent = subprocess.Popen([*ELASTUNE, "agent", *join, *own], stdout=said, stderr=said)
+    try:
+
+        def until_held(workers: dict[str, int]) -> None:
+            run.until(lambda: (records := run.records(HostsHeld)) and records[-1].workers == workers)
+            run.until_on(4)
+
+        until_held({"spot": 2, "on-demand": 2})
+        drain(cluster, first, 60)
+        until_held({"on-demand": 4})
+        node(cluster)
+        until_held({"spot": 2, "on-demand": 2})
+        (tmp_path / "go").touch()
+        assert run.process.wait(LIMIT_S) == 0, run.said
+        assert agent.wait(LIMIT_S) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+    nothing_is_left_on(cluster)
+    gone = [(record.how, record.why) for record in run.records(WorkerGone)][:4]
+    assert {how for how, _ in gone} == {"left"}
+    assert ["drained-by-ray" in why for _, why in gone] == [True, True, False, False]
+    assert {why for _, why in gone[2:]} == {"the deadline can be met without it"}
+    assert json.loads((tmp_path / "result").read_text())["sha256"] == undisturbed
+    assert ledger(read(tmp_path / "run" / "journal.jsonl")).exact
 
 
 def ended(records: Iterable[Any]) -> dict[int, tuple[str, str]]:

@@ -123,6 +123,20 @@ def test_an_actor_runs_one_agent_however_often_it_is_told_to(monkeypatch: pytest
     assert not left.is_set(), "whoever asked ends it"
 
 
+def test_an_agent_hears_where_its_next_controller_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "LOOK_S", 0.05)
+    with socket.create_server(("127.0.0.2", 0)) as there:
+        port, ends = there.getsockname()[1], list[AgentEnd]()
+        options = ["--join", f"127.0.0.1:{port}", "--workers", "1", "--patience", "60s"]
+        where = f"127.0.0.2:{port}"
+        run = threading.Thread(target=lambda: ends.append(run_agent(b"x" * 32, options, lambda: None, lambda: where)))
+        run.start()
+        there.settimeout(60.0)
+        there.accept()[0].close()  # it is let in by nobody
+    run.join(60.0)
+    assert f"a controller must let its agents in (got {where}: " in ends[0].said
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_an_actor_that_nobody_has_use_for_ends(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor, "run_agent", lambda *options: AgentEnd(75, "nobody came"))
@@ -144,6 +158,9 @@ def test_actors_whose_controller_lives_are_left_alone(tmp_path: Path) -> None:
             RayKind()._left(tmp_path, "10.0.0.1", Access())
         says.join()
     check_gone(found)
+    told: list[str] = []
+    assert RayKind()._left(tmp_path, "127.0.0.2", Access(tell=told.append)) == found
+    assert told == ["actors elastune-0123abcd are told to come here, to 127.0.0.2 instead of 127.0.0.1"]
     with socket.create_server(("127.0.0.1", found.port)) as other:  # somebody else's port by now
 
         def serve() -> None:

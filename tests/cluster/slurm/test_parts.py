@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,7 +188,7 @@ def test_what_a_controller_before_has_started_counts() -> None:
     assert shelf.began == 3
 
 
-FOUND = Remembered("elastune-0123abcd", "10.0.0.9", 7070)
+FOUND = Remembered("elastune-0123abcd", "127.0.0.9", 7070)
 
 
 def test_the_next_controller_finds_the_jobs_of_the_one_before(tmp_path: Path) -> None:
@@ -347,16 +349,38 @@ def test_a_cluster_that_cannot_be_had_is_told_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_jobs_that_look_for_their_controller_elsewhere_are_ended(programs: Path, tmp_path: Path) -> None:
+def test_jobs_of_a_controller_elsewhere_are_told_to_come_here(programs: Path, tmp_path: Path) -> None:
+    folder, said = tmp_path / "run" / "cluster", list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    remember(folder, FOUND.name, f"{FOUND.address}:{port}")
+    _program(programs, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    _program(programs, "sbatch", f"cat > {tmp_path}/script; echo 5")
+    room = RoomWanted(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
+    with parse_cluster("slurm").open(Access(tell=said.append), room) or nullcontext():
+        assert said == ["jobs elastune-0123abcd are told to come here, to 127.0.0.1 instead of 127.0.0.9"]
+        assert remembered(folder) == Remembered(FOUND.name, "127.0.0.1", port)
+        assert not (tmp_path / "cancelled").exists()
+        assert f"--join 127.0.0.1:{port} " in (tmp_path / "script").read_text()
+        assert f"--moves {folder / 'controller.json'} " in (tmp_path / "script").read_text()
+    assert remembered(folder) is None
+
+
+@pytest.mark.parametrize("asked", ["slurm:folder=local", "slurm:port=1", "slurm"])
+def test_jobs_that_could_not_find_their_controller_are_ended(asked: str, programs: Path, tmp_path: Path) -> None:
+    """They do not see its file, or its port cannot be had here."""
     folder, said = tmp_path / "run" / "cluster", list[str]()
     folder.mkdir(parents=True)
     remember(folder, FOUND.name, f"{FOUND.address}:{FOUND.port}")
     _program(programs, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
     _program(programs, "sbatch", "echo 5")
     room = RoomWanted(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
-    with pytest.raises(UserError, match="agents with room for 1 workers must come"):
-        parse_cluster("slurm").open(Access(gather_s=0.0, tell=said.append), room)
-    assert said[0] == "jobs elastune-0123abcd look for their controller at 10.0.0.9:7070: they are ended"
+    with ExitStack() as stack:
+        if asked == "slurm":
+            stack.enter_context(socket.create_server(("127.0.0.1", FOUND.port)))
+        with pytest.raises(UserError, match="agents with room for 1 workers must come"):
+            parse_cluster(asked).open(Access(gather_s=0.0, tell=said.append), room)
+    assert said[0] == "jobs elastune-0123abcd look for their controller at 127.0.0.9:7070: they are ended"
     first, *later = (tmp_path / "cancelled").read_text().splitlines()
     assert first == "--state=PENDING --name=elastune-0123abcd"
     assert later

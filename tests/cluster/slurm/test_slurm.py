@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.slurm.runs import ELASTUNE, LIMIT_S, PROGRAM, RUN, SCRIPT, TRAINING, Controller
 
 from elastune.cli import main
 from elastune.cluster.local import LocalCluster
@@ -23,7 +24,6 @@ from elastune.journal.records import (
     Checkpointed,
     HostsHeld,
     LinkMeasured,
-    MembershipEvent,
     Regrouped,
     Reported,
     RunFinished,
@@ -36,109 +36,11 @@ from elastune.journal.records import (
 from elastune.report.tables.sample_ledger import ledger
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
-from elastune.testing.elastic_runs import Runs
 from elastune.testing.slurm import VirtualSlurm
 
-PROGRAM = Path(__file__).parents[2] / "faults" / "programs" / "elastic.py"
-SCRIPT = str(Path(__file__).parents[3] / "examples" / "slurm.sh")
-ELASTUNE = [sys.executable, "-m", "elastune"]
-EPOCHS = 12
-TRAINING = ["--set", f"epochs={EPOCHS}", "--set", "plain=true", "--seed", "3"]
-RUN = ["run", str(PROGRAM), *TRAINING, "--workers", "1:4"]
 STUDY = ["--sampler", "random", "--trials", "3", "--mode", "exact", "--seed", "3"]
 STUDY += ["--set", "epochs=6", "--set", "samples=256"]
 FRONTIER = ["--budget", "1s", "--seeds", "2", "--sampler", "random", "--set", "epochs=2", "--workers", "1,2,4"]
-LIMIT_S = 120.0
-
-
-class Controller:
-    """``elastune`` and ``words`` with the cluster ``asked``, its trainings slow until ``go`` is called."""
-
-    def __init__(
-        self, slurm: VirtualSlurm, folder: Path, asked: str, before: Sequence[str] = (), words: Sequence[str] = RUN
-    ) -> None:
-        self.slurm, self.folder, self.out = slurm, folder, folder / "run"
-        slow = ["--set", "pause_s=0.4", "--set", f"until={folder / 'go'}"]
-        command = [*before, *ELASTUNE, *words, *slow, "--cluster", asked]
-        self._command = [*command, "--json", "--out", str(self.out)]
-        self.start()
-
-    def start(self, *more: str) -> None:
-        with (self.folder / "said").open("wb") as said, (self.folder / "result").open("wb") as result:
-            self.process = subprocess.Popen(
-                [*self._command, *more], stdout=result, stderr=said, env=self.slurm.environment
-            )
-
-    @property
-    def said(self) -> str:
-        return (self.folder / "said").read_text()
-
-    def records(self, kind: type) -> list[Any]:
-        journal = self.out / "journal.jsonl"
-        return [entry.record for entry in read(journal) if isinstance(entry.record, kind)] if journal.exists() else []
-
-    def until(self, true: Callable[[], object]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not true():
-            assert time.monotonic() < deadline, (self.said, self.slurm.told())
-            assert self.process.poll() is None, (self.said, self.slurm.told())
-            time.sleep(0.05)
-
-    @property
-    def on(self) -> int:
-        """How many train together."""
-        if views := self.records(Regrouped):
-            return len(views[-1].members)
-        events = [record.event for record in self.records(MembershipEvent)]
-        return len({event["worker"] for event in events if event["event"] == "running"})
-
-    def until_on(self, workers: int) -> None:
-        """Until so many train together."""
-        self.until(lambda: self.on == workers)
-
-    def go(self) -> dict[str, Any]:
-        """Train on at full speed, to the end; the result."""
-        (self.folder / "go").touch()
-        assert self.process.wait(LIMIT_S) == 0, self.said
-        return json.loads((self.folder / "result").read_text())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def controllers(slurm: VirtualSlurm, tmp_path: Path) -> Iterator[Callable[..., Controller]]:
-    """Starts one; when the test is over nothing of it is left, in the queue or on a node."""
-    started: list[Controller] = []
-
-    def start(asked: str, before: Sequence[str] = (), words: Sequence[str] = RUN, hidden: bool = False) -> Controller:
-        if hidden:
-            (tmp_path / "run").mkdir()
-            for name in slurm.nodes:
-                slurm.kill_node(name)
-                slurm.start_node(name, hides=tmp_path / "run")
-        started.append(Controller(slurm, tmp_path, asked, before, words))
-        return started[-1]
-
-    yield start
-    for controller in started:
-        controller.close()
-    deadline = time.monotonic() + 90.0  # an agent that has not come yet waits a minute for its controller
-
-    def left() -> list[Any]:
-        return [*slurm.queue("%i:%T"), *(process for name in slurm.nodes for process in slurm.processes(name))]
-
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left() == []
-
-
-@pytest.fixture(scope="session")
-def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The SHA-256 of one process's weights."""
-    runs = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), Program(PROGRAM))
-    return runs(1, epochs=EPOCHS, plain=True).sha256
 
 
 @contextmanager

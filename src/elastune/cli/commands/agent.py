@@ -24,9 +24,11 @@ from elastune.core.errors import UserError
 if TYPE_CHECKING:
     from elastune.cluster.agents.agent import Link
     from elastune.cluster.agents.messages import AgentHello
+    from elastune.elastic.protocol.elsewhere import Elsewhere
 
 
 AGAIN_LIMIT_S = 0.5  # for one look for the next controller
+LOOK_S = 5.0  # for one at the address where the first is, or was
 
 
 @flatten
@@ -51,6 +53,9 @@ def agent(
         typer.Option(help="For logs and checkpoints of runs whose folder is not on this machine. [default: a new one]"),
     ] = None,
     label: Annotated[str, typer.Option(help="What whoever starts this agent calls it.", hidden=True)] = "",
+    moves: Annotated[
+        str, typer.Option(help="The file that says on which host the next controller listens.", hidden=True)
+    ] = "",
     parent: Annotated[
         int | None, typer.Option(help="The process that has started this one, which dies with it.", hidden=True)
     ] = None,
@@ -70,6 +75,7 @@ def agent(
     from elastune.cluster.fork.spawner import PRELOAD
     from elastune.cluster.worker import WORK
     from elastune.comm.interfaces import address_of, interface_with
+    from elastune.elastic.protocol.elsewhere import Elsewhere
     from elastune.elastic.worker.host_name import HOST
     from elastune.train.machine import cores, software
 
@@ -85,20 +91,22 @@ def agent(
     asked: list[float] = []  # to leave, within so many seconds
     signal.signal(signal.SIGTERM, lambda *_: asked.append(grace_s))
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(notices.notice_seconds))
-    link = _join(join, token, hello, patience_s)
+    where = Elsewhere(join, moves)
+    link = _join(where, token, hello, patience_s)
     own = interface or interface_with(link.socket.getsockname()[0])
     os.environ.update({HOST: host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
     logs = folder or Path(tempfile.mkdtemp(prefix="elastune-agent-"))
     launcher = ForkLauncher(hello.workers, preload=(*PRELOAD, WORK.partition(":")[0]))
     try:
-        print_error(f"host {host}: serving {join} by {own}, room for {hello.workers} workers")
+        print_error(f"host {host}: serving {where.now} by {own}, room for {hello.workers} workers")
         served = Agent(
             link,
             launcher,
             logs,
             notices=sources,
             leaving=lambda: min(asked, default=None),
-            again=lambda kept: agents.join(join, token, dataclasses.replace(hello, kept=kept), AGAIN_LIMIT_S),
+            again=lambda kept: agents.join(where.now, token, dataclasses.replace(hello, kept=kept), AGAIN_LIMIT_S),
+            moves=moves,
             tell=print_error,
         )
         why = served.serve()
@@ -112,13 +120,16 @@ def agent(
     return TRY_AGAIN if served.leaves else OK
 
 
-def _join(address: str, token: str, hello: AgentHello, patience_s: float) -> Link:
+def _join(where: Elsewhere, token: str, hello: AgentHello, patience_s: float) -> Link:
     from elastune.cluster.agents.agent import join
 
     until = time.monotonic() + patience_s
-    try:
-        return join(address, token, hello, patience_s)
-    except OSError as error:
-        waited = f"{patience_s - max(0.0, until - time.monotonic()):.0f} s"
-        why = f"{address}: {error.strerror or error}, after {waited}"
+    while True:
+        address, left_s = where.now, max(0.0, until - time.monotonic())
+        try:
+            return join(address, token, hello, min(left_s, LOOK_S))
+        except OSError as error:
+            if left_s > LOOK_S:  # by then it may be elsewhere
+                continue
+            why = f"{address}: {error.strerror or error}, after {patience_s - max(0.0, until - time.monotonic()):.0f} s"
         raise UserError("a controller must listen there", why, "start it, or see the address and firewalls") from None

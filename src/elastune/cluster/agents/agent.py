@@ -38,7 +38,7 @@ from elastune.cluster.launcher import Bootstrap, Launcher, Needs, ProcessEnded, 
 from elastune.cluster.notices import NoticeSource
 from elastune.core.cost import KINDS, ON_DEMAND
 from elastune.core.errors import UserError
-from elastune.elastic.protocol.entry import enter_at
+from elastune.elastic.protocol.entry import PushedOut, enter_at
 from elastune.elastic.protocol.handshake import derived
 from elastune.elastic.protocol.transport import READ_BYTES, Lines, ProtocolError, Unreachable
 
@@ -65,12 +65,12 @@ class Link:
 def join(address: str, token: str, hello: AgentHello, limit_s: float) -> Link:
     """Go to the controller at ``address`` ("host:port"), which may start up to ``limit_s`` later.
 
-    Raises ``UserError`` where it does not let this agent in, ``OSError`` where nobody answers.
+    Raises ``UserError`` where it does not let this agent in, ``OSError`` where nobody answers or too many have come.
     """
     lines, words = Lines(), messages.encode(hello)
     try:
         entered = enter_at(address, lines, token, messages.PURPOSE, words, GREETING_LIMIT_S, dial_s=limit_s)
-    except Unreachable:
+    except (Unreachable, PushedOut):
         raise
     except (OSError, ProtocolError) as error:
         raise _kept_out(f"{address}: {error}") from None
@@ -101,7 +101,8 @@ class Agent:
     ``logs``: a folder for logs of runs whose own folder is not on this machine, and for their checkpoints until they
     are with the controller. ``leaving``: whether this machine is to
     be given up, and in how many seconds: asked again and again, as ``notices`` are. ``again``: goes to the controller
-    after this one with so many workers that were kept, as ``join`` does. ``tell``: is called, from any thread, with a
+    after this one with so many workers that were kept, as ``join`` does; ``moves``: the file by which workers find it,
+    too (``Elsewhere``). ``tell``: is called, from any thread, with a
     line that whoever looks after this machine should see.
     """
 
@@ -114,6 +115,7 @@ class Agent:
         notices: Sequence[NoticeSource] = (),
         leaving: Callable[[], float | None] = lambda: None,
         again: Callable[[int], Link] | None = None,
+        moves: str = "",
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._link, self._launcher, self._logs = link, launcher, logs
@@ -123,7 +125,7 @@ class Agent:
         self._pids: dict[int, int] = {}
         self._untold: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that no controller has been sent
         self._files = HeldEnds(logs, tell)
-        self._again, self._tell = again, tell
+        self._again, self._moves, self._tell = again, moves, tell
         self._heard_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None
@@ -262,7 +264,8 @@ class Agent:
 
     def _start(self, wanted: StartWorker) -> None:
         told, run = wanted.bootstrap, run_of(wanted.bootstrap)
-        worker = replace(told, token=derived(self._link.token, told.token), spool=self._files.spool_of(run))
+        token, spool = derived(self._link.token, told.token), self._files.spool_of(run)
+        worker = replace(told, token=token, spool=spool, moves=self._moves)
         self._workers[wanted.key], self._key_of[worker] = worker, wanted.key
         shared = Path(wanted.logs)
         logs = self._logs / shared.parent.name if worker.spool or not shared.parent.is_dir() else shared
@@ -347,7 +350,7 @@ class Agent:
 
 def _public(worker: Bootstrap) -> Bootstrap:
     """As it crosses a network: with the salt of its token alone."""
-    return replace(worker, token=run_of(worker), spool="")
+    return replace(worker, token=run_of(worker), spool="", moves="")
 
 
 def hello_of(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastune.cluster.agents.facts import HostReport
 from elastune.cluster.agents.messages import AgentHello, HostLooked, HostNoticed, WorkerSeen
 from elastune.cluster.launcher import Bootstrap
 from elastune.core.cost import ON_DEMAND
 from elastune.elastic.coordinator.connection import Connection
+from elastune.elastic.protocol.elsewhere import at_host
+from elastune.elastic.protocol.handshake import derived
 
 LOOKS = 3
 
@@ -70,3 +72,9 @@ class AgentHost:
     def free(self) -> int:
         """The room that is left."""
         return max(0, self.room - len(self.workers) - self.unnamed) if self.usable else 0
+
+
+def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
+    """A worker of the controller before, as its agent names it, for this one at ``host``, whose agents have ``token``:
+    its run's coordinator listens there by now, too."""
+    return replace(worker, coordinator=at_host(worker.coordinator, host), token=derived(token, worker.token))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from elastune.cluster.agents import messages
 from elastune.cluster.agents.facts import HostReport
-from elastune.cluster.agents.host import AgentHost
+from elastune.cluster.agents.host import AgentHost, as_kept
 from elastune.cluster.agents.inquiry import answer
 from elastune.cluster.agents.lookout import Lookout
 from elastune.cluster.agents.messages import (
@@ -105,7 +105,7 @@ class AgentLauncher(Launcher):
             self._bell.close()
             rule = "the controller must be able to listen for agents"
             raise UserError(rule, f"{host}:{port}: {error.strerror}", "choose another address or port") from None
-        self.port = self._hub.port
+        self._host, self.port = host, self._hub.port
         self._versions = {name: versions[name] for name in SAME}
         self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
         self._say = tell
@@ -357,7 +357,7 @@ class AgentLauncher(Launcher):
             case WorkerKept(key=key, bootstrap=worker, pid=pid) if agent.unnamed:
                 agent.unnamed -= 1
                 self._keys = max(self._keys, key)
-                worker = replace(worker, token=derived(self._token, worker.token))
+                worker = as_kept(worker, self._host, self._token)
                 agent.workers[key], self._place[worker] = worker, (number, key)
                 self._events += [] if pid is None else [ProcessStarted(worker, pid)]
             case WorkerEnded(key=key, code=code, log=log, why=why) if key in agent.workers:

@@ -1,4 +1,8 @@
-"""Where a controller's agents look for the next one, and what their jobs or actors are called: a file by the token."""
+"""Where a controller's agents look for the next one, and what their jobs or actors are called: a file by the token.
+
+The next controller may be on another machine: it writes there where it listens (``moved``), and agents that see the
+file, and their workers, come to it (``protocol.elsewhere``).
+"""
 
 from __future__ import annotations
 
@@ -61,6 +65,23 @@ def remembered(folder: Path) -> Remembered | None:
             return _ADAPTER.validate_json(file.read(LIMIT_BYTES), strict=True)
     except (OSError, ValueError):
         return None
+
+
+def file_in(folder: Path) -> Path:
+    """The file that agents, and their workers, look at."""
+    return folder / NAME
+
+
+def can_follow(left: Remembered, address: str, port: int) -> bool:
+    """Whether a controller at ``address``, and at ``port`` (0: any), can have the port that agents of ``left`` know."""
+    if port not in (0, left.port):
+        return False
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        socket.create_server((address, left.port), family=family).close()
+    except OSError:
+        return False
+    return True
 
 
 def check_gone(left: Remembered) -> None:

@@ -100,14 +100,17 @@ class RayKind(ClusterKind):
         return cluster.gathered(room.workers, access.gather_s)
 
     def _left(self, folder: Path, address: str, access: Access) -> Remembered | None:
-        """The controller before this one, whose agents come to this one; those that would look elsewhere are ended."""
-        from elastune.cluster.agents.remembered import check_gone, remembered
+        """The controller before this one, whose agents come to this one; those that would not find it are ended."""
+        from elastune.cluster.agents.remembered import can_follow, check_gone, remembered
         from elastune.cluster.ray.starter import end_left
 
         left = remembered(folder)
         if left is None or (left.address == address and self.port in (0, left.port)):
             return left
         check_gone(left)
+        if can_follow(left, address, self.port):
+            access.tell(f"actors {left.name} are told to come here, to {address} instead of {left.address}")
+            return left
         access.tell(f"actors {left.name} look for their controller at {left.address}:{left.port}: they are ended")
         end_left(left.name)
         return None

@@ -138,9 +138,9 @@ class SlurmKind(ClusterKind):
         return findings(self.partition, software())
 
     def _left(self, folder: Path, address: str, access: Access) -> Remembered | None:
-        """The controller before this one, whose agents come to this one; those that would look elsewhere are ended."""
+        """The controller before this one, whose agents come to this one; those that would not find it are ended."""
         from elastune.cluster.agents.fleet import NotStarted
-        from elastune.cluster.agents.remembered import check_gone, remembered
+        from elastune.cluster.agents.remembered import can_follow, check_gone, remembered
         from elastune.cluster.slurm.jobs import Jobs
         from elastune.cluster.slurm.launch import JobShape
 
@@ -148,6 +148,9 @@ class SlurmKind(ClusterKind):
         if left is None or (left.address == address and self.port in (0, left.port)):
             return left
         check_gone(left)
+        if self.folder == "shared" and can_follow(left, address, self.port):
+            access.tell(f"jobs {left.name} are told to come here, to {address} instead of {left.address}")
+            return left
         access.tell(f"jobs {left.name} look for their controller at {left.address}:{left.port}: they are ended")
         try:
             Jobs([], JobShape(), folder, left.name).close()
@@ -159,7 +162,7 @@ class SlurmKind(ClusterKind):
     def _jobs(
         self, folder: Path, room: RoomWanted, left: Remembered | None
     ) -> tuple[FleetSize, Callable[[str, AgentsToken], Starter]]:
-        from elastune.cluster.agents.remembered import new_name, remember
+        from elastune.cluster.agents.remembered import file_in, new_name, remember
         from elastune.cluster.fleet import FleetSize
         from elastune.cluster.slurm.jobs import Jobs
         from elastune.cluster.slurm.launch import JobShape, agent_command
@@ -173,9 +176,10 @@ class SlurmKind(ClusterKind):
 
         def starter(address: str, entry: AgentsToken) -> Starter:
             name = new_name() if left is None else left.name
-            if room.grace_s:  # before there is a job
+            if room.grace_s or left is not None:  # before there is a job; those that there are come by it
                 remember(folder, name, address)
-            command = agent_command(sys.executable, address, entry.file, each, self.kind)
+            moves = file_in(folder) if room.grace_s and self.folder == "shared" else None
+            command = agent_command(sys.executable, address, entry.file, each, self.kind, moves)
             return Jobs(command, shape, folder, name, entry.token)
 
         return FleetSize(high, each, low, self.idle_s), starter

@@ -7,6 +7,7 @@ and whoever wants to know of its end asks for that, again and again. An actor th
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class AgentActor:
     def __init__(self, unused_s: float = UNUSED_S, leave: Callable[[], None] = lambda: os._exit(0)) -> None:
         self._unused_s, self._leave = unused_s, leave
         self._begun, self._ended, self._told = threading.Event(), threading.Event(), threading.Event()
+        self._moved = ""
         self._lock = threading.Lock()
         self._end: AgentEnd | None = None
         threading.Thread(target=self._wait_for_use, name="unused actor", daemon=True).start()
@@ -58,6 +60,10 @@ class AgentActor:
             self._begun.set()
         threading.Thread(target=self._serve, args=(token, list(options)), name="agent", daemon=True).start()
 
+    def look_at(self, address: str) -> None:
+        """From now on its agent, and the workers of that, look for their next controller at ``address``."""
+        self._moved = address
+
     def end(self, limit_s: float) -> AgentEnd | None:
         """How the agent has ended; None where it has not by ``limit_s`` from now."""
         if self._ended.wait(limit_s):
@@ -66,7 +72,7 @@ class AgentActor:
 
     def _serve(self, token: bytes, options: Sequence[str]) -> None:
         try:
-            self._end = run_agent(token, options, seconds_left)
+            self._end = run_agent(token, options, seconds_left, lambda: self._moved)
         except OSError as error:
             self._end = AgentEnd(FAILED, f"it could not be run: {error}")
         self._ended.set()
@@ -78,12 +84,16 @@ class AgentActor:
             self._leave()
 
 
-def run_agent(token: bytes, options: Sequence[str], left: Callable[[], float | None]) -> AgentEnd:
-    """Run an agent as a child that dies with this process. ``left``: as ``seconds_left``."""
+def run_agent(
+    token: bytes, options: Sequence[str], left: Callable[[], float | None], moved: Callable[[], str] = lambda: ""
+) -> AgentEnd:
+    """Run an agent as a child that dies with this process. ``left``: as ``seconds_left``; ``moved``: where its next
+    controller is ("host:port"), "" where that is not known to have moved."""
     with tempfile.TemporaryDirectory(prefix="elastune-ray-") as name:
         folder = Path(name)
-        notice, said = folder / "drained-by-ray", folder / "said"
+        notice, said, moves, where = folder / "drained-by-ray", folder / "said", folder / "moves", ""
         own = ["--token-file", "/dev/stdin", "--notice-file", str(notice), "--parent", str(os.getpid())]
+        own += ["--moves", str(moves)]
         with said.open("wb") as log:
             agent = subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastune", "agent", *options, *own],
@@ -98,6 +108,9 @@ def run_agent(token: bytes, options: Sequence[str], left: Callable[[], float | N
         while agent.poll() is None:
             if not notice.exists() and (seconds := left()) is not None:
                 atomic_write(notice, f"{seconds:.0f}\n".encode() if seconds else b"")
+            if (now := moved()) != where:
+                where = now
+                atomic_write(moves, json.dumps({"address": where.rpartition(":")[0].strip("[]")}).encode())
             try:
                 agent.wait(LOOK_S)
             except subprocess.TimeoutExpired:

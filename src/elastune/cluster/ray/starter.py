@@ -77,6 +77,7 @@ class Actors(Starter):
         for label, handle in ({} if kept is None else left_actors(self._ray, kept.name)).items():
             self._number = max(self._number, int(label.rpartition("-")[2]))
             self._actors[label] = self._begun(label, handle)
+            handle.look_at.remote(address)  # where it looks already, unless this controller is on another machine
 
     def start(self, count: int) -> None:
         for _ in range(count):

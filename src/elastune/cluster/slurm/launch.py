@@ -55,13 +55,19 @@ class QueueEntry:
 
 
 def agent_command(
-    python: str, address: str, token_file: Path | None, workers: int | None, kind: str = ON_DEMAND
+    python: str,
+    address: str,
+    token_file: Path | None,
+    workers: int | None,
+    kind: str = ON_DEMAND,
+    moves: Path | None = None,
 ) -> list[str]:
     """The agent that serves the controller at ``address``. ``token_file``: None where it reads the token; ``kind``: of
-    its node."""
+    its node; ``moves``: the file that says where the next controller is, where there is one."""
     where = "/dev/stdin" if token_file is None else str(token_file)
     command = [python, "-m", "elastune", "agent", "--join", address, "--token-file", where]
     command += ["--patience", f"{PATIENCE_S}s", "--grace", f"{GRACE_S}s", "--kind", kind]
+    command += [] if moves is None else ["--moves", str(moves)]
     return command if workers is None else [*command, "--workers", str(workers)]
 
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.protocol import messages
+from elastune.elastic.protocol.elsewhere import Elsewhere
 from elastune.elastic.protocol.entry import enter_at
 from elastune.elastic.protocol.messages import Beat, Doing, Message
 from elastune.elastic.protocol.transport import (
@@ -51,10 +52,11 @@ LAST_STEP_S = 300.0  # how long a worker that nobody has come for may take to it
 class CoordinatorClient(News):
     """Worker ``worker``, connected and known to the coordinator at ``address``.
 
-    The constructor returns once the coordinator has let it in. Raises ``UserError`` where it does not.
+    ``moves``: the file that says where the next one is, if on another host (``Elsewhere``). The constructor returns
+    once the coordinator has let it in. Raises ``UserError`` where it does not.
     """
 
-    def __init__(self, address: str, token: str, worker: int, *, host: str = "") -> None:
+    def __init__(self, address: str, token: str, worker: int, *, host: str = "", moves: str = "") -> None:
         super().__init__(worker)
         self.on_break: Callable[[View], None] = lambda version: None
         """Called in this object's thread for every version that takes effect at once."""
@@ -73,6 +75,7 @@ class CoordinatorClient(News):
         self._leaving = self._closed = False
         self._left = threading.Event()
         self._address, self._token, self._hello = address, token, messages.Hello(worker, host)
+        self._elsewhere = Elsewhere(address, moves)
         welcome = self._enter(self._hello)
         self.joins = welcome.joins
         """Whether training goes on already: this worker has to be warm before it is ``ready``."""
@@ -259,7 +262,7 @@ class CoordinatorClient(News):
         until = time.monotonic() + self._grace_s
         self._socket.close()
         while not self._ended and (left_s := until - time.monotonic()) > 0:
-            self._lines = Lines(SPEC_LIMIT_BYTES)
+            self._lines, self._address = Lines(SPEC_LIMIT_BYTES), self._elsewhere.now
             try:
                 self._enter(replace(self._hello, returns=True), min(left_s, AGAIN_LIMIT_S))
             except UserError:
