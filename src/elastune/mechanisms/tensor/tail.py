@@ -102,10 +102,12 @@ def tail_of(model: nn.Module, ways: Mapping[str, Way]) -> Tail:
         rule = "the divided layers of a TrunkByData are in one module, or follow each other in one nn.Sequential"
         fix = f"put them into an nn.Sequential of {type(model).__name__}"
         raise UserError(rule, ", ".join(ways), fix)
-    own = {id(p) for part in found.parts for p in part.parameters()}
-    users = {id(part) for top in found.parts for part in top.modules()}
-    for name, part in model.named_modules():
-        if id(part) not in users and any(id(p) in own for p in part.parameters(recurse=False)):
+    own = {id(part) for part in found.parts}
+    tops = tuple(f"{name}." for name, part in model.named_modules(remove_duplicate=False) if id(part) in own)
+    named = list(model.named_parameters(remove_duplicate=False))
+    inside_of = {id(p) for name, p in named if name.startswith(tops)}
+    for name, p in named:
+        if id(p) in inside_of and not name.startswith(tops):
             rule = "the divided layers of a TrunkByData share no parameter with the rest"
-            raise UserError(rule, name or type(model).__name__, "use the plan without TrunkByData")
+            raise UserError(rule, name, "use the plan without TrunkByData")
     return found
