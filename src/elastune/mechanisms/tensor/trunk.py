@@ -195,7 +195,7 @@ class TrunkDivision(TensorDivision):
             raise UserError(rule, "no call of the model for this batch", "call model(...) before session.backward")
         together, rank = part.together or (part,), self.axis.group.rank
         if part.weight:
-            (loss * part.weight).backward()  # type: ignore[no-untyped-call]
+            (loss * part.weight).backward()
         if any(p.grad is not None for p in self._inside):
             rule = "the loss has the parameters of divided layers of a TrunkByData through their output alone"
             raise UserError(rule, "another way", "use the plan without TrunkByData, or weight_decay")
