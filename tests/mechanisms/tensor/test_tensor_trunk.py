@@ -87,10 +87,17 @@ def called() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), Head(), nn.Dropout(0.2))
 
 
+def attends() -> nn.Module:
+    """Transformer layers, which lie in a list of the module that is called."""
+    layer = nn.TransformerEncoderLayer(16, 4, 30, dropout=0.1, batch_first=True)
+    return nn.Sequential(nn.Linear(6, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+
+
 MODELS: dict[str, tuple[Any, Plan | None, tuple[int, ...]]] = {
     "cnn": (Cnn, {"classifier.1": COLUMNS, "classifier.5": ROWS}, (1, 8, 8)),
     "flat": (flat, {"3": COLUMNS, "5": ROWS}, (6,)),
     "called": (called, None, (6,)),
+    "attends": (attends, None, (5, 6)),
 }
 
 
@@ -128,7 +135,7 @@ def trained(name: str, optimizer: str, comms: Comms, *, trunk: bool = True) -> t
     return found | dict(replica.module.named_buffers()), sync.statistics.parts["loss"]
 
 
-CASES = (("cnn", "adamw"), ("flat", "sgd"), ("called", "adamw"))
+CASES = (("cnn", "adamw"), ("flat", "sgd"), ("called", "adamw"), ("attends", "adamw"))
 
 
 def work(worker: Worker) -> None:

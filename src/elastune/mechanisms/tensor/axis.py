@@ -163,22 +163,22 @@ class BlockAxis:
         if self.group.size == 1:
             return [[each.detach().clone(memory_format=torch.contiguous_format) for each in own]]
         group = self.group
-        found: list[list[torch.Tensor]] = [[each.detach() for each in own] for _ in range(group.size)]
-        for dtype in dict.fromkeys(each.dtype for each in own):
-            places = [i for i, each in enumerate(own) if each.dtype == dtype]
-            flat = torch.cat([own[i].detach().reshape(-1).to(group.wire) for i in places])
-            sizes = [[row[i].numel() for i in places] for row in shapes]
-            totals = list(map(sum, sizes))
-            out = flat.new_empty(sum(totals))
-            if len(set(totals)) > 1:
-                group.all_to_all(out, flat.repeat(group.size), totals, [len(flat)] * group.size).wait()
-            elif totals[0]:
-                group.all_gather(out, flat).wait()
-            self.traffic_bytes += (group.size - 1) * _bytes(flat)
-            for row, shape, part, lengths in zip(found, shapes, out.split(totals), sizes, strict=True):
-                for i, piece in zip(places, part.split(lengths), strict=True):
-                    row[i] = piece.view(shape[i]).to(own[i].device, copy=True)
-        return found
+        flat = torch.cat([each.detach().reshape(-1).view(torch.uint8).to(group.wire) for each in own])
+        sizes = [[shape.numel() * each.element_size() for shape, each in zip(row, own, strict=True)] for row in shapes]
+        totals = list(map(sum, sizes))
+        out = flat.new_empty(sum(totals))
+        if len(set(totals)) == 1:
+            group.all_gather(out, flat).wait()
+        else:
+            group.all_to_all(out, flat.repeat(group.size), totals, [len(flat)] * group.size).wait()
+        self.traffic_bytes += (group.size - 1) * _bytes(flat)
+        return [
+            [
+                piece.to(each.device, copy=True).view(each.dtype).view(shape)
+                for piece, each, shape in zip(part.split(lengths), own, row, strict=True)
+            ]
+            for part, lengths, row in zip(out.split(totals), sizes, shapes, strict=True)
+        ]
 
     # -- in the user's forward pass, which runs to its end; ``failed`` is told behind it ------------------------------
 

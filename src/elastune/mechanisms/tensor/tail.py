@@ -91,13 +91,14 @@ def tail_of(model: nn.Module, ways: Mapping[str, Way]) -> Tail:
         above.append(names[0])
     owner = model.get_submodule(".".join(above))
     inside = {path[len(above)] for path in paths}
+    child = owner.get_submodule(next(iter(inside)))
     if type(owner).forward is nn.Sequential.forward:
         places = [place for place, (name, _) in enumerate(owner.named_children()) if name in inside]
         found = Tail(owner, places[0], places[-1] + 1)
-    elif len(inside) == 1:
-        found = Tail(owner.get_submodule(next(iter(inside))))
-    elif above:
-        found = Tail(owner)
+    elif len(inside) == 1 and _is_called(child):
+        found = Tail(child)
+    elif (called := _first_called(model, above)) is not None:
+        found = Tail(called)
     else:
         rule = "the divided layers of a TrunkByData are in one module, or follow each other in one nn.Sequential"
         fix = f"put them into an nn.Sequential of {type(model).__name__}"
@@ -111,3 +112,16 @@ def tail_of(model: nn.Module, ways: Mapping[str, Way]) -> Tail:
             rule = "the divided layers of a TrunkByData share no parameter with the rest"
             raise UserError(rule, name, "use the plan without TrunkByData")
     return found
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether it has a ``forward``; a ``ModuleList`` has none."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _first_called(model: nn.Module, path: Sequence[str]) -> nn.Module | None:
+    """The module at ``path``, or the next one above it that is called; None where only the model itself is."""
+    for length in range(len(path), 0, -1):
+        if _is_called(module := model.get_submodule(".".join(path[:length]))):
+            return module
+    return None
