@@ -34,7 +34,8 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.job.machine import machine_context
 from elastune.mechanisms.division import Division
-from elastune.mechanisms.tensor.division import TensorDivision, divide
+from elastune.mechanisms.tensor.divide import divide
+from elastune.mechanisms.tensor.division import TensorDivision
 from elastune.mechanisms.tensor.plan import Plan, plan_layers
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 

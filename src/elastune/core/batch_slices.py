@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from elastune.core.errors import UserError
 from elastune.core.run import Mode
 from elastune.core.slots import cut, dealt
 
@@ -23,6 +24,9 @@ class BatchSlice:
     learner's slices between two of its own steps add up to 1; ``counts`` is the part of the round that these samples
     are. ``ends_update``: the learner's own optimizer step follows; ``ends_local_step``: it is the last one of this
     worker's learners.
+
+    Where the workers of a replica run slots of their own (``apart``), ``together`` has what all of them run in this
+    pass, by their place along the tensor axis.
     """
 
     samples: range
@@ -35,6 +39,7 @@ class BatchSlice:
     counts: float = 1.0
     ends_update: bool = False
     ends_local_step: bool = False
+    together: tuple[BatchSlice, ...] = ()
 
 
 def shares(
@@ -71,6 +76,27 @@ def shares(
         for passes in zip(*plans, strict=True)
     ]
     return [replace(own, ending=ends) for own, ends in zip(plans[rank], ending, strict=True)]
+
+
+def apart(passes: Sequence[BatchSlice], workers: int, place: int) -> list[BatchSlice]:
+    """Of a replica's ``passes``, each a whole slot, those that worker ``place`` of its ``workers`` runs.
+
+    They are dealt out in turn, so that what workers run at one time lies side by side. All make equally many passes:
+    who has none left runs a copy of the first, without weight.
+
+    Raises:
+        UserError: Where a slot has several passes.
+    """
+    if not all(each.ends_slot for each in passes):
+        rule = "workers that run slots of a replica apart take each slot in one pass"
+        raise UserError(rule, "a smaller micro-batch", "leave --micro-batch out, or use more --slots")
+    found = []
+    for start in range(0, len(passes), workers):
+        ends = start + workers >= len(passes)
+        row = [replace(each, ends_step=False) for each in passes[start : start + workers]]
+        row += [replace(passes[0], weight=0.0, ends_step=False)] * (workers - len(row))
+        found.append(replace(row[place], ends_step=ends, together=tuple(row)))
+    return found
 
 
 def round_shares(

@@ -64,7 +64,7 @@ class Replica:
     passes give gradients on this worker; ``boxes``: where those lie that are a part of the whole parameter.
     ``least_samples``: what a pass must have, where it can be had; BatchNorm has no variance of one sample.
     ``equal_passes``: workers need each other in every pass, so all must make as many. ``in_turn``: slots are dealt out
-    to them in turn (``core.slots.dealt``).
+    to them in turn (``core.slots.dealt``). ``apart``: the workers along the tensor axis run slots of their own.
 
     A step's gradient is gathered over passes. ``accumulate`` adds a pass to what earlier ones left; the last one may be
     a ``stream``, which hands gradients over while the backward pass still runs. Between passes they are hidden
@@ -93,7 +93,7 @@ class Replica:
         normalises = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
         self.only: list[nn.Parameter] | None = None
         self.least_samples = 2 if normalises else 1
-        self.equal_passes = self.in_turn = False
+        self.equal_passes = self.in_turn = self.apart = False
         self._boxes = boxes
         self._hidden: list[torch.Tensor | None] | None = None
         self._aside: list[torch.Tensor | None] | None = None
@@ -104,7 +104,20 @@ class Replica:
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def stand_in(self, passes: int) -> None:
-        """Take part in forward passes that others make and this worker does not; see ``equal_passes``."""
+        """Take part in forward passes that others make and this worker does not; see ``equal_passes``, ``apart``."""
+
+    def among(self, mesh: Mesh, rank: int) -> tuple[int, int]:
+        """How many workers of ``mesh`` share out a replica's slots among them, and which of them ``rank`` is."""
+        return (mesh.tensor, mesh.coordinates(rank)["tensor"]) if self.apart else (1, 0)
+
+    def place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
+        """How many parts an evaluation's samples are cut into, and which of them worker ``rank`` of ``mesh`` has."""
+        count, own = self.among(mesh, rank)
+        return mesh.batch * count, mesh.batch_rank(rank) * count + own
+
+    def speaks(self, mesh: Mesh, rank: int) -> bool:
+        """Whether worker ``rank`` of ``mesh`` speaks for its samples; see ``Mesh.speaks``."""
+        return self.apart or mesh.speaks(rank)
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         """A step begins here: ``abandon`` comes back to this place. ``parts``: all that this worker runs in it."""

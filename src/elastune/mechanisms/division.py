@@ -53,6 +53,8 @@ class Division:
         streams: ``backward`` brings the gradients of nothing but the slice that it was called with, and each at once
             and whole: they may be taken while it runs.
         waits: Others wait for this worker in a pass that counts for nothing, too.
+        apart: The workers of a replica run slots of their own (``core.batch_slices.apart``), and samples of their own
+            in an evaluation; the slots that ``backward`` yields are those of all of them.
         rescue: Where workers are lost; one object for all divisions of a model.
     """
 
@@ -63,6 +65,7 @@ class Division:
     rescue: Rescue
     streams = True
     waits = False
+    apart = False
 
     def __init__(self, module: nn.Module) -> None:
         named = list(module.named_parameters())
@@ -112,6 +115,9 @@ class Division:
     def whole(self, value: Any) -> Any:
         """``value``, which is between two layers, of tensors that another worker can go on with."""
         return value
+
+    def stand_in(self, passes: int) -> None:
+        """Take part in forward passes that other workers of the replica make and this one does not."""
 
     def abandon(self) -> None:
         """Drop what is under way: passes in flight, and what they have kept."""

@@ -18,14 +18,14 @@ from elastune.mechanisms.owned.mechanism import Owned
 from elastune.mechanisms.pipeline.divide import Pipeline, plan_stages
 from elastune.mechanisms.pipeline.divide import divide as divide_stages
 from elastune.mechanisms.replicated import Replicated
-from elastune.mechanisms.tensor.division import divide as divide_layers
-from elastune.mechanisms.tensor.plan import Plan, plan_layers
+from elastune.mechanisms.tensor.divide import divide as divide_layers
+from elastune.mechanisms.tensor.plan import Plan, TrunkByData, plan_layers
 
 _WHOLE: tuple[Mechanism, ...] = (Replicated(), DeepSpeed(), FairScale(), Fsdp2(), Horovod())
 MECHANISMS: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism in _WHOLE}
 DIVIDES: Mapping[str, Divide] = {"tensor": divide_layers, "pipeline": divide_stages}
 """What divides the arithmetic of a replica, by name; applied in the order of ``MechanismName.words``."""
-Plans = Plan | Pipeline
+Plans = Plan | TrunkByData | Pipeline
 """What a program may say of the layers that are divided, and of where a pipeline cuts."""
 STATES = ("zero", "sharded")
 """How state lies where it is held in shares."""

@@ -24,6 +24,9 @@ from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.sync.base import Sync
 from elastune.sync.statistics import STATISTICS, PartStatistics, step_statistics
 
+_KNOWN_TO_ONE = torch.tensor([float(name in ("loss", "sharpness", "trace")) for name in STATISTICS])
+"""Of the statistics of a slot: those that only who has its samples knows."""
+
 
 class OwnedAllReduce(Sync):
     """A step's gradients are added up along the canonical tree, each share by one worker, and sent to its holders.
@@ -82,6 +85,7 @@ class OwnedAllReduce(Sync):
     def _begin(self) -> None:
         self._weights_of: dict[int, float] = {}
         self._parts: dict[int, PartStatistics] = {}
+        self._of_others: set[int] = set()
         self._used: set[int] = set()
         self._slot_ended = False
 
@@ -112,6 +116,11 @@ class OwnedAllReduce(Sync):
             self._part.clear()
             if self.wants_statistics:
                 part.add_loss(loss, share.weight)
+        for each in share.together:  # what other workers of this replica run: their gradients come here, too
+            if each.weight and not (share.weight and each.slot == slot):
+                self._weights_of[each.slot] = each.weight
+                self._of_others.add(each.slot)
+                self._parts[each.slot] = PartStatistics()
         self._reducer.begin_pass(self._ending(share))
         for done in replica.run(loss, share, self._begin_slot, self._put):
             if self.exact:
@@ -165,10 +174,27 @@ class OwnedAllReduce(Sync):
         squares = reducer.squares()
         reducer.wait()
         self._wards.exchange(reducer.sums())
+        if self.replica.apart:
+            self._hear_of_others()
         statistics = {slot: part.tensor() for slot, part in self._parts.items()}
         self._gate.pass_through(self.control, statistics, self._used, squares)
         self.wait_s = time.perf_counter() - started
         self._complete()
+
+    def _hear_of_others(self) -> None:
+        """What only the worker that ran a slot knows of it (its loss) goes to all workers of the replica."""
+        group, width = self.comms.group("tensor"), len(STATISTICS)
+        if group.size == 1:
+            return
+        own = torch.zeros(self._gate.num_slots, width)
+        for slot, part in self._parts.items():
+            if slot not in self._of_others:
+                own[slot] = part.tensor() * _KNOWN_TO_ONE
+        told = torch.zeros(group.size * own.numel(), device=group.wire)
+        group.all_gather(told, own.view(-1).to(group.wire)).wait()
+        sums = told.cpu().view(group.size, *own.shape).sum(0)  # of one worker's values and zeros: exact
+        for slot in self._of_others:
+            self._parts[slot].values = (self._parts[slot].tensor() + sums[slot]).tolist()
 
     def _complete(self) -> None:
         """Through the gate: the step counts."""

@@ -17,6 +17,7 @@ from elastune.comm.post import Post
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
 from elastune.elastic.worker.group import Rows, WorkerGroup
@@ -260,7 +261,7 @@ class Session(SessionModels):
         self.state.evaluate()
         self._transaction.unrepeatable |= workers.synchronised
         mesh, tells = workers.comms.mesh, workers.synchronised
-        place = (mesh.batch, mesh.batch_rank(workers.comms.rank)) if tells else (1, 0)
+        place = self._place(mesh, workers.comms.rank) if tells else (1, 0)
         streams = isinstance(dataset, IterableDataset)
         self._seen.begin(0 if streams else len(dataset))
         what = " after the evaluation of {} samples in batches of " + str(batch_size)
@@ -298,7 +299,15 @@ class Session(SessionModels):
         mesh = self._workers.gathered_on
         if len(rows) < mesh.workers:  # this worker's alone
             return rows
-        return [row for rank, row in enumerate(rows) if mesh.speaks(rank)]
+        return [row for rank, row in enumerate(rows) if self._speaks(mesh, rank)]
+
+    def _place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
+        """Which part of what is evaluated a worker has, of how many."""
+        trained = self.trained
+        return (mesh.batch, mesh.batch_rank(rank)) if trained is None else trained.replica.place(mesh, rank)
+
+    def _speaks(self, mesh: Mesh, rank: int) -> bool:
+        return mesh.speaks(rank) if self.trained is None else self.trained.replica.speaks(mesh, rank)
 
     def sum(self, values: Number | Iterable[Number]) -> float:
         """The sum over all workers of a number, a tensor or a list of them, rounded once: workers do not show in it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -187,7 +188,8 @@ class SessionAssets(SessionCollectives):
         if not workers.synchronised:  # on the way back to where the run is: what was kept there stands
             return
         mesh = workers.gathered_on
-        spoken = [row for rank, row in enumerate(rows) if mesh.speaks(rank)]
+        speaks = mesh.speaks if self.trained is None else partial(self.trained.replica.speaks, mesh)
+        spoken = [row for rank, row in enumerate(rows) if speaks(rank)]
         place = spec.out, self._home, name, self.step
         if (kept := meet_and_keep(workers, spoken, self._seen.length, *place)) is not None:
             self._send(kept)

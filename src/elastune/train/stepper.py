@@ -163,8 +163,9 @@ class Stepper:
             most = min(ends) - start.step if ends else None
             seat = self._workers.seat if plan.spares and not self._warming_up else None
             return plan_rounds(source, size, start, means, plan, *place, least, most, seat)
+        among = (1, 0) if self._warming_up else replica.among(self._workers.comms.mesh, self._workers.comms.rank)
         how = {"even": replica.equal_passes, "in_turn": replica.in_turn}
-        return plan_steps(source, size, start, means, *place, least, everyone, **how)
+        return plan_steps(source, size, start, means, *place, least, everyone, **how, among=among)
 
     def _means(self) -> Means:
         micro_batch = self._progress.micro_batch
@@ -239,7 +240,7 @@ class Stepper:
 
     def _told(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> ControlVector:
         """What this worker adds to the exchange of ``plan``, as it stands now."""
-        speaks = self._workers.comms.mesh.speaks(self._workers.comms.rank)
+        speaks = trained.replica.speaks(self._workers.comms.mesh, self._workers.comms.rank)
         own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
         all_of_it = len(own) == 1 and len(own[0]) == plan.size
         own_part = ControlVector(
@@ -261,7 +262,7 @@ class Stepper:
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        speaks = workers.comms.mesh.speaks(workers.comms.rank)  # others may have a stand-in for the loss
+        speaks = sync.replica.speaks(workers.comms.mesh, workers.comms.rank)  # others may have a stand-in for the loss
         if self._looks and speaks and not math.isfinite(value := float(loss.detach())):
             raise Diverged(f"loss is {value} at step {step + 1}")
         if more:

@@ -19,7 +19,7 @@ from elastune.core.run import Means, Mode
 from elastune.core.seeds import derive
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.owned.replica import OwnedReplica
-from elastune.mechanisms.tensor.division import divide
+from elastune.mechanisms.tensor.divide import divide
 from elastune.mechanisms.tensor.plan import plan_layers
 from elastune.sync.registry import prepare
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes

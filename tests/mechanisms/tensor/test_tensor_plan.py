@@ -21,7 +21,8 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.tensor.blocked import Blocked
-from elastune.mechanisms.tensor.division import TensorDivision, divide
+from elastune.mechanisms.tensor.divide import divide
+from elastune.mechanisms.tensor.division import TensorDivision
 from elastune.mechanisms.tensor.plan import chosen, plan_layers
 
 if str(Path(__file__).parent) not in sys.path:

@@ -17,7 +17,8 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.run import Means, Mode
 from elastune.mechanisms.division import Division
-from elastune.mechanisms.tensor.division import TensorDivision, divide
+from elastune.mechanisms.tensor.divide import divide
+from elastune.mechanisms.tensor.division import TensorDivision
 from elastune.mechanisms.tensor.layers import Divided
 from elastune.mechanisms.tensor.plan import plan_layers
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes

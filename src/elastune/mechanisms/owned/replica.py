@@ -80,9 +80,8 @@ class OwnedReplica(Replica):
         self.division, self.store, self.copies = division, store, copies
         self.split, optimizer = division.split, store.optimizer
         super().__init__(division.module, optimizer, comms, params=[division.parameters[i] for i in self.split.trained])
-        self.model = division.model
-        self.reduced = self.applied = False
-        self.version = 0
+        self.model, self.apart = division.model, division.apart
+        self.reduced, self.applied, self.version = False, False, 0
         self.on_break: Callable[[GroupBroken | Unrecoverable], None] = _raised
         self.arrive: Callable[[], None] | None = None
         self.spread_out, self.stranger = True, False
@@ -122,6 +121,9 @@ class OwnedReplica(Replica):
         self.division.enter(comms)
 
     # -- a step -------------------------------------------------------------------------------------------------------
+
+    def stand_in(self, passes: int) -> None:
+        self.division.stand_in(passes)
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         super().begin_step(parts)

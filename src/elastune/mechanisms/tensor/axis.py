@@ -9,13 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from elastune.comm.group import Group, GroupBroken
+from elastune.core.errors import UserError
 from elastune.core.slots import Fold, cut, subtrees, tree_sum
 from elastune.mechanisms.division import Rescue
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+_HEAD = 10  # a dtype, the number of dimensions, and up to eight
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a tensor is before its values: dtype and shape."""
+
+    dtype: torch.dtype
+    shape: torch.Size
 
 
 class BlockAxis:
@@ -123,6 +136,48 @@ class BlockAxis:
         return [
             whole.narrow(dim, start, sizes[block]).clone(memory_format=torch.contiguous_format)
             for block, start in zip(self.own, starts, strict=True)
+        ]
+
+    # -- what workers have that run slots of their own ----------------------------------------------------------------
+
+    def forms(self, own: torch.Tensor | None) -> list[Form | None]:
+        """By rank: of what form the tensor is that each worker is about to ``swap`` first; None: it has none."""
+        if self.group.size == 1:
+            return [None if own is None else Form(own.dtype, own.shape)]
+        head = torch.full((_HEAD,), -1, dtype=torch.int64)
+        if own is not None:
+            if own.dim() > _HEAD - 2 or own.dtype not in _DTYPES:
+                told = f"{own.dtype}, {own.dim()} dimensions"
+                raise UserError("divided layers are given a tensor of numbers", told, "leave them out of the plan")
+            head[: 2 + own.dim()] = torch.tensor([_DTYPES.index(own.dtype), own.dim(), *own.shape])
+        heads = torch.empty(self.group.size * _HEAD, dtype=torch.int64, device=self.group.wire)
+        self.group.all_gather(heads, head.to(self.group.wire)).wait()
+        rows = heads.view(self.group.size, _HEAD).tolist()
+        return [None if row[0] < 0 else Form(_DTYPES[row[0]], torch.Size(row[2 : 2 + row[1]])) for row in rows]
+
+    def swap(self, own: Sequence[torch.Tensor], shapes: Sequence[Sequence[torch.Size]]) -> list[list[torch.Tensor]]:
+        """By rank: what every worker gives, each tensor contiguous and with a storage of its own.
+
+        ``shapes``: of what each worker gives, by rank; as many tensors everywhere, and of the same dtypes.
+        """
+        if self.group.size == 1:
+            return [[each.detach().clone(memory_format=torch.contiguous_format) for each in own]]
+        group = self.group
+        flat = torch.cat([each.detach().reshape(-1).view(torch.uint8).to(group.wire) for each in own])
+        sizes = [[shape.numel() * each.element_size() for shape, each in zip(row, own, strict=True)] for row in shapes]
+        totals = list(map(sum, sizes))
+        out = flat.new_empty(sum(totals))
+        if len(set(totals)) == 1:
+            group.all_gather(out, flat).wait()
+        else:
+            group.all_to_all(out, flat.repeat(group.size), totals, [len(flat)] * group.size).wait()
+        self.traffic_bytes += (group.size - 1) * _bytes(flat)
+        return [
+            [
+                piece.to(each.device, copy=True).view(each.dtype).view(shape)
+                for piece, each, shape in zip(part.split(lengths), own, row, strict=True)
+            ]
+            for part, lengths, row in zip(out.split(totals), sizes, shapes, strict=True)
         ]
 
     # -- in the user's forward pass, which runs to its end; ``failed`` is told behind it ------------------------------

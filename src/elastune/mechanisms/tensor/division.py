@@ -16,7 +16,6 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import Box
 from elastune.core.leaves import Leaf, Split
-from elastune.core.run import Means
 from elastune.core.slots import cut
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.tensor.attention import PROJECTIONS, DividedAttention, DividedEncoderLayer
@@ -32,7 +31,6 @@ from elastune.mechanisms.tensor.layers import (
     blocks_along,
     divide_parameters,
 )
-from elastune.mechanisms.tensor.plan import chosen, plan_of
 
 KINDS: Mapping[type[nn.Module], type[Divided]] = {
     nn.Conv2d: DividedConv2d,
@@ -84,13 +82,17 @@ class TensorDivision(Division):
         since = time.perf_counter()
         self.axis.computes = True  # activation checkpointing runs parts of the forward pass again
         try:
-            for done in super().backward(loss, part):
+            for done in self._back(loss, part):
                 self.whole_s += time.perf_counter() - since
                 self._raise_if_failed()
                 yield done
                 since = time.perf_counter()
         finally:
             self.axis.computes = False
+
+    def _back(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
+        """See ``Division.backward``."""
+        return super().backward(loss, part)
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -134,28 +136,6 @@ class TensorDivision(Division):
         if self.axis.failed is not None:
             self.rescue.meet(self.axis.failed)
         return output
-
-
-def divide(division: Division, means: Means) -> Division:
-    """``division`` with the layers of its module divided into ``means``' virtual blocks; itself where that is one.
-
-    Raises:
-        UserError: For a plan that does not fit the model, and a model of which nothing can be divided.
-    """
-    count = blocks_of(means)
-    if count == 1:
-        return division
-    plan = plan_of(division.module)
-    ways = chosen(division.module, count, plan)
-    if not ways:
-        fix = "give session.prepare a plan, or use another mechanism"
-        raise UserError("tensor divides layers that it knows", f"none found in {type(division.module).__name__}", fix)
-    return TensorDivision(division.module, ways, BlockAxis(count, exact=means.mode == "exact"))
-
-
-def blocks_of(means: Means) -> int:
-    """Virtual blocks: where none are asked for as many as workers, which is exact for that width alone."""
-    return means.virtual_tensor if means.virtual_tensor > 1 or means.mesh is None else means.mesh.tensor
 
 
 # -- layer by layer ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
@@ -14,6 +15,27 @@ from elastune.mechanisms.tensor.layers import Way
 Plan = Mapping[str, Any]
 """As ``torch.distributed.tensor.parallel.parallelize_module`` takes it: names with wildcards, ``ColwiseParallel()`` or
 ``RowwiseParallel()``. Read as words: a tensor here knows how it lies, so layouts need not be named."""
+
+
+@dataclass(frozen=True)
+class TrunkByData:
+    """A plan by which the workers of a replica run all but the divided layers each on slots of its own.
+
+    As in "one weird trick for parallelizing convolutional neural networks" (Krizhevsky 2014): a trunk that computes
+    much and has few parameters is data parallel; before the layers that have most of them, activations are gathered,
+    and these layers are computed by all workers together, each its blocks.
+
+    Attributes:
+        layers: The layers to divide; None: those that are found. They must be in one module that is called once in a
+            forward pass, or follow each other in one ``nn.Sequential``.
+
+    Example:
+        >>> plan = TrunkByData({"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
+        >>> model, optimizer = session.prepare(model, optimizer, plan=plan)
+    """
+
+    layers: Plan | None = None
+
 
 WORDS: Mapping[str, Way] = {"ColwiseParallel": "columns", "RowwiseParallel": "rows"}
 TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -92,14 +114,14 @@ def _unfolded(model: nn.Module, ways: Mapping[str, Way]) -> dict[str, Way]:
     return {name: parts[name] for name, _ in model.named_modules() if name in parts}
 
 
-def plan_layers(model: nn.Module, plan: Plan | None) -> None:
+def plan_layers(model: nn.Module, plan: Plan | TrunkByData | None) -> None:
     """Note the user's plan for ``model``, for the mechanism to find; None: there is none."""
     model.__dict__["_tensor_plan"] = plan
 
 
-def plan_of(model: nn.Module) -> Plan | None:
+def plan_of(model: nn.Module) -> Plan | TrunkByData | None:
     """What ``plan_layers`` noted."""
-    plan: Plan | None = model.__dict__.get("_tensor_plan")
+    plan: Plan | TrunkByData | None = model.__dict__.get("_tensor_plan")
     return plan
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from elastune.core.batch_slices import BatchSlice, contributors, places_of_learner, round_shares, shares
+from elastune.core.batch_slices import BatchSlice, apart, contributors, places_of_learner, round_shares, shares
 from elastune.core.run import Means, Position
 from elastune.core.seeds import derive
 from elastune.core.sync_plan import SyncPlan
@@ -190,12 +190,14 @@ def plan_steps(
     *,
     even: bool = False,
     in_turn: bool = False,
+    among: tuple[int, int] = (1, 0),
 ) -> Iterator[StepPlan]:
     """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them, each a part of the batch.
 
     Args:
         least: Samples that a forward pass must have, where the batch has as many.
         even: All workers make as many passes. ``in_turn``: they have slots that are dealt out in turn.
+        among: How many workers share out these passes among them, and which of them this one is.
         everyone: How many workers there are where all of them contribute to every step, with samples or without.
     """
     known: dict[int, tuple[list[BatchSlice], int]] = {}
@@ -205,6 +207,7 @@ def plan_steps(
         if size not in known:
             options = means.mode, means.micro_batch, least
             own = shares(size, means.num_slots, workers, rank, *options, even=even, in_turn=in_turn)
+            own = apart(own, *among) if among[0] > 1 else own
             voters = everyone or contributors(size, means.num_slots, workers, means.mode, least)
             known[size] = own, voters
         slices, voters = known[size]

@@ -1,0 +1,274 @@
+"""A data-parallel trunk around divided layers: "one weird trick" (Krizhevsky 2014, arXiv 1404.5997), with equal bits.
+
+A replica of T workers takes T slots at a time, worker t the trunk of slot t. Where the divided layers begin (the
+*tail*) all T activations are gathered, and the tail runs slot by slot: each on the activations, buffers and random
+stream that its trunk has left, so its numbers are those of a worker that runs that slot alone. Backwards the output's
+gradients are gathered, the tail's backward pass runs slot by slot, and each trunk gets the gradient of its own. Then
+what trunks have for gradients is gathered, too. So each worker hands on the whole gradient of each of the T slots, in
+their order, as if it had run all of them: who holds and adds up what does not change, nor do bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastune.comm.comms import Comms
+from elastune.comm.group import GroupBroken
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.mechanisms.pipeline.streams import draw_from, drawn_state
+from elastune.mechanisms.tensor.axis import BlockAxis
+from elastune.mechanisms.tensor.blocked import as_whole
+from elastune.mechanisms.tensor.division import TensorDivision
+from elastune.mechanisms.tensor.layers import Way
+from elastune.mechanisms.tensor.tail import Run, Tail
+
+_Gradients = list[torch.Tensor | None]
+
+
+@dataclass
+class _Passed:
+    """A pass that is through the tail, and whose backward pass is due.
+
+    Attributes:
+        inputs: What this worker's trunk gave.
+        output: What the tail gave for it, the beginning of a graph of its own.
+        doors: By slot of the pass: what the tail was given.
+        outputs: By slot: what it gave.
+        buffers: By slot: floating-point buffers behind the tail.
+    """
+
+    inputs: torch.Tensor
+    output: torch.Tensor
+    doors: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    buffers: list[list[torch.Tensor]]
+
+
+class TrunkDivision(TensorDivision):
+    """As ``TensorDivision``; what is outside of ``tail`` runs on slots of each worker's own."""
+
+    streams = False
+    apart = True
+
+    def __init__(self, module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis, tail: Tail) -> None:
+        super().__init__(module, ways, axis)
+        inside = {id(p) for part in tail.parts for p in part.parameters()}
+        self._inside = [p for p in self.parameters if id(p) in inside]
+        self._outside = [p for p in self.parameters if id(p) not in inside]
+        self._floats = [b for b in module.buffers() if b.is_floating_point()]
+        self._counters = [b for b in module.buffers() if not b.is_floating_point()]
+        self._run = tail.hand_over(self._through)
+        self._device = self.parameters[0].device
+        self._forget(0)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrunkDivision:
+        return self  # see BlockAxis: a copy of the model stands where the model stands
+
+    def _forget(self, passes: int) -> None:
+        self._left = passes  # of the step, whose forward pass has not come
+        self._passed: _Passed | None = None
+
+    def enter(self, comms: Comms) -> None:
+        super().enter(comms)
+        self._forget(0)
+
+    def begin_step(self, parts: Sequence[BatchSlice]) -> None:
+        super().begin_step(parts)
+        self._forget(len(parts))
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._forget(0)
+
+    # -- forwards -----------------------------------------------------------------------------------------------------
+
+    def _through(self, run: Run, inputs: Any) -> torch.Tensor:
+        """What ``run`` makes of this worker's ``inputs``, while it does the same for the others."""
+        if not isinstance(given := as_whole(inputs), torch.Tensor):
+            rule = "what holds the divided layers of a TrunkByData is called with one tensor"
+            raise UserError(rule, type(given).__name__, "put them into a module of their own")
+        given = given.contiguous()
+        learns = torch.is_grad_enabled() and self._left > 0
+        if learns and self._passed is not None:
+            rule, fix = "the divided layers of a TrunkByData run once for each training batch", "call the model once"
+            raise UserError(rule, "a second call", fix)
+        try:
+            if self.axis.failed is None and not self.rescue.step_lost():
+                return self._together(run, given, learns)
+        except GroupBroken as error:
+            self.axis.failed = error
+        return self._tensor(run(given))  # of the right shape: the program's lines run to their end
+
+    def _together(self, run: Run, given: torch.Tensor, learns: bool) -> torch.Tensor:
+        """The tail of all workers' passes, one after another."""
+        rank = self.axis.group.rank
+        rows = self._gathered(given)
+        counters = [b.detach().clone() for b in self._counters]
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        buffers: list[list[torch.Tensor]] = []
+        state: Sequence[torch.Tensor] = ()
+        with torch.set_grad_enabled(learns):
+            for slot, row in enumerate(rows):
+                if row is None:
+                    continue
+                door, drawn, moved = row
+                door.requires_grad_(learns and given.requires_grad)
+                self._put_buffers(moved)
+                _put(self._counters, counters)
+                draw_from(drawn)
+                found.append((door, self._tensor(run(door.clone() if learns else door))))
+                buffers.append([b.detach().clone() for b in self._floats])
+                if slot == rank:
+                    state, own = drawn_state(), len(found) - 1
+        draw_from(state)
+        self._put_buffers(buffers[own])
+        if not learns:
+            output = found[own][1]
+            return _Closed.apply(given, output) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
+        output = found[own][1].detach().requires_grad_(found[own][1].requires_grad)
+        self._passed = _Passed(given, output, [d for d, _ in found], [y for _, y in found], buffers)
+        self._left -= 1
+        return output.clone()  # the program may change it in place
+
+    def _gathered(
+        self, given: torch.Tensor | None
+    ) -> list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None]:
+        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in."""
+        forms = self.axis.forms(given)
+        form = next((form for form in forms if form is not None), None)
+        if form is None:
+            return [None] * len(forms)
+        mine = torch.empty(0, dtype=form.dtype, device=self._device) if given is None else given
+        drawn = drawn_state()
+        own = [mine, *drawn, *self._floats]
+        beside = [each.shape for each in own[1:]]
+        shapes = [[torch.Size([0]) if form is None else form.shape, *beside] for form in forms]
+        rows = self.axis.swap(own, shapes)
+        cut = 1 + len(drawn)
+        return [
+            None if form is None else (row[0], row[1:cut], row[cut:]) for form, row in zip(forms, rows, strict=True)
+        ]
+
+    def _tensor(self, output: Any) -> torch.Tensor:
+        if isinstance(whole := as_whole(output), torch.Tensor):
+            return whole
+        rule = "what holds the divided layers of a TrunkByData returns one tensor"
+        raise UserError(rule, type(whole).__name__, "put them into a module of their own")
+
+    def _put_buffers(self, values: Sequence[torch.Tensor]) -> None:
+        _put(self._floats, values)
+
+    def stand_in(self, passes: int) -> None:
+        for _ in range(passes if self.axis.group.size > 1 else 0):
+            if self.axis.failed is not None or self.rescue.step_lost():
+                return
+            try:
+                self._look_on()
+            except GroupBroken as error:
+                self.rescue.meet(error)
+
+    def _look_on(self) -> None:
+        """The tail of the others' passes, while this worker has none."""
+        state, buffers = drawn_state(), [b.detach().clone() for b in self.module.buffers()]
+        with torch.no_grad(), self.passing():
+            for row in self._gathered(None):
+                if row is not None:
+                    door, drawn, moved = row
+                    self._put_buffers(moved)
+                    draw_from(drawn)
+                    self._run(door)
+        _put(list(self.module.buffers()), buffers)
+        draw_from(state)
+
+    # -- backwards ----------------------------------------------------------------------------------------------------
+
+    def _back(self, loss: torch.Tensor, part: BatchSlice) -> Iterator[BatchSlice]:
+        passed, self._passed = self._passed, None
+        if passed is None:
+            rule = "a TrunkByData learns from what its divided layers returned"
+            raise UserError(rule, "no call of the model for this batch", "call model(...) before session.backward")
+        together, rank = part.together or (part,), self.axis.group.rank
+        if part.weight:
+            (loss * part.weight).backward()
+        if any(p.grad is not None for p in self._inside):
+            rule = "the loss has the parameters of divided layers of a TrunkByData through their output alone"
+            raise UserError(rule, "another way", "use the plan without TrunkByData, or weight_decay")
+        inside = self._tail_backwards(passed, [each.weight > 0 for each in together])
+        came = passed.doors[rank].grad
+        if part.weight and came is not None:
+            torch.autograd.backward([passed.inputs], [came])
+        outside = self._trunks()
+        last = max((slot for slot, each in enumerate(together) if each.weight), default=-1)
+        for slot, each in enumerate(together):
+            if each.weight:
+                _give(self._inside, inside[slot])
+                _give(self._outside, outside[slot])
+                self._put_buffers(passed.buffers[slot])
+                yield replace(each, ends_step=part.ends_step and slot == last)
+
+    def _tail_backwards(self, passed: _Passed, counts: Sequence[bool]) -> list[_Gradients]:
+        """By slot: the gradients of the tail's parameters, where the slot ``counts``; its doors have theirs."""
+        output = passed.output
+        own = torch.zeros_like(output) if output.grad is None else output.grad
+        rows = self.axis.swap([own], [[each.shape] for each in passed.outputs])
+        found = []
+        for slot, (gradient,) in enumerate(rows):
+            if counts[slot] and passed.outputs[slot].requires_grad:
+                torch.autograd.backward([passed.outputs[slot]], [gradient])
+            found.append(_taken(self._inside))
+        return found
+
+    def _trunks(self) -> list[_Gradients]:
+        """By slot: the gradients of all other parameters, each from the worker that has run the slot."""
+        trained = [p for p in self._outside if p.requires_grad]
+        if not trained:
+            return [[None] * len(self._outside) for _ in range(self.axis.group.size)]
+        own = [None if p.grad is None else p.grad.to_dense() if p.grad.is_sparse else p.grad for p in trained]
+        used = torch.tensor([each is not None for each in own], dtype=torch.uint8)
+        _taken(self._outside)
+        given = [used, *(torch.zeros_like(p) if each is None else each for p, each in zip(trained, own, strict=True))]
+        rows = self.axis.swap(given, [[each.shape for each in given]] * self.axis.group.size)
+        found = []
+        for flags, *values in rows:
+            of = {p: value for p, value, flag in zip(trained, values, flags.tolist(), strict=True) if flag}
+            found.append([of.get(p) for p in self._outside])
+        return found
+
+
+class _Closed(torch.autograd.Function):
+    """Outside of training batches the tail's output belongs to no graph: whoever asks for its gradient is told so."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        rule = "a TrunkByData has gradients in training batches alone"
+        raise UserError(rule, "a backward pass outside of them", "use the plan without TrunkByData")
+
+
+def _taken(params: Iterable[nn.Parameter]) -> _Gradients:
+    """The gradients of ``params``, which have none from here on."""
+    found: _Gradients = []
+    for p in params:
+        found.append(p.grad)
+        p.grad = None
+    return found
+
+
+def _give(params: Iterable[nn.Parameter], gradients: _Gradients) -> None:
+    for p, gradient in zip(params, gradients, strict=True):
+        p.grad = gradient
+
+
+def _put(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Not noted by autograd: graphs that are under way stay good."""
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.data.copy_(value)

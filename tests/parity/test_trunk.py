@@ -1,0 +1,55 @@
+"""A data-parallel trunk around divided layers through whole runs: the result of the plan without it, on every mesh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import run_job
+from elastune.journal.records import RunFinished
+
+PROGRAM = Path(__file__).parent / "programs" / "trunk.py"
+
+
+def trained(cluster: LocalCluster, out: Path, means: dict[str, Any], **config: Any) -> RunFinished:
+    spec = RunSpec(Program(PROGRAM), out, config=config, means=Means(**means), checkpoint_every_steps=0)
+    return run_job(spec, cluster=cluster)
+
+
+@pytest.fixture(scope="module")
+def wanted(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> RunFinished:
+    """One worker, by the plan without a data-parallel trunk."""
+    return trained(cluster, tmp_path_factory.mktemp("wanted") / "out", {"mechanism": "tensor"}, trunk=False)
+
+
+@pytest.mark.parametrize(
+    "mesh", [Mesh(tensor=2), Mesh(tensor=3), Mesh(data=2, tensor=2), Mesh(shard=2, tensor=2)], ids=str
+)
+def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path, wanted: RunFinished, mesh: Mesh) -> None:
+    """Clipped AdamW, BatchNorm, dropout; workers evaluate batches of their own, some one more than others."""
+    mechanism = "tensor+zero" if mesh.shard > 1 else "tensor"
+    found = trained(cluster, tmp_path / "out", {"mesh": mesh, "mechanism": mechanism})
+    assert (found.sha256, found.samples) == (wanted.sha256, wanted.samples)
+    # What the program adds up while it trains is each worker's own part here: all samples, once (a worker without a
+    # slot in a pass runs a copy of another's, and that is in the program's own numbers).
+    assert {**found.metrics, "samples": 0.0} == {**wanted.metrics, "samples": 0.0}
+    if mesh.tensor != 3:
+        assert found.metrics["samples"] == wanted.metrics["samples"]
+
+
+def test_a_checkpoint_goes_on_under_another_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
+    chosen = {"optimizer": "sgd"}
+    undisturbed = trained(cluster, tmp_path / "whole", {"mechanism": "tensor"}, **chosen)
+    means = [Means(mesh=Mesh(data=2, tensor=2)), Means(mechanism="tensor"), Means(mesh=Mesh(tensor=3))]
+    for stop, each in zip((2, 4, None), means, strict=True):
+        spec = RunSpec(
+            Program(PROGRAM), tmp_path / "parts", config=chosen, means=each, max_steps=stop, resume=stop != 2
+        )
+        found = run_job(replace(spec, checkpoint_every_steps=1), cluster=cluster)
+    assert found.sha256 == undisturbed.sha256
