@@ -23,6 +23,7 @@ from elastune.journal.records import (
     HostsHeld,
     LinkMeasured,
     Regrouped,
+    Reported,
     RunFinished,
     TrialFinished,
     TrialReported,
@@ -242,7 +243,7 @@ def test_an_on_demand_host_stands_in_for_spot_nodes_that_are_drained(
     (tmp_path / "prices.csv").write_text("kind,price\nspot,1\non-demand,3\n")
     policy = ["--policy", f"spot:deadline_h=0.01,prices={tmp_path / 'prices.csv'}", "--token-file", str(token)]
     run = Running(cluster, tmp_path, [*RUN, *policy], each=2, more=f",kind=spot,port={port}")
-    run.until(lambda: f"epoch 0/{EPOCHS}" in run.said)
+    run.until(lambda: run.records(Reported))
     join = ["--join", f"{found['address for agents']}:{port}", "--token-file", str(token), "--workers", "4"]
     with (tmp_path / "agent").open("wb") as said:
         own = ["--kind", "on-demand", "--name", "reserve"]
