@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from elastune.core.errors import UserError
@@ -28,15 +28,11 @@ STEPS = 25
 
 @dataclass(frozen=True)
 class Timing:
-    """A global batch, and the crew whose step of it is timed; ``spread``: on as many hosts as there are.
-
-    ``phase``: "throughput" where it may fail, and is then not chosen.
-    """
+    """A global batch, and the crew whose step of it is timed; ``spread``: on as many hosts as there are."""
 
     batch: int
     crew: Means
     spread: bool = False
-    phase: Phase = field(default="calibrate", compare=False)
 
 
 class Calibration:
@@ -55,14 +51,15 @@ class Calibration:
         self._asked: set[Timing] = set()
         self._grad_bytes = 0
 
-    def schedule(self, wanted: Iterable[Timing]) -> FixedTrials:
-        """Time a few steps of each that is wanted, alone on the machine, once only.
+    def schedule(self, wanted: Iterable[Timing], phase: Phase = "calibrate") -> FixedTrials:
+        """Time a few steps of each that is wanted, alone on the machine, once only; in the phase "throughput" one may
+        fail, and is then not chosen.
 
         Where training diverges at a batch size, or the program takes too few steps to time, nothing is learned.
         """
         new = [timing for timing in dict.fromkeys(wanted) if timing not in self._asked]
         self._asked |= set(new)
-        return _OneByOne([self._trial(timing) for timing in new], self._refuse_failures)
+        return _OneByOne(phase, [self._trial(timing, phase) for timing in new], self._refuse_failures)
 
     def fit(self) -> tuple[Times, TimesFitted]:
         """The model from what was measured so far; steps of several workers that share batches check it."""
@@ -127,16 +124,16 @@ class Calibration:
                 fix = "fix the program's own settings before scaling them"
                 raise UserError("the program must train with its own settings", life.finished.reason, fix)
 
-    def _trial(self, timing: Timing) -> FixedTrial:
+    def _trial(self, timing: Timing, phase: Phase) -> FixedTrial:
         config = {**self._plan.config, "batch_size": timing.batch}
-        return FixedTrial(config, self._plan.request.seed, timing.crew, timing.phase, STEPS, timing.spread)
+        return FixedTrial(config, self._plan.request.seed, timing.crew, phase, STEPS, timing.spread)
 
 
 class _OneByOne(FixedTrials):
     """Each when the one before has ended, ``check``ed by then."""
 
-    def __init__(self, trials: Sequence[FixedTrial], check: Callable[[], None]) -> None:
-        super().__init__("calibrate", trials, at_once=1)
+    def __init__(self, phase: Phase, trials: Sequence[FixedTrial], check: Callable[[], None]) -> None:
+        super().__init__(phase, trials, at_once=1)
         self._check = check
 
     def next(self, fresh: bool) -> Next:

@@ -266,13 +266,13 @@ class _Frontier:
 
     def _throughput(self, calibration: Calibration, threads: int) -> None:
         """Time what the space names beside what was asked for; look for means that give the same bits sooner."""
-        self._run(calibration.schedule(self._named()), Bounds())
+        self._run(calibration.schedule(self._named(), "throughput"), Bounds())
         for crew in [crew for crew in self._plan.crews if self._request.throughput and crew.workers <= self._timeable]:
             free = self._request.means.mechanism == "replicated" and crew.mesh is None
             climb = Climb(crew, self._plan.base_batch * crew.num_slots, threads, free)
             for means in climb.rounds():
-                timings = [Timing(climb.batch, each, phase="throughput") for each in means]
-                self._run(calibration.schedule(timings), Bounds())
+                timings = [Timing(climb.batch, each) for each in means]
+                self._run(calibration.schedule(timings, "throughput"), Bounds())
                 if self._interrupts():
                     raise Interrupted
                 for timing in timings:
@@ -293,7 +293,7 @@ class _Frontier:
                 kind = lineup.kind_of(means)
                 if (kind.apart or kind.workers > 1) and self._plan.goes(each, replace(way, policies=())):
                     batch = self._plan.base_batch * each.num_slots
-                    found.setdefault(kind, Timing(batch, means, phase="throughput"))
+                    found.setdefault(kind, Timing(batch, means))
         return list(found.values())[:MOST_NAMED]
 
     def _naive(self) -> None:
