@@ -31,7 +31,7 @@ from elastune.frontier.criteria import FrontierCriteria, Times, batch_of
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.found_crews import found_crews
 from elastune.frontier.plan import FrontierPlan, check
-from elastune.frontier.throughput import Climb
+from elastune.frontier.throughput import MeansClimb
 from elastune.frontier.trainings import Trainings, name_of
 from elastune.frontier.ways import Recipe, StepKind
 from elastune.job.output_dir import check_out
@@ -269,7 +269,7 @@ class _Frontier:
         self._run(calibration.schedule(self._named(), "throughput"), Bounds())
         for crew in [crew for crew in self._plan.crews if self._request.throughput and crew.workers <= self._timeable]:
             free = self._request.means.mechanism == "replicated" and crew.mesh is None
-            climb = Climb(crew, self._plan.base_batch * crew.num_slots, threads, free)
+            climb = MeansClimb(crew, self._plan.base_batch * crew.num_slots, threads, free)
             for means in climb.rounds():
                 timings = [Timing(climb.batch, each) for each in means]
                 self._run(calibration.schedule(timings, "throughput"), Bounds())

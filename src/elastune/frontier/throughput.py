@@ -21,7 +21,7 @@ ROUTES = ("ring", "tree", "star")  # that are tried where more than two workers 
 
 
 @dataclass
-class Climb:
+class MeansClimb:
     """The tuning of one crew: it asks for ``pending`` to be timed, and is told what came of it.
 
     ``batch``: the global batch of all its short runs; ``cores``: how many its workers share; ``free``: whether nobody
