@@ -18,6 +18,7 @@ from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.plan import check
 from elastune.frontier.trainings import Trainings
+from elastune.frontier.ways import Recipe
 from elastune.journal.entry import Entry
 from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
 from elastune.journal.trials import TrialTable
@@ -53,19 +54,20 @@ class Told:
 def test_a_count_is_spoken_for_by_its_own_slots(tmp_path: Path, tiny: Program) -> None:
     told = Told(tiny, tmp_path / "out")
     good = {**told.plan.config, "lr": 0.1}
+    recipe = Recipe(good)
     of_one = told.train(good, told.choice.seeds(FRESH_SEEDS), 1, 0.2)
-    assert [t.trial for t in told.choice.tried(good, 4)] == of_one, "better than nothing, for what to confirm"
-    assert told.choice.best(4, BY) == good
+    assert [t.trial for t in told.choice.tried(recipe, 4)] == of_one, "better than nothing, for what to confirm"
+    assert told.choice.best(4, BY) == recipe
     assert told.choice.best(4, BY, confirmed_only=True) is None, "but not for what is told"
-    baseline = (told.plan.config, 1)  # without a target it is what others are held against, by the same seeds
-    assert told.choice.unconfirmed(BY) == [baseline, (good, 4)]
-    assert told.choice.missing("confirm", [(good, 1)], FRESH_SEEDS) == []
-    assert told.choice.missing("confirm", [(good, 4)], FRESH_SEEDS) == [(good, 4, 1000), (good, 4, 1001)]
+    baseline = (Recipe(told.plan.config), 1)  # without a target it is what others are held against, by the same seeds
+    assert told.choice.unconfirmed(BY) == [baseline, (recipe, 4)]
+    assert told.choice.missing("confirm", [(recipe, 1)], FRESH_SEEDS) == []
+    assert told.choice.missing("confirm", [(recipe, 4)], FRESH_SEEDS) == [(recipe, 4, 1000), (recipe, 4, 1001)]
 
     of_four = told.train(good, told.choice.seeds(FRESH_SEEDS), 4, 0.3)
-    assert [t.trial for t in told.choice.tried(good, 4)] == of_four
-    assert [t.trial for t in told.choice.tried(good, 1)] == of_one
-    assert told.choice.best(4, BY, confirmed_only=True) == good
+    assert [t.trial for t in told.choice.tried(recipe, 4)] == of_four
+    assert [t.trial for t in told.choice.tried(recipe, 1)] == of_one
+    assert told.choice.best(4, BY, confirmed_only=True) == recipe
     assert told.choice.unconfirmed(BY) == []
 
 

@@ -11,6 +11,7 @@ from elastune.core.run import Means
 from elastune.frontier.calibration import Timing, layouts
 from elastune.frontier.crews import crews_of
 from elastune.frontier.criteria import Times
+from elastune.frontier.ways import StepKind
 from elastune.plan.links import Hosts, RingLink
 from elastune.testing.frontiers import MODEL
 
@@ -48,7 +49,7 @@ def test_a_mesh_takes_as_many_hosts_as_all_of_its_workers_need() -> None:
     hosts = Hosts(RingLink(0.01, 1e-8), 2)
     times = Times(replace(MODEL, hosts=hosts), {})
     across = times.model.reduction_s(2, hosts=2)
-    assert times.expected_s(20, DIVIDED.first_mesh) == pytest.approx(0.01 + 0.001 * 10 + across)
-    assert times.expected_s(20, TWO.first_mesh) == pytest.approx(
+    assert times.expected_s(20, StepKind(DIVIDED.first_mesh)) == pytest.approx(0.01 + 0.001 * 10 + across)
+    assert times.expected_s(20, StepKind(TWO.first_mesh)) == pytest.approx(
         0.01 + 0.001 * 10 + times.model.reduction_s(2, hosts=1)
     )

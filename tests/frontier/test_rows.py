@@ -10,6 +10,7 @@ from elastune.core.run import Means
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.rows import mark_front, noise_scale_of, row
 from elastune.frontier.trainings import Training
+from elastune.frontier.ways import Recipe
 from elastune.journal.records import FrontierRow, RunFinished
 from elastune.plan.intervals import bounded_ci, wilson
 from elastune.search.space.objective import Objective
@@ -20,7 +21,7 @@ from elastune.testing.frontiers import cell, training
 def made(trainings: list[Training], workers: int = 1, by: FrontierCriteria = BY) -> FrontierRow | None:
     config = trainings[0].config if trainings else {"batch_size": 10, "lr": 0.1}
     crew = Means(workers=workers, num_slots=workers)
-    return row("naive", crew, config, "linear", trainings, by)
+    return row("naive", crew, Recipe(config), "linear", trainings, by)
 
 
 def test_a_row_is_the_mean_of_its_seeds() -> None:

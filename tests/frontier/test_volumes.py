@@ -7,16 +7,17 @@ import math
 import pytest
 
 from elastune.core.mesh import Mesh
-from elastune.frontier.trainings import Spent
+from elastune.frontier.trainings import Spent, Training
 from elastune.frontier.volumes import volumes
+from elastune.frontier.ways import StepKind
 from elastune.testing.frontiers import FREE, cell, training
 
 NAIVE = [training(0.9, seed, worker_seconds=2.0) for seed in range(3)]
 ROWS = [cell(seconds=15.0, cost=15 / 3600 * 2.0), cell(workers=2, quality=0.8)]
 
 
-def along_data(parts: int) -> Mesh:
-    return Mesh(data=parts)
+def along_data(training: Training) -> StepKind:
+    return StepKind(Mesh(data=training.slots))
 
 
 def spent(quality: float | None, worker_seconds: float = 2.0, test: float | None = None) -> Spent:

@@ -322,6 +322,16 @@ class FrontierQuestion:
         ),
     ] = None
     seeds: Annotated[int, typer.Option(help="Trainings of a cell of the table.")] = 3
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE,...]",
+            help="A policy that is trained and compared beside static settings; may be repeated.",
+        ),
+    ] = None
+    throughput: Annotated[
+        bool, typer.Option("--throughput", help="Look, by short runs, for means that give the same bits sooner.")
+    ] = False
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -206,7 +206,7 @@ def _value(r: FrontierRow) -> str:
 
 
 def _named(r: FrontierRow) -> str:
-    return f"{_workers(r.workers)} ({r.division})" if r.division else _workers(r.workers)
+    return f"{_workers(r.workers)} ({r.apart})" if r.apart else _workers(r.workers)
 
 
 def _workers(n: int) -> str:

@@ -32,6 +32,8 @@ def find_frontier(
     seeds: int = 3,
     config: Config | None = None,
     means: Means | None = None,
+    policies: Sequence[str] = (),
+    throughput: bool = False,
     constraints: Sequence[str] = (),
     sampler: str = "auto",
     stopping: str = "none",
@@ -59,7 +61,9 @@ def find_frontier(
         quality: The objective that ``target`` speaks of; the first by default.
         margin: By how much quality may be worse than on the smallest count and still hold.
         seeds: Trainings of a cell of the table, at least 2.
-        means: Mode, mechanism and device of all trainings.
+        means: Mode, mechanism and device of all trainings, where the space does not choose them.
+        policies: Each is trained and compared beside static settings, such as "gns:max_batch=1024".
+        throughput: Look, by short runs, for means that give the same bits sooner.
         out: A folder, or, as text, a URL that fsspec can open.
         cluster: Where trainings run and step times are measured, as ``--cluster`` names it, such as
             "hosts:7070,token_file=token"; by default this machine, beyond whose cores times are modelled.
@@ -89,6 +93,8 @@ def find_frontier(
         margin=margin,
         seeds=seeds,
         means=means or Means(),
+        policies=tuple(policies),
+        throughput=throughput,
         config=dict(config or {}),
         constraints=tuple(constraints),
         sampler=sampler,

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.frontier.criteria import Times, batch_of
 from elastune.frontier.plan import FrontierPlan
-from elastune.journal.records import LinkMeasured, TimesFitted
+from elastune.frontier.trainings import TIMED
+from elastune.frontier.ways import StepKind
+from elastune.journal.records import LinkMeasured, Phase, RunFinished, TimesFitted
 from elastune.journal.trials import TrialLife, TrialTable
 from elastune.plan.step_time import Fit, Observation, fit
 from elastune.search.stopping.schedule import FixedTrial, Next
@@ -50,73 +51,89 @@ class Calibration:
         self._asked: set[Timing] = set()
         self._grad_bytes = 0
 
-    def schedule(self, wanted: Iterable[Timing]) -> FixedTrials:
-        """Time a few steps of each that is wanted, alone on the machine, once only.
+    def schedule(self, wanted: Iterable[Timing], phase: Phase = "calibrate") -> FixedTrials:
+        """Time a few steps of each that is wanted, alone on the machine, once only; in the phase "throughput" one may
+        fail, and is then not chosen.
 
         Where training diverges at a batch size, or the program takes too few steps to time, nothing is learned.
         """
         new = [timing for timing in dict.fromkeys(wanted) if timing not in self._asked]
         self._asked |= set(new)
-        return _OneByOne([self._trial(timing) for timing in new], self._refuse_failures)
+        return _OneByOne(phase, [self._trial(timing, phase) for timing in new], self._refuse_failures)
 
     def fit(self) -> tuple[Times, TimesFitted]:
         """The model from what was measured so far; steps of several workers that share batches check it."""
         timed = self._timed()
-        gradients = [(step.batch, step.step_s) for (_, mesh, _), step in timed.items() if mesh.workers == 1]
-        several = {key: step for key, step in timed.items() if key[1].workers > 1}
-        plain = [step for (_, mesh, _), step in several.items() if mesh.replica == 1]
+        usual = {key: step for key, step in timed.items() if not key[1].apart}
+        gradients = [(step.batch, step.step_s) for (_, kind, _), step in usual.items() if kind.workers == 1]
+        several = {key: step for key, step in usual.items() if key[1].workers > 1}
+        plain = [step for (_, kind, _), step in several.items() if kind.mesh.replica == 1]
         found: Fit = fit(
             gradients, self._grad_bytes, links=self.links, held_out=plain, workers_per_host=self.workers_per_host
         )
-        errors, factors = dict(found.errors), defaultdict[Mesh, list[float]](list)
-        for (_, mesh, hosts), step in several.items():
-            ratio = found.model.step_s(step.batch, mesh.batch, hosts) / step.step_s
-            if mesh.tensor > 1:
-                factors[mesh].append(1 / ratio)
-            elif mesh.replica > 1:
-                errors[f"batch {step.batch} on {mesh}"] = ratio
+        errors, factors = dict(found.errors), defaultdict[StepKind, list[float]](list)
+        for (_, kind, hosts), step in timed.items():
+            ratio = found.model.step_s(step.batch, kind.mesh.batch, hosts) / step.step_s
+            if kind.mesh.tensor > 1 or kind.apart:
+                factors[kind].append(1 / ratio)
+            elif kind.mesh.replica > 1:
+                errors[f"batch {step.batch} on {kind.mesh}"] = ratio
         found = replace(found, errors=errors)
         packed = sorted(timed.items(), key=lambda each: -each[0][2])  # the fewest hosts last: what a crew trains on
-        measured = {(batch, mesh): step.step_s for (batch, mesh, _), step in packed}
-        slower = {mesh: median(each) for mesh, each in factors.items()}
-        return Times(found.model, measured, errors, slower), found.to_record()
+        measured = {(batch, kind): step.step_s for (batch, kind, _), step in packed}
+        slower = {kind: median(each) for kind, each in factors.items()}
+        elsewhere = defaultdict[str, list[float]](list)
+        for kind, factor in slower.items():
+            elsewhere[kind.apart].append(factor)
+        apart = {words: median(each) for words, each in elsewhere.items() if words}
+        return Times(found.model, measured, errors, slower, apart), found.to_record()
 
-    def _timed(self) -> dict[tuple[int, Mesh, int], Observation]:
-        """(batch, mesh, hosts) -> the step that was measured."""
-        found: dict[tuple[int, Mesh, int], Observation] = {}
+    def run_of(self, timing: Timing) -> RunFinished | None:
+        """How the short run for it ended; None where it was not made, or failed."""
+        for life in self._ended():
+            started, end = life.started, life.finished
+            if (batch_of(started.config), started.means) == (timing.batch, timing.crew.to_json()) and end is not None:
+                return end.run
+        return None
+
+    def _timed(self) -> dict[tuple[int, StepKind, int], Observation]:
+        """(batch, kind, hosts) -> the step that was measured."""
+        found: dict[tuple[int, StepKind, int], Observation] = {}
         for life in self._ended():
             run = life.finished.run if life.finished is not None else None
             if run is not None and run.step_s is not None:
                 batch = batch_of(life.started.config)
                 mean = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
-                mesh = Means.from_json(life.started.means).first_mesh
-                found[batch, mesh, run.hosts] = Observation(mesh.workers, mean, run.step_s, hosts=run.hosts)
-                if mesh.workers == 1:
+                kind = self._plan.lineup.kind_of(Means.from_json(life.started.means))
+                found[batch, kind, run.hosts] = Observation(kind.workers, mean, run.step_s, hosts=run.hosts)
+                if kind.workers == 1 and not kind.apart:
                     self._grad_bytes = run.grad_bytes
         return found
 
     def _ended(self) -> list[TrialLife]:
         ended = (self._table.trials[number] for number in self._table.ended if number not in self._before)
-        return [life for life in ended if life.started.phase == "calibrate"]
+        return [life for life in ended if life.started.phase in TIMED]
 
     def _refuse_failures(self) -> None:
         """Raise ``UserError`` where a program fails by itself: no scaling would help it."""
         for life in self._ended():
             assert life.finished is not None
+            if life.started.phase == "throughput":
+                continue  # what cannot be had is not chosen
             if life.finished.run is None and not life.finished.reason.startswith("diverged"):
                 fix = "fix the program's own settings before scaling them"
                 raise UserError("the program must train with its own settings", life.finished.reason, fix)
 
-    def _trial(self, timing: Timing) -> FixedTrial:
+    def _trial(self, timing: Timing, phase: Phase) -> FixedTrial:
         config = {**self._plan.config, "batch_size": timing.batch}
-        return FixedTrial(config, self._plan.request.seed, timing.crew, "calibrate", STEPS, timing.spread)
+        return FixedTrial(config, self._plan.request.seed, timing.crew, phase, STEPS, timing.spread)
 
 
 class _OneByOne(FixedTrials):
     """Each when the one before has ended, ``check``ed by then."""
 
-    def __init__(self, trials: Sequence[FixedTrial], check: Callable[[], None]) -> None:
-        super().__init__("calibrate", trials, at_once=1)
+    def __init__(self, phase: Phase, trials: Sequence[FixedTrial], check: Callable[[], None]) -> None:
+        super().__init__(phase, trials, at_once=1)
         self._check = check
 
     def next(self, fresh: bool) -> Next:

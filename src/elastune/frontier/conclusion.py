@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Literal
 
 from elastune.core.errors import UserError
-from elastune.core.run import Config
+from elastune.core.run import Means
 from elastune.frontier.advice import Advice
 from elastune.frontier.choice import Choice
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.rows import mark_front, row
+from elastune.frontier.throughput import in_words
 from elastune.frontier.trainings import Training, Trainings, name_of
 from elastune.frontier.volumes import volumes
-from elastune.journal.records import FrontierFound, FrontierRow
+from elastune.frontier.ways import Recipe
+from elastune.journal.records import FrontierFound, FrontierReason, FrontierRow, ThroughputTuned
 from elastune.search.analysis.front import pick
 from elastune.search.space.objective import Objective
 from elastune.study.results.command import run_command
@@ -25,20 +27,24 @@ def conclude(
     plan: FrontierPlan,
     choice: Choice,
     trainings: Trainings,
-    tuned: Mapping[int, Config],
+    tuned: Mapping[int, Sequence[Recipe]],
     rules: Mapping[str, str],
     by: FrontierCriteria,
+    throughput: Sequence[ThroughputTuned] = (),
 ) -> FrontierFound:
-    """The answer. ``tuned``: parts of a batch -> configuration; ``rules``: by ``name_of(config)``, its learning rate's.
+    """The answer. ``tuned``: parts of a batch -> recipes; ``rules``: by ``name_of(config)``, its learning rate's.
+    ``throughput``: what the phase of that name found.
 
     Raises ``UserError`` where no training succeeded.
     """
-    rows = mark_front(_rows(plan, choice, tuned, rules, by), by)
+    made = _rows(plan, choice, tuned, rules, by)
+    rows = mark_front([each for each, _ in made], by)
     naive = [t for parts in plan.parts for t in choice.with_own_seeds(parts)]
-    volume = volumes(rows, naive, trainings.searched, by, plan.mesh)
+    volume = volumes(rows, naive, trainings.searched, by, plan.kind_of)
     chosen, faster = pick_row(plan.axes, rows, by)
-    shown = None if chosen is None else _repeated(choice, rows[chosen])
+    shown = None if chosen is None else next(t for t in made[chosen][1] if t.run is not None)
     advice = Advice(by, plan.parts, tuple(rows), chosen, faster)
+    timed = in_words(throughput) if chosen is not None else ""
     return FrontierFound(
         quality=by.quality.name,
         direction=by.quality.direction,
@@ -50,7 +56,7 @@ def conclude(
         hypervolume_tuned=volume.tuned,
         hypervolume_note=volume.note,
         answer=advice.answer(),
-        reasons=advice.reasons(),
+        reasons=[*advice.reasons(), *([FrontierReason("decides", timed)] if timed else [])],
         model_errors=dict(by.times.errors),
         links=by.times.links,
         pick=chosen,
@@ -101,27 +107,32 @@ def _doubt(r: FrontierRow, by: FrontierCriteria) -> float:
 
 
 def _rows(
-    plan: FrontierPlan, choice: Choice, tuned: Mapping[int, Config], rules: Mapping[str, str], by: FrontierCriteria
-) -> list[FrontierRow]:
-    baseline, made = choice.baseline(), list[FrontierRow | None]()
+    plan: FrontierPlan,
+    choice: Choice,
+    tuned: Mapping[int, Sequence[Recipe]],
+    rules: Mapping[str, str],
+    by: FrontierCriteria,
+) -> list[tuple[FrontierRow, list[Training]]]:
+    """Each with its trainings: the naive rule's, then for each crew the best static settings and those of policies."""
+    baseline, found = choice.baseline(), list[tuple[FrontierRow, list[Training]]]()
+
+    def add(role: Literal["naive", "tuned"], crew: Means, recipe: Recipe, trainings: list[Training]) -> None:
+        lineup, way = plan.lineup, recipe.way
+        rule = "linear" if role == "naive" else rules.get(name_of(recipe.config), "linear")
+        kind, ways = lineup.kind(crew, way), lineup.ways(crew, way)
+        made = row(role, lineup.by(crew, way), recipe, rule, trainings, by, baseline, kind, ways)
+        if made is not None:
+            found.append((made, trainings))
+
     for crew in plan.crews:
-        naive, trainings = plan.naive(crew.num_slots), choice.with_own_seeds(crew.num_slots)
-        made.append(row("naive", crew, naive, "linear", trainings, by, baseline))
-    for crew in plan.crews:
-        if config := tuned.get(crew.num_slots):
-            rule = rules.get(name_of(config), "linear")
-            made.append(row("tuned", crew, config, rule, choice.tried(config, crew.num_slots), by, baseline))
-    rows = [each for each in made if each is not None]
-    if not rows:
+        add("naive", crew, plan.naive_recipe(crew.num_slots), choice.with_own_seeds(crew.num_slots))
+    for crew in plan.lineup.crews:
+        for recipe in tuned.get(crew.num_slots, ()):
+            if plan.goes(crew, recipe.way):
+                add("tuned", crew, recipe, choice.tried(recipe, crew.num_slots))
+    if not found:
         raise UserError("some training must succeed", "all diverged or failed", "lower the program's lr")
-    return rows
-
-
-def _repeated(choice: Choice, chosen: FrontierRow) -> Training:
-    """The training of a row that its command repeats: the first of those that ended well."""
-    naive = chosen.role == "naive"
-    trainings = choice.with_own_seeds(chosen.num_slots) if naive else choice.tried(chosen.config, chosen.num_slots)
-    return next(t for t in trainings if t.run is not None)
+    return found
 
 
 def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
@@ -135,8 +146,9 @@ def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
 def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
     """Trains as ``repeated`` was, slot by slot, on the row's workers."""
     request = plan.request
-    crew = next(c for c in plan.crews if (str(c.first_mesh), c.mechanism) == (chosen.mesh, chosen.mechanism))
-    means = replace(crew, num_slots=repeated.slots).to_json()
+    means = {**chosen.means, "num_slots": repeated.slots}
+    if "policy" in means and "mesh" not in means:
+        means["workers"] = f"{chosen.workers}:{chosen.workers}"  # a row is that of its workers
     asked = repeated.seed, request.epochs
     data = request.program.data
     return run_command(request.program.path, chosen.config, means, *asked, divergence=request.divergence, data=data)

@@ -6,12 +6,15 @@ along which other axes its workers stand does not show in a result, so that crew
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
+from elastune.core.topology import Topology
+from elastune.frontier.ways import Way
 
 COUNTS = (1, 2, 4, 8)
 """Worker counts that are asked about where nobody says."""
@@ -34,27 +37,41 @@ def crews_of(means: Means, counts: Sequence[int], meshes: Sequence[Mesh]) -> tup
     for mesh in (found := [crew.first_mesh for crew in made]):
         if found.count(mesh) > 1:
             raise UserError("a frontier asks about each mesh once", mesh, "leave out one of --workers and --mesh")
-        if mesh.pipeline > 1:
-            rule = "a frontier compares meshes that cut a batch into as many parts as they have workers for"
-            raise UserError(f"{rule}; stages need more", mesh, "use data, shard or tensor")
+        _check_stages(mesh)
     return tuple(sorted(made, key=lambda crew: crew.workers))
 
 
-def trainer_of(crews: Sequence[Means], parts: int) -> Means:
-    """How a training is run that speaks for all ``crews`` that cut a batch into so many ``parts``.
+def chosen_crew(crews: Sequence[Means], base: Means, like: Means, told: Mapping[str, Any]) -> Means:
+    """The crew that a space chooses by ``told`` of its means; what it does not say is that of ``like``.
 
-    Only in exact mode it does not show in the result who computes a slot, so that one worker can do it all, and hold
-    all of it.
+    ``crews``: those asked about, with the means ``base``.
+
+    Raises:
+        UserError: For one that no training of such a frontier could speak for.
     """
-    crew = first_of(crews, parts)
-    if crew.mode == "fast":
-        return crew
-    return replace(crew, workers=1, mesh=None, mechanism="tensor" if crew.parts.tensor else "replicated", offload=False)
+    said = {**like.to_json(), **told}
+    if "workers" in told or "mesh" in told:
+        said = {name: value for name, value in said.items() if name not in {"workers", "mesh"} - set(told)}
+        if "mechanism" not in told:
+            said["mechanism"] = None if base.mechanism == "replicated" else base.mechanism
+    elif "mechanism" in told:
+        said.pop("mesh", None)
+    crew = Means.from_json(said)
+    _check_stages(crew.first_mesh)
+    if crew.virtual_tensor != like.virtual_tensor:
+        rule = "blocks of divided layers show in a result, so that all crews have as many"
+        raise UserError(rule, f"{crew.first_mesh}, {crew.mechanism}", "ask about such a mesh, with --mesh tensor=2")
+    if crew.workers > crews[-1].workers:
+        rule = f"a frontier's space chooses among up to as many workers as are asked about, {crews[-1].workers}"
+        raise UserError(rule, crew.workers, "use larger --workers, or fewer in space(trial)")
+    routes = crew.topology if crew.workers > 1 else Topology()
+    return replace(crew, num_slots=crew.first_mesh.batch, topology=routes)
 
 
 def timed_with(crews: Sequence[Means], workers: int) -> Means:
     """Who is timed for the model, of whatever a worker does by itself and of the link: one worker, or two."""
-    least = trainer_of(crews, min(crew.num_slots for crew in crews))
+    first = first_of(crews, min(crew.num_slots for crew in crews))
+    least = Way.of(first).trainer(first)
     mesh = None if workers == 1 or least.parts.foreign else Mesh(data=workers)
     return replace(least, workers=workers, mesh=mesh, num_slots=workers)
 
@@ -62,6 +79,12 @@ def timed_with(crews: Sequence[Means], workers: int) -> Means:
 def first_of(crews: Sequence[Means], parts: int) -> Means:
     """The first of ``crews`` that cuts a batch into so many ``parts``."""
     return next(crew for crew in crews if crew.num_slots == parts)
+
+
+def _check_stages(mesh: Mesh) -> None:
+    if mesh.pipeline > 1:
+        rule = "a frontier compares meshes that cut a batch into as many parts as they have workers for"
+        raise UserError(f"{rule}; stages need more", mesh, "use data, shard or tensor")
 
 
 def _crew(means: Means, workers: int, mesh: Mesh | None, blocks: int | None) -> Means:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastune.core.cost import UNTOLD, Cost, Paid, Prices
-from elastune.core.mesh import Mesh
 from elastune.core.run import Config, number
 from elastune.frontier.trainings import Training
+from elastune.frontier.ways import StepKind
 from elastune.journal.records import LinkFitted, RunFinished
 from elastune.plan.intervals import bounded_ci
 from elastune.plan.step_time import Estimate, StepTime
@@ -20,16 +20,18 @@ RELATIVE_MARGIN = 0.02  # of the baseline's value, of any other metric
 
 @dataclass(frozen=True)
 class Times:
-    """Step times: measured where (batch, mesh) was, else from the model, which knows workers that share a batch.
+    """Step times: measured where (batch, kind) was, else from the model, which knows workers that share a batch.
 
     ``errors``: predicted over measured, of the steps on several workers that were measured. ``factors``: measured over
-    predicted where a mesh divides layers, of which the model knows nothing.
+    predicted of what the model knows nothing of: a mesh that divides layers, and means that are not those it was fitted
+    to (``apart``: the same on meshes where it was not measured).
     """
 
     model: StepTime
-    measured: Mapping[tuple[int, Mesh], float]
+    measured: Mapping[tuple[int, StepKind], float]
     errors: Mapping[str, float] = field(default_factory=dict)
-    factors: Mapping[Mesh, float] = field(default_factory=dict)
+    factors: Mapping[StepKind, float] = field(default_factory=dict)
+    apart: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def miss(self) -> float | None:
@@ -44,17 +46,24 @@ class Times:
         within = {} if self.model.hosts.workers_each == 1 else {"within a host": self.model.link.to_record()}
         return {**within, "across hosts": self.model.hosts.link.to_record()}
 
-    def estimate(self, batch: int, mesh: Mesh, run: RunFinished, slots: int) -> Estimate:
+    def factor_of(self, kind: StepKind) -> float | None:
+        """By what a modelled time of ``kind`` may be off, either way; None where that was checked nowhere."""
+        return self.miss if not kind.apart and kind.every == 1 and kind not in self.factors else None
+
+    def estimate(
+        self, batch: int, kind: StepKind, run: RunFinished, slots: int, *, batch_varies: bool = False
+    ) -> Estimate:
         """Seconds of a step of ``run``'s program, which was trained with ``slots`` slots.
 
         A run whose model differs in size from the calibrated one is timed by its own steps and its own gradients.
+        ``batch_varies``: something else than ``batch`` may have been trained, so that the mean of the run's counts.
         """
-        same = run.grad_bytes == self.model.grad_bytes
-        if same and (batch, mesh) in self.measured:
-            return Estimate(self.measured[batch, mesh], measured=True)
-        batch = min(batch, -(-run.samples // run.steps))  # an epoch's last batch is smaller
+        same, mean = run.grad_bytes == self.model.grad_bytes, -(-run.samples // run.steps)
+        if same and not batch_varies and (batch, kind) in self.measured:
+            return Estimate(self.measured[batch, kind], measured=True)
+        batch = mean if batch_varies else min(batch, mean)  # an epoch's last batch is smaller
         if same or run.step_s is None:
-            return Estimate(self._modelled_s(self.model, batch, mesh), measured=False)
+            return Estimate(self._modelled_s(self.model, batch, kind), measured=False)
         passes = -(-slots // run.workers)
         scale = run.step_s / (self.model.step_s(batch, run.workers) + (passes - 1) * self.model.base_s)
         own = replace(
@@ -63,15 +72,22 @@ class Times:
             per_sample_s=self.model.per_sample_s * scale,
             grad_bytes=run.grad_bytes,
         )
-        return Estimate(self._modelled_s(own, batch, mesh), measured=mesh.workers == run.workers == slots == 1)
+        plain = not kind.apart and not batch_varies
+        measured = plain and kind.workers == run.workers == slots == 1
+        return Estimate(self._modelled_s(own, batch, kind), measured=measured)
 
-    def expected_s(self, batch: int, mesh: Mesh) -> float:
+    def expected_s(self, batch: int, kind: StepKind) -> float:
         """Seconds of a step of a training that has not ended."""
-        told = self.measured.get((batch, mesh))
-        return self._modelled_s(self.model, batch, mesh) if told is None else told
+        told = self.measured.get((batch, kind))
+        return self._modelled_s(self.model, batch, kind) if told is None else told
 
-    def _modelled_s(self, model: StepTime, batch: int, mesh: Mesh) -> float:
-        return model.step_s(batch, mesh.batch, model.hosts_for(mesh.workers)) * self.factors.get(mesh, 1.0)
+    def _modelled_s(self, model: StepTime, batch: int, kind: StepKind) -> float:
+        mesh, hosts = kind.mesh, model.hosts_for(kind.workers)
+        factor = self.factors.get(kind, self.apart.get(kind.apart, 1.0))
+        if kind.every == 1:
+            return model.step_s(batch, mesh.batch, hosts) * factor
+        reduction_s = model.reduction_s(mesh.batch, hosts) / kind.every  # what is exchanged is as large as gradients
+        return (model.gradient_s(batch, mesh.batch) + reduction_s) * factor
 
 
 @dataclass(frozen=True)
@@ -124,11 +140,17 @@ class FrontierCriteria:
             return bounded_ci(values)
         return bounded_ci(values, low, high, samples)
 
-    def seconds(self, training: Training, mesh: Mesh) -> tuple[float, bool]:
-        """Time of the whole training on ``mesh``, and whether its step time was measured."""
+    def seconds(self, training: Training, kind: StepKind) -> tuple[float, bool]:
+        """Time of the whole training by steps of ``kind``, and whether their time was measured."""
         assert training.run is not None
-        found = self.times.estimate(batch_of(training.config), mesh, training.run, training.slots)
+        found = self.step(training, kind)
         return training.run.steps * found.step_s, found.measured
+
+    def step(self, training: Training, kind: StepKind) -> Estimate:
+        """The same of one step. What adapts a training may change its batch."""
+        assert training.run is not None
+        batch, varies = batch_of(training.config), bool(training.way.policies)
+        return self.times.estimate(batch, kind, training.run, training.slots, batch_varies=varies)
 
 
 def batch_of(config: Config) -> int:

@@ -7,12 +7,24 @@ from dataclasses import replace
 
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
-from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec
+from elastune.core.errors import UserError
+from elastune.core.run import Adapt, Elastic, Means, RunSpec
 from elastune.elastic.protocol.client import left_behind
 from elastune.frontier.calibration import STEPS
 from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.plan import FrontierPlan
-from elastune.frontier.trainings import NOISE_SCALE, Training, Trainings, key, name_of, training_of
+from elastune.frontier.trainings import (
+    CREW,
+    FOR_WORKERS,
+    NOISE_SCALE,
+    TIMED,
+    Training,
+    Trainings,
+    key,
+    name_of,
+    training_of,
+)
+from elastune.frontier.ways import Way, read_way
 from elastune.job.pool import JobEvent
 from elastune.journal.records import TrialFinished, TrialResumed, TrialStarted
 from elastune.journal.trials import TrialLife
@@ -25,16 +37,19 @@ from elastune.study.trial_results import Pricing, intermediate_result, judge
 
 
 class FrontierExperiment:
-    """Trainings of ``plan``. The search sees quality, and the time at the largest worker count.
+    """Trainings of ``plan``. The search sees quality, and the time at the largest worker count, or on the crew
+    that its space chose.
 
     Any other worker count's time follows from the same steps. ``by``: how rows are judged, once step times are known.
-    ``rules``: by which rule a configuration's learning rate follows its batch, by ``name_of(config)``.
+    ``rules``: by which rule a configuration's learning rate follows its batch, by ``name_of(config)``. ``twins``: what
+    was proposed for crews that its space chose, and had been trained for others already.
     """
 
     def __init__(self, plan: FrontierPlan, files: RunFiles) -> None:
         self._files = files
         self.by: FrontierCriteria | None = None
         self.rules: dict[str, str] = {}
+        self.twins: list[Training] = []
         self._plan = plan
         self._request = plan.request
         self._pricing = Pricing((plan.quality,), plan.constraints, plan.request.price_per_worker_hour)
@@ -51,30 +66,40 @@ class FrontierExperiment:
     def new(
         self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None
     ) -> PreparedTrial | TrialFinished:
-        config, rule = self._plan.resolve(suggestion.values)
-        self.rules[name_of(config)] = rule
-        means = self._searching(config)
-        seed, slots = self._request.seed, means.num_slots
-        twin = None if self._trainings is None else self._trainings.done.get(key(config, seed, slots))
+        seed = self._request.seed
+        try:
+            found, refused = self._plan.propose(suggestion.values), ""
+        except UserError as error:
+            found, refused = self._plan.without_means(suggestion.values), str(error)
+        config, way, parts = found.recipe.config, found.recipe.way, found.crew.num_slots
+        self.rules[name_of(config)] = found.rule
+        means = self._searching(found.crew, way)
+        told, crew = way.told(means), found.crew if found.chosen else None
+        twin = None if self._trainings is None or refused else self._trainings.done.get(key(config, seed, told))
         if twin is not None:  # another parametrisation of what was trained already
-            return self._seen_by_search(replace(twin, result=replace(twin.result, trial=suggestion.number)))
+            again = replace(twin, result=replace(twin.result, trial=suggestion.number), crew=crew)
+            self.twins += [again] if crew is not None else []
+            return self._seen_by_search(again)
         started = TrialStarted(
             suggestion.number,
             config,
-            means.to_json(),
+            told,
             seed,
             "search",
             suggestion.params,
             suggestion.distributions,
-            {"lr_rule": rule, "for_workers": slots},
+            {"lr_rule": found.rule, FOR_WORKERS: parts, **({} if crew is None else {CREW: crew.to_json()})},
             until_epoch=until_epoch,
             dismissed=list(suggestion.dismissed),
         )
-        return PreparedTrial(suggestion.number, replace(self._spec(started, means), until_epoch=until_epoch), started)
+        spec = replace(self._spec(started, means), until_epoch=until_epoch)
+        return PreparedTrial(suggestion.number, spec, started, refused)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
-        tags = {"for_workers": trial.means.num_slots} if trial.means.workers < trial.means.num_slots else {}
-        started = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase, tags=tags)
+        parts = trial.means.num_slots if trial.parts is None else trial.parts
+        tags = {FOR_WORKERS: parts} if trial.means.workers < parts or parts != trial.means.num_slots else {}
+        told = {**trial.means.to_json(), **trial.told}
+        started = TrialStarted(number, trial.config, told, trial.seed, trial.phase, tags=tags)
         spec = self._spec(started, trial.means)
         if trial.max_steps is not None:
             spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1, spread=trial.spread)
@@ -83,15 +108,15 @@ class FrontierExperiment:
     def again(
         self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
-        means = Means.from_json(life.started.means)
+        means, _ = read_way(life.started.means)
         spec = replace(self._spec(life.started, means), resume=True, until_epoch=until_epoch)
-        if life.started.phase == "calibrate":  # it counts for nothing any more: see Calibration
+        if life.started.phase in TIMED:  # it counts for nothing any more: see Calibration
             spec = replace(spec, max_steps=STEPS)
         self._files.set_aside(spec.out, self._files.damaged(spec.out))
         return PreparedTrial(life.number, spec, TrialResumed(life.number, means.workers, reason, until_epoch, cut_off))
 
     def left(self, life: TrialLife) -> RunSpec | None:
-        means, shared = Means.from_json(life.started.means), self._request.trial_workers is not None
+        (means, _), shared = read_way(life.started.means), self._request.trial_workers is not None
         if shared and life.started.phase == "search":
             means = means.on(life.workers)
         spec = replace(self._spec(life.started, means), resume=True, until_epoch=life.until_epoch)
@@ -101,16 +126,19 @@ class FrontierExperiment:
         shown = intermediate_result(life, self._pricing)
         if shown is None or self.by is None:
             return None
-        step_s = self.by.times.expected_s(batch_of(life.started.config), self._plan.widest)
+        chosen, (_, way) = life.started.tags.get(CREW), read_way(life.started.means)
+        crew = self._plan.lineup.widest if chosen is None else Means.from_json(chosen)
+        kind = self._plan.lineup.kind(crew, way)
+        step_s = self.by.times.expected_s(batch_of(life.started.config), kind)
         return replace(shown, values=(*shown.values, life.reports[-1][0].step * step_s))
 
     def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
-        calibrates = life.started.phase == "calibrate"
+        calibrates = life.started.phase in TIMED
         return judge(life, ended, replace(self._pricing, constraints=()) if calibrates else self._pricing)
 
     def for_search(self, life: TrialLife) -> TrialFinished:
         assert life.finished is not None
-        if life.started.phase == "calibrate":
+        if life.started.phase in TIMED:
             return life.finished
         return self._seen_by_search(training_of(life))
 
@@ -118,37 +146,46 @@ class FrontierExperiment:
         result = training.result
         if training.run is None or self.by is None:
             return result
-        seconds, _ = self.by.seconds(training, self._plan.widest)
+        seconds, _ = self.by.seconds(training, self._plan.kind_for_search(training))
         name = self._plan.quality.name
         return replace(result, values={name: result.metrics[name], "seconds": seconds})
 
-    def _searching(self, config: Config) -> Means:
-        means, bounds = self._plan.means(self._plan.searched_for(batch_of(config))), self._request.trial_workers
+    def _searching(self, crew: Means, way: Way) -> Means:
+        means, bounds = way.trainer(crew), self._request.trial_workers
         return means if bounds is None else replace(means, workers=bounds[0])
 
     def _spec(self, started: TrialStarted, means: Means) -> RunSpec:
         """A training that can go on after its controller ended; one that only measures times cannot."""
-        calibrates, bounds = started.phase == "calibrate", self._request.trial_workers
+        calibrates, bounds = started.phase in TIMED, self._request.trial_workers
+        _, way = read_way(started.means)
         elastic = Elastic(collective_timeout_s=self._request.collective_timeout_s)
         if not calibrates:
             elastic = replace(elastic, grace_s=self._request.grace_s)
         if bounds is not None and started.phase == "search":
             elastic = replace(elastic, low=bounds[0], high=bounds[1])
+        if way.policies:  # a row is that of its workers
+            elastic = replace(elastic, low=means.workers)
+        monitors = (NOISE_SCALE,) if not calibrates and _compares(means, way) else ()
         return RunSpec(
             self._request.program,
             self._request.out / "trials" / f"{started.trial:05d}",
             started.config,
             started.seed,
             means,
+            way.agreed.sync,
             epochs=self._request.epochs,
             checkpoint_every_steps=0 if calibrates else None,
             elastic=elastic,
-            adapt=Adapt(monitors=(NOISE_SCALE,)) if not calibrates and _compares(means) else Adapt(),
+            adapt=Adapt(way.policies, monitors),
             divergence=Divergence(self._request.divergence),
         )
 
 
-def _compares(means: Means) -> bool:
-    """Whether the noise scale can be told: a batch that is one part has nothing to compare, nor have divided layers."""
+def _compares(means: Means, way: Way) -> bool:
+    """Whether the noise scale can be told: a batch that is one part has nothing to compare, nor have divided layers.
+
+    Nor have learners, whose gradients are not summed up, and gradients of which most is sent in later steps.
+    """
     whole = not means.parts.tensor and mechanism_for(means).abilities.measures
-    return whole and means.num_slots > 1
+    later = means.compression is not None and means.compression.keeps_residual
+    return whole and means.num_slots > 1 and not way.agreed.sync.in_rounds and not later

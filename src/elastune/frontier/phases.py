@@ -4,14 +4,16 @@ What is told of W workers was trained as W workers train: with one slot for each
 worker, but where these divide layers), which has its own random stream and batch statistics. In exact mode it does not
 show in the result who computes a slot, so one worker does it all (*emulated*), and the command that is printed has the
 same result to the last bit. In fast mode it does, and W workers train, however few cores there are. Times are measured
-where this machine has the cores and modelled beyond. Phases, each a schedule of one study loop: calibrate, naive rule,
-search, confirm, time what was found.
+where this machine has the cores and modelled beyond. Phases, each a schedule of one study loop: calibrate, throughput
+(means that the space names, and those that give the same bits sooner), naive rule, policies that were given, search,
+confirm, time what was found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.hosts import HostsCluster
@@ -19,20 +21,25 @@ from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
 from elastune.cluster.local import LocalCluster
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
-from elastune.core.run import Config
+from elastune.core.run import Means
+from elastune.core.sync_choice import SYNC_NAMES
 from elastune.frontier.calibration import Calibration, Timing, batches_to_measure, layouts
 from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.frontier.conclusion import conclude
 from elastune.frontier.crews import timed_with
 from elastune.frontier.criteria import FrontierCriteria, Times, batch_of
 from elastune.frontier.experiment import FrontierExperiment
+from elastune.frontier.found_crews import found_crews
 from elastune.frontier.plan import FrontierPlan, check
+from elastune.frontier.throughput import MeansClimb
 from elastune.frontier.trainings import Trainings, name_of
+from elastune.frontier.ways import Recipe, StepKind
 from elastune.job.output_dir import check_out
 from elastune.job.output_journal import journal_in
 from elastune.job.pool import Pool
 from elastune.job.run import Observe
 from elastune.job.signals import Interrupted, Interrupts
+from elastune.job.validate_adapt import policies_of
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
@@ -41,6 +48,7 @@ from elastune.journal.records import (
     Phase,
     Record,
     StudyFinished,
+    ThroughputTuned,
     TimesFitted,
     TrialFinished,
     TrialPaused,
@@ -63,6 +71,7 @@ from elastune.study.validate import check_same_study
 from elastune.train.machine import cores
 
 CONFIRM_SHARE = 0.4  # of the budget is kept for confirming what the search found with fresh seeds
+MOST_NAMED = 8  # kinds of steps that a space names, and that are timed before it is searched
 LASTING = (TrialFinished, TrialPaused, FrontierFound, StudyFinished)
 
 
@@ -92,10 +101,11 @@ def frontier(
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
     widest = plan.crews[-1].workers
-    most = widest if request.means.mode == "fast" else 1
+    most = widest if plan.together else 1
     if isinstance(cluster, Cluster) and cluster.capacity < most:
-        rule = "in fast mode only so many workers train as so many do"
-        raise UserError(rule, f"{most} workers, room for {cluster.capacity}", "use --mode exact or fewer --workers")
+        rule = "in fast mode, and under a policy, only so many workers train as so many do"
+        fix = "use --mode exact and no policy, or fewer --workers"
+        raise UserError(rule, f"{most} workers, room for {cluster.capacity}", fix)
     wanted = widest if elsewhere else max(cores(), most)
     room = RoomWanted(
         request.out, wanted, wanted, grows=False, grace_s=request.grace_s, adopts=trials_left(request.out, before)
@@ -120,7 +130,7 @@ def frontier(
         job.resume()
         if isinstance(cluster, ClusterRequest) and isinstance(place, HostsCluster):
             place.gather(wanted, cluster.access.gather_s, lambda: interrupts.count > 0)
-        return job.run(place.capacity if elsewhere else cores())
+        return job.run(place.capacity if elsewhere else cores(), 1 if elsewhere else cores())
 
 
 class _Frontier:
@@ -162,14 +172,19 @@ class _Frontier:
         self._cluster = cluster
         self._workers_per_host: int | None = None
         self._timeable = 0
+        self._tuned: list[ThroughputTuned] = []
 
-    def run(self, timeable: int) -> FrontierFound:
-        """From measuring step times to the answer. ``timeable``: workers whose steps can be timed, one each a core."""
+    def run(self, timeable: int, threads: int) -> FrontierFound:
+        """From measuring step times to the answer.
+
+        ``timeable``: workers whose steps can be timed, one each a core; ``threads``: that they may share, all together.
+        """
         request, choice, rooms = self._request, self._choice, self._cluster.host_rooms
         self._workers_per_host, self._timeable = rooms[0] if len(rooms) > 1 else None, timeable
         calibration = self._calibration = Calibration(self._plan, self.loop.table, self._workers_per_host)
         try:
             self._measure(calibration, self._wanted())
+            self._throughput(calibration, threads)
             by = self._fitted(calibration)
             self._naive()
         except Interrupted:
@@ -178,13 +193,16 @@ class _Frontier:
         reserve_s = CONFIRM_SHARE * request.budget_s
         if self.loop.elapsed_s < request.budget_s - reserve_s:
             self._run(self._search, Bounds(budget_s=request.budget_s, reserve_s=reserve_s))
+        for crew in found_crews(self._plan, [*self._trainings.done.values(), *self._experiment.twins], by):
+            self._plan.lineup.join(crew)
         self._confirm(by)
-        best = {parts: choice.best(parts, by, confirmed_only=True) for parts in self._plan.parts}
-        tuned = {parts: config for parts, config in best.items() if config is not None}
-        if found := [timing for parts, config in tuned.items() for timing in self._to_measure(parts, config, by)]:
+        tuned = {parts: choice.bests(parts, by, confirmed_only=True) for parts in self._plan.lineup.parts}
+        if found := [
+            t for parts, each in tuned.items() for recipe in each for t in self._to_measure(parts, recipe, by)
+        ]:
             self._run(calibration.schedule(found), Bounds())
         by = self._fitted(calibration)
-        answer = conclude(self._plan, choice, self._trainings, tuned, self._experiment.rules, by)
+        answer = conclude(self._plan, choice, self._trainings, tuned, self._experiment.rules, by, self._tuned)
         self.loop.tell(answer)
         self.loop.finish("interrupted" if self._interrupts() else f"a budget of {request.budget_s:g} s")
         return answer
@@ -246,10 +264,45 @@ class _Frontier:
         timeable = [crew for crew in crews if crew.workers <= self._timeable]
         return one + [t for crew in timeable for t in layouts(base * crew.num_slots, crew, self._workers_per_host)]
 
+    def _throughput(self, calibration: Calibration, threads: int) -> None:
+        """Time what the space names beside what was asked for; look for means that give the same bits sooner."""
+        self._run(calibration.schedule(self._named(), "throughput"), Bounds())
+        for crew in [crew for crew in self._plan.crews if self._request.throughput and crew.workers <= self._timeable]:
+            free = self._request.means.mechanism == "replicated" and crew.mesh is None
+            climb = MeansClimb(crew, self._plan.base_batch * crew.num_slots, threads, free)
+            for means in climb.rounds():
+                timings = [Timing(climb.batch, each) for each in means]
+                self._run(calibration.schedule(timings, "throughput"), Bounds())
+                if self._interrupts():
+                    raise Interrupted
+                for timing in timings:
+                    climb.hear(timing.crew, calibration.run_of(timing))
+            self._plan.lineup.speed_up(crew, climb.best)
+            self._tuned.append(climb.found)
+            self.loop.tell(climb.found)
+
+    def _named(self) -> list[Timing]:
+        """The kinds of steps that the space names, each on who it names or, where these are too many, on fewer."""
+        lineup, found = self._plan.lineup, dict[StepKind, Timing]()
+        widest = [crew for crew in self._plan.crews if crew.workers <= self._timeable][-1:]
+        for crew, way in self._plan.named:
+            if way.agreed.sync.in_rounds:
+                continue  # the median step of a few tells nothing of rounds
+            for each in [crew] if crew.workers <= self._timeable else widest:
+                means = lineup.by(each, way)
+                kind = lineup.kind_of(means)
+                if (kind.apart or kind.workers > 1) and self._plan.goes(each, replace(way, policies=())):
+                    batch = self._plan.base_batch * each.num_slots
+                    found.setdefault(kind, Timing(batch, means))
+        return list(found.values())[:MOST_NAMED]
+
     def _naive(self) -> None:
-        """Batch and learning rate x W, whatever comes of it."""
-        cells = [(self._plan.naive(parts), parts) for parts in self._plan.parts]
-        self._run(FixedTrials("naive", self._fixed("naive", cells)), Bounds())
+        """Batch and learning rate x W, whatever comes of it; then the same under each policy that was given."""
+        given: list[tuple[Phase, list[tuple[str, ...]]]]
+        given = [("naive", [()]), ("policy", [policies_of(text) for text in self._request.policies])]
+        for phase, each in given:
+            cells = [(self._plan.naive_recipe(n, policies), n) for policies in each for n in self._plan.parts]
+            self._run(FixedTrials(phase, self._fixed(phase, cells)), Bounds())
         if self._interrupts():
             raise Interrupted  # a missing row would read as one that diverged
 
@@ -263,12 +316,21 @@ class _Frontier:
         self._run(schedule, Bounds(budget_s=self._request.budget_s, reserve_s=0.0))
 
     def _fixed(self, phase: Phase, cells: list[Cell], first: int = 0) -> list[FixedTrial]:
-        wanted = self._choice.missing(phase, cells, first)
-        return [FixedTrial(config, seed, self._plan.means(parts), phase) for config, parts, seed in wanted]
+        found = []
+        for recipe, parts, seed in self._choice.missing(phase, cells, first):
+            means, told = self._plan.means(parts, recipe.way), recipe.way.told(Means())
+            beside = {name: told[name] for name in ("policy", *SYNC_NAMES) if name in told}
+            found.append(FixedTrial(recipe.config, seed, means, phase, told=beside, parts=parts))
+        return found
 
-    def _to_measure(self, parts: int, config: Config, by: FrontierCriteria) -> list[Timing]:
-        """The steps to time for rows, where this machine can and the program is the one that was calibrated."""
-        run = next((t.run for t in self._choice.tried(config, parts) if t.run is not None), None)
+    def _to_measure(self, parts: int, recipe: Recipe, by: FrontierCriteria) -> list[Timing]:
+        """The steps to time for rows, where this machine can and the program is the one that was calibrated.
+
+        A policy may change the batch, and rounds are not seen in the median step: of these there are models alone.
+        """
+        run = next((t.run for t in self._choice.tried(recipe, parts) if t.run is not None), None)
         same = run is not None and run.grad_bytes == by.times.model.grad_bytes
-        crews = [crew for crew in self._plan.crews if crew.num_slots == parts and crew.workers <= self._timeable]
-        return [Timing(batch_of(config), crew) for crew in crews if same]
+        steady, lineup = not recipe.way.policies and not recipe.way.agreed.sync.in_rounds, self._plan.lineup
+        crews = [crew for crew in lineup.crews if crew.num_slots == parts and self._plan.goes(crew, recipe.way)]
+        timed = [lineup.by(crew, recipe.way) for crew in crews if same and steady]
+        return [Timing(batch_of(recipe.config), means) for means in timed if means.workers <= self._timeable]

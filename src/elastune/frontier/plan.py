@@ -3,41 +3,78 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
-from elastune.core.run import Config, Elastic, Means, RunSpec, number
-from elastune.core.sync_choice import SyncChoice, strategy_settings
-from elastune.frontier.crews import crews_of, first_of, trainer_of
+from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec, number
+from elastune.core.sync_choice import SyncChoice, in_full, strategy_settings
+from elastune.frontier.crews import chosen_crew, crews_of, first_of
+from elastune.frontier.lineup import Lineup, standing_of
+from elastune.frontier.trainings import Training
+from elastune.frontier.ways import OF_WAYS, Recipe, StepKind, Way
+from elastune.job.validate_adapt import NO_POLICY, check_adapt, policies_of
 from elastune.job.validate_means import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
 from elastune.search.samplers.registry import check_sampler
-from elastune.search.space.constraint import Constraint, parse_constraints
+from elastune.search.space.constraint import Constraint, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
-from elastune.search.space.space import Space, corners, probe
+from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import OF_MEANS, SYSTEM_PARAMETERS
-from elastune.train.program.load import load_as_guest, merge
+from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 
 PROBED = 64  # configurations that are looked at before any is trained
 
 
 @dataclass(frozen=True)
+class Proposed:
+    """What the search proposes: what is trained, by which ``rule`` its learning rate follows its batch, and for whom.
+
+    ``chosen``: whether the space chose the ``crew``; else it is who the batch is large enough for.
+    """
+
+    recipe: Recipe
+    rule: str
+    crew: Means
+    chosen: bool
+
+
+@dataclass(frozen=True)
 class FrontierPlan:
-    """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's."""
+    """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's.
+
+    ``lineup``: for whom it speaks; the search adds to it. ``named``: for whom, and in which ways, the space may train,
+    as far as it was looked at.
+    """
 
     request: FrontierRequest
     config: Config
     quality: Objective
     user_space: Space
     constraints: tuple[Constraint, ...]
-    crews: tuple[Means, ...]
+    lineup: Lineup
+    program: LoadedProgram
+    named: tuple[tuple[Means, Way], ...] = ()
+
+    @property
+    def crews(self) -> tuple[Means, ...]:
+        """Those asked about."""
+        return self.lineup.asked
+
+    @property
+    def way(self) -> Way:
+        """The way that was asked for."""
+        return self.lineup.way
+
+    @property
+    def together(self) -> bool:
+        """Whether anything is trained by as many workers as it speaks for."""
+        return bool(self.request.policies) or not all(way.alone for way in (self.way, *(way for _, way in self.named)))
 
     @property
     def axes(self) -> tuple[Objective, ...]:
@@ -56,7 +93,7 @@ class FrontierPlan:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Into how many parts the crews cut a batch, ascending: quality depends on no more of a crew."""
+        """Into how many parts the crews asked about cut a batch, ascending: quality depends on no more of a crew."""
         return tuple(sorted({crew.num_slots for crew in self.crews}))
 
     def naive(self, parts: int) -> Config:
@@ -64,18 +101,28 @@ class FrontierPlan:
         lr = number(self.config, "lr") * parts
         return {**self.config, "batch_size": self.base_batch * parts, "lr": lr}
 
-    def means(self, parts: int) -> Means:
-        """How a training is run that speaks for the crews of ``parts``: each part is one slot."""
-        return trainer_of(self.crews, parts)
+    def naive_recipe(self, parts: int, policies: tuple[str, ...] = ()) -> Recipe:
+        """The naive rule in the way that was asked for, perhaps under policies."""
+        return Recipe(self.naive(parts), replace(self.way, policies=policies))
 
-    def mesh(self, parts: int) -> Mesh:
-        """The first mesh with so many parts: settings are ranked by their time there."""
-        return first_of(self.crews, parts).first_mesh
+    def means(self, parts: int, way: Way | None = None) -> Means:
+        """How a training is run that speaks for the crews of ``parts``: each is one slot, unless learners need more."""
+        return (way or self.way).trainer(self.lineup.first(parts))
 
-    @property
-    def widest(self) -> Mesh:
-        """That of the most workers."""
-        return self.crews[-1].first_mesh
+    def kind(self, parts: int, way: Way | None = None) -> StepKind:
+        """Of the steps of the first crew with so many parts: settings are ranked by their time there."""
+        return self.lineup.kind(self.lineup.first(parts), way or self.way)
+
+    def kind_of(self, training: Training) -> StepKind:
+        """Of the steps of those for whom it was trained."""
+        if training.crew is not None:
+            return self.lineup.kind(training.crew, training.way)
+        return self.lineup.kind(self.lineup.first(training.parts), training.way)
+
+    def kind_for_search(self, training: Training) -> StepKind:
+        """Of the steps by which the search judges it: on the crew that its space chose, or else on the widest."""
+        crew = self.lineup.widest if training.crew is None else training.crew
+        return self.lineup.kind(crew, training.way)
 
     def searched_for(self, batch: int) -> int:
         """For how many parts the search trains a ``batch``: the most that it fills.
@@ -88,25 +135,62 @@ class FrontierPlan:
         return max((parts for parts in enough if parts * self.base_batch <= batch), default=enough[0])
 
     def space(self, trial: Any) -> dict[str, Any]:
-        """The user's space; a batch size, where it has none; and a rule by which the learning rate follows it.
-
-        Raises:
-            UserError: Where it sets what a frontier sets itself: a sampler would search what shows nowhere.
-        """
+        """The user's space; what it has not of a batch size and, where some are given, policies; and a rule by which
+        the learning rate follows the batch."""
         found = dict(self.user_space(trial))
-        if taken := [name for name in found if name in (*OF_MEANS, "policy")]:
-            rule = "a frontier's space sets the program's own settings: means and policies are compared for each worker"
-            fix = "leave them out of space(trial): use --workers, --mesh and the like, or elastune tune"
-            raise UserError(rule, ", ".join(taken), fix)
+        if self.request.policies and "policy" not in found:
+            found["policy"] = trial.suggest_categorical("policy", [NO_POLICY, *self.request.policies])
         if "batch_size" not in found:
             sizes = sorted({self.base_batch * parts for parts in (1, *self.parts)})
             found["batch_size"] = trial.suggest_categorical("batch_size", sizes)
         found["lr_rule"] = trial.suggest_categorical("lr_rule", list(LR_RULES))
-        return {**self.config, **found}
+        return in_full({**self.config, **found}, self.config)
+
+    def propose(self, values: Mapping[str, Any]) -> Proposed:
+        """What ``values`` of the space stand for. Raises ``UserError`` where its means cannot be had together."""
+        config, rule = self.resolve(values)
+        agreed = SyncChoice.of(values, self.config)
+        told = {name: values[name] for name in (*OF_MEANS, "policy") if name in values and name not in self.config}
+        policies = policies_of(told.pop("policy", NO_POLICY))
+        own = {name: told.pop(name) for name in OF_WAYS if name in told}
+        way = Way.of(replace(self.request.means, **own), agreed, policies)
+        like = first_of(self.crews, self.searched_for(int(number(config, "batch_size"))))
+        crew = chosen_crew(self.crews, self.request.means, like, told) if told else like
+        self.check_way(crew, way)
+        return Proposed(Recipe(config, way), rule, crew, bool(told))
+
+    def without_means(self, values: Mapping[str, Any]) -> Proposed:
+        """The settings of ``values`` alone, in the way that was asked for: of what is refused."""
+        config, rule = self.resolve(values)
+        crew = first_of(self.crews, self.searched_for(int(number(config, "batch_size"))))
+        return Proposed(Recipe(config, self.way), rule, crew, False)
+
+    def check_way(self, crew: Means, way: Way) -> None:
+        """Raise ``UserError`` where ``crew`` cannot go ``way``, or no training could speak for it there."""
+        request, means = self.request, way.on(crew)
+        if not way.alone and (request.trial_workers is not None or _stands_in(self.lineup, crew)):
+            rule = "in fast mode, and under a policy, workers show in the result"
+            fix = "leave out --trial-workers, and all but one mesh of as many parts; or use exact mode without policies"
+            raise UserError(rule, f"{crew.first_mesh}, {self.lineup.ways(crew, way) or crew.mode}", fix)
+        if way.agreed.schedule.changes:
+            rule = "a frontier's step times are those of one strategy"
+            raise UserError(rule, str(way.agreed.schedule), "compare schedules with elastune tune")
+        sync, adapt = way.agreed.sync, Adapt(way.policies)
+        spec = RunSpec(request.program, request.out, seed=request.seed, means=means, sync=sync, adapt=adapt)
+        check_means(spec)
+        check_adapt(adapt, self.program, spec)
+
+    def goes(self, crew: Means, way: Way) -> bool:
+        """Whether ``crew`` can go ``way``."""
+        try:
+            self.check_way(crew, way)
+        except UserError:
+            return False
+        return True
 
     def resolve(self, values: Mapping[str, Any]) -> tuple[Config, str]:
         """The configuration that ``values`` of the space stand for, its learning rate scaled, and the rule."""
-        system = {*SYSTEM_PARAMETERS, *strategy_settings(values, self.config), "lr_rule"}
+        system = {*SYSTEM_PARAMETERS, *strategy_settings(values, self.config)} - set(self.config) | {"lr_rule"}
         plain = {k: v for k, v in values.items() if k not in system}
         config = merge(self.config, plain)
         rule = str(values["lr_rule"])
@@ -125,6 +209,7 @@ class FrontierPlan:
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
         plain["constraints"] = list(self.request.constraints)
+        plain["policies"] = list(self.request.policies)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
         return {"kind": "frontier", **plain}
 
@@ -163,7 +248,8 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         known = ", ".join(n for n, _ in objectives)
         raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
     (quality,) = parse_objectives({name: dict(objectives)[name]})
-    plan = FrontierPlan(request, config, quality, program.space, parse_constraints(request.constraints), crews)
+    lineup, constraints = Lineup(crews, request.means), parse_constraints(request.constraints)
+    plan = FrontierPlan(request, config, quality, program.space, constraints, lineup, program)
     check_sampler(request.sampler, plan.searched)
     if make_schedule(request.stopping, plan.searched, request.seed, space=plan.space).parents:
         rule = "a frontier needs trainings that their own settings decide"
@@ -180,13 +266,36 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     if request.trial_workers is not None and request.means.mode == "fast":
         rule = "workers can change only where they do not show in the result"
         raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
-    corner_samples = corners(plan.space, request.seed)  # a space that raises does so before anything is trained
-    for sample in (*corner_samples, *probe(plan.space, PROBED, request.seed)):
-        if (agreed := SyncChoice.of(sample.values, config)) != SyncChoice():
-            rule = "a frontier's step times are those of gradients that are summed in every step"
-            raise UserError(rule, agreed.to_json(), "compare strategies with elastune tune, workers in space(trial)")
+    for policy in request.policies:
+        for crew in plan.crews:
+            plan.check_way(crew, replace(plan.way, policies=policies_of(policy)))
+    samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
+    named = _named(plan, samples)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
-    return plan
+    return replace(plan, named=named)
+
+
+def _named(plan: FrontierPlan, samples: Sequence[Sample]) -> tuple[tuple[Means, Way], ...]:
+    """For whom, and in which ways, the space trains. Raises ``UserError`` where it can train in none."""
+    found, impossible = dict[str, tuple[Means, Way]](), None
+    for sample in samples:
+        if any(violation > 0 for violation in violations(plan.constraints, sample.values).values()):
+            continue
+        try:
+            proposed = plan.propose(sample.values)
+        except UserError as error:
+            impossible = impossible or error  # one that is possible with other parameters only is told as infeasible
+            continue
+        each = proposed.crew, proposed.recipe.way
+        found.setdefault(repr(each), each)
+    if impossible is not None and not found:
+        raise impossible
+    return tuple(found.values())
+
+
+def _stands_in(lineup: Lineup, crew: Means) -> bool:
+    """Whether another crew is trained where a batch is cut into as many parts."""
+    return crew.num_slots in lineup.parts and standing_of(lineup.first(crew.num_slots)) != standing_of(crew)
 
 
 def _checked_crews(request: FrontierRequest, timeable: int | None) -> tuple[Means, ...]:

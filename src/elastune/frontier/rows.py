@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from elastune.core.mesh import Mesh
-from elastune.core.run import Config, Means, number
+from elastune.core.run import Means, number
 from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.trainings import NOISE_SCALE, Training
 from elastune.frontier.verdict import judge
+from elastune.frontier.ways import Recipe, StepKind
 from elastune.journal.records import FrontierRow, RunFinished
 from elastune.plan.intervals import bounded_ci
 from elastune.search.analysis.front import nondominated
@@ -23,15 +23,19 @@ from elastune.search.analysis.front import nondominated
 def row(
     role: Literal["naive", "tuned"],
     crew: Means,
-    config: Config,
+    recipe: Recipe,
     lr_rule: str,
     trainings: Sequence[Training],
     by: FrontierCriteria,
     baseline: Sequence[Training] = (),
+    kind: StepKind | None = None,
+    ways: str = "",
 ) -> FrontierRow | None:
-    """The table's row for ``config`` and ``crew``, over the seeds in ``trainings``; None where all seeds diverged.
+    """The table's row for ``recipe`` and ``crew``, over the seeds in ``trainings``; None where all seeds diverged.
 
-    ``baseline``: trainings of the program's own settings on the smallest worker count, with whatever seeds.
+    ``crew``: as it would train it, its way and all. ``baseline``: trainings of the program's own settings on the
+    smallest worker count, with whatever seeds. ``kind``: of its steps; ``ways``: what of its means is not as it was
+    asked for.
     """
     good = [t for t in trainings if t.run is not None]
     name = by.quality.name
@@ -40,10 +44,11 @@ def row(
     if found is None:
         return None
     noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
-    workers, mesh = crew.workers, crew.first_mesh
-    timed = [by.seconds(t, mesh) for t in good]
+    workers, mesh, config = crew.workers, crew.first_mesh, recipe.config
+    kind = kind or StepKind(mesh)
+    timed = [by.seconds(t, kind) for t in good]
     seconds, measured = fmean(s for s, _ in timed), all(measured for _, measured in timed)
-    reached = _times_to_target(good, mesh, by)
+    reached = _times_to_target(good, kind, by)
     return FrontierRow(
         role=role,
         workers=workers,
@@ -53,7 +58,7 @@ def row(
         mechanism=crew.mechanism,
         mesh=str(mesh),
         mode=crew.mode,
-        config=dict(config),
+        config=dict(recipe.config),
         quality=fmean(found.values),
         ci=found.interval,
         seeds=len(good),
@@ -67,7 +72,7 @@ def row(
         validation=fmean(t.result.metrics[name] for t in good),
         seconds=seconds,
         seconds_label="measured" if measured else "modelled",
-        seconds_factor=1.0 if measured else by.times.miss if mesh not in by.times.factors else None,
+        seconds_factor=1.0 if measured else by.times.factor_of(kind),
         throughput=fmean(t.run.samples for t in good if t.run is not None) / seconds if seconds > 0 else None,
         cost=by.cost(workers, seconds),
         time_to_target_s=fmean(reached) if len(reached) == len(good) else None,
@@ -79,6 +84,8 @@ def row(
         noise_scale_error=noise_scale_error,
         quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
         num_slots=crew.num_slots,
+        means=recipe.way.told(crew),
+        ways=ways,
     )
 
 
@@ -97,7 +104,7 @@ def noise_scale_of(runs: Sequence[RunFinished]) -> tuple[float | None, float | N
     return fmean(values), max(own + spread, default=None)
 
 
-def _times_to_target(trainings: Sequence[Training], mesh: Mesh, by: FrontierCriteria) -> list[float]:
+def _times_to_target(trainings: Sequence[Training], kind: StepKind, by: FrontierCriteria) -> list[float]:
     """Seconds until the validation quality first reaches the target, of each seed that does."""
     times: list[float] = []
     for training in trainings if by.target is not None else ():
@@ -106,8 +113,7 @@ def _times_to_target(trainings: Sequence[Training], mesh: Mesh, by: FrontierCrit
         values = [(r.step, r.metrics.get(by.quality.name)) for r in training.reports]
         step = next((s for s, v in values if v is not None and by.reaches(v)), None)
         if step is not None:
-            step_s = by.times.estimate(batch_of(training.config), mesh, run, training.slots).step_s
-            times.append(step * step_s)
+            times.append(step * by.step(training, kind).step_s)
     return times
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
 from elastune.journal.compile_records import Compiled
+from elastune.journal.frontier_records import FrontierFound, FrontierReason, FrontierRow, MeansTimed, ThroughputTuned
 from elastune.journal.holdings import HostsHeld, StepsPlanned
 from elastune.journal.link_records import LinkMeasured, TopologyLaid
 from elastune.journal.plan_records import PlanMade
@@ -50,9 +51,6 @@ from elastune.journal.study_records import (
     ArtifactKept,
     ArtifactRemoved,
     EarlierTrial,
-    FrontierFound,
-    FrontierReason,
-    FrontierRow,
     LinkFitted,
     Phase,
     ProposalAsked,
@@ -94,6 +92,7 @@ __all__ = [
     "LearnerLeftOut",
     "LinkFitted",
     "LinkMeasured",
+    "MeansTimed",
     "Measured",
     "MembershipEvent",
     "NotLetIn",
@@ -124,6 +123,7 @@ __all__ = [
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
+    "ThroughputTuned",
     "TimesFitted",
     "TopologyLaid",
     "TrialAdopted",
@@ -194,6 +194,7 @@ Record = Annotated[
     | ArtifactKept
     | ArtifactRemoved
     | TimesFitted
+    | ThroughputTuned
     | FrontierFound
     | PlanMade
     | StudyFinished,

@@ -1,4 +1,4 @@
-"""What is recorded of a study or a frontier: its trials from their start to their end, and what was concluded."""
+"""What is recorded of a study or a frontier: its trials from their start to their end, and fitted times."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from elastune.journal.run_records import Adopted, Regrouped, Reported, RunFinish
 from elastune.journal.values import Count, MeansUsed, Number, Settings, Whole
 
 _RULES = ConfigDict(extra="forbid")
-Phase = Literal["search", "calibrate", "naive", "confirm", "member"]
-"""What a trial is run for; "member": a model of given settings, for an ensemble or a tree of classes."""
+Phase = Literal["search", "calibrate", "throughput", "naive", "policy", "confirm", "member"]
+"""What a trial is run for; "throughput": its steps are timed, and nothing else; "policy": the naive rule under a policy
+that was given; "member": a model of given settings, for an ensemble or a tree of classes."""
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -252,112 +253,6 @@ class TimesFitted:
     def _hosts_have_room(self) -> TimesFitted:
         if self.across is not None and self.workers_per_host < 1:
             raise ValueError("workers_per_host: must be at least 1 where there are several hosts")
-        return self
-
-
-@dataclass(frozen=True, config=_RULES)
-class FrontierRow:
-    """One cell of the trade-off table: settings, workers and how they stand, and what they reach.
-
-    ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
-    the program reports none, on its validation data; ``ci`` is its 95 % confidence interval, of seeds and, where the
-    number of ``test_samples`` is known, of the test set. ``loss``: by how much it is worse than the baseline's with the
-    same ``pairs`` of seeds, ``loss_bound`` its one-sided 95 % bound, compared with ``margin``. ``verdict``: whether it
-    is shown to be at the target or, without one, no worse than the baseline's by more than the margin.
-    ``quality_label``: measured by trainings on so many workers, or emulated, by trainings on fewer that work as these
-    would; ``num_slots`` belongs to the settings, since a slot has its own random stream and batch statistics.
-    ``seconds`` is the time of the whole training; the model's may be off by ``seconds_factor`` either way (1.0:
-    measured; None: the model could not be checked). ``throughput``: samples a second. ``time_to_target_s``: the mean
-    over seeds, None unless all have ``reached`` the target, with its 95 % interval over seeds.
-    ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
-    """
-
-    role: Literal["naive", "tuned"]
-    workers: Count
-    batch_size: Count
-    lr: float
-    lr_rule: str
-    mechanism: str
-    mesh: str
-    mode: str
-    config: dict[str, Any]
-    quality: float
-    ci: tuple[float, float] | None
-    seeds: Count
-    held_out: bool
-    validation: float
-    seconds: float
-    seconds_label: Literal["measured", "modelled"]
-    cost: float
-    verdict: Literal["holds", "not shown", "falls"] = "not shown"
-    loss: float | None = None
-    loss_bound: float | None = None
-    margin: float | None = None
-    pairs: Count = 0
-    test_samples: Count | None = None
-    seconds_factor: float | None = 1.0
-    throughput: float | None = None
-    time_to_target_s: float | None = None
-    time_to_target_ci: tuple[float, float] | None = None
-    reached: Count = 0
-    on_front: bool = False
-    diverged: Count = 0
-    trials: list[Count] = field(default_factory=list)
-    noise_scale: float | None = None
-    noise_scale_error: float | None = None
-    quality_label: Literal["measured", "emulated"] = "measured"
-    num_slots: Count = 1
-
-    @property
-    def division(self) -> str:
-        """How its workers divide the model: "shard=4, zero"; "" where each of them has all of it."""
-        return "" if self.mechanism == "replicated" else f"{self.mesh}, {self.mechanism}"
-
-
-@dataclass(frozen=True, config=_RULES)
-class FrontierReason:
-    """Why the answer is as it is. ``weight``: it decides, or it is a hint that the trainings outweigh."""
-
-    weight: Literal["decides", "hint"]
-    text: str
-
-
-@dataclass(frozen=True, config=_RULES)
-class FrontierFound:
-    """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
-
-    ``command`` repeats ``command_trial``, one training of the pick's row, with the same seed: ``command_metrics`` are
-    what it reports, ``command_note`` says so.
-    ``answer`` is the one conclusion, ``reasons`` what it rests on. ``model_errors``: predicted over measured of the
-    step-time model, by what; ``links``: those of the model "within a host" and "across hosts", where there are several
-    hosts. Hypervolumes are of naive rows, and of the search's points alone; ``hypervolume_note``
-    says at which budget. ``prices_change``: ``price_per_worker_hour`` is that of the beginning.
-    """
-
-    quality: str
-    direction: Literal["max", "min"]
-    target: float | None
-    price_per_worker_hour: float
-    rows: list[FrontierRow]
-    hypervolume_naive: float
-    hypervolume_tuned: float
-    answer: str
-    pick: Count | None = None
-    command: str = ""
-    command_trial: Count | None = None
-    command_metrics: dict[str, float] = field(default_factory=dict)
-    command_note: str = ""
-    reasons: list[FrontierReason] = field(default_factory=list)
-    model_errors: dict[str, float] = field(default_factory=dict)
-    hypervolume_note: str = ""
-    links: dict[str, LinkFitted] = field(default_factory=dict)
-    prices_change: bool = False
-    kind: Literal["frontier_found"] = "frontier_found"
-
-    @model_validator(mode="after")
-    def _picks_a_row(self) -> FrontierFound:
-        if self.pick is not None and self.pick >= len(self.rows):
-            raise ValueError("pick: must be the number of a row")
         return self
 
 

@@ -11,6 +11,7 @@ from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.options import split
 from elastune.core.run import Means, Mode, Schedule
+from elastune.core.topology import Topology
 from elastune.mechanisms.registry import DIVIDES, MECHANISMS, STATES
 from elastune.recipes.settings import choice
 from elastune.recipes.spaces import WholeBounds, choose_from, draw_int
@@ -30,6 +31,7 @@ def suggest_means(
     zero_stages: Sequence[int] = (),
     policies: Sequence[str] = (),
     compressions: Sequence[str] = (),
+    topologies: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Choose how a trial is run. What is left out stays as the study has it.
 
@@ -52,13 +54,14 @@ def suggest_means(
         zero_stages: of DeepSpeed and FairScale.
         policies: texts as ``--policy`` writes them, "none" for no policy.
         compressions: texts as ``--compress`` writes them, "none" for none.
+        topologies: texts as ``--topology`` writes them; asked for where no mechanism divides a replica.
 
     Returns:
         The system parameters that were chosen.
 
     Raises:
-        UserError: for an unknown mode, mechanism, compression or schedule, a text that is no mesh or policy, workers
-            beside meshes, and a mechanism that none of the meshes fits.
+        UserError: for an unknown mode, mechanism, compression, topology or schedule, a text that is no mesh or policy,
+            workers beside meshes, and a mechanism that none of the meshes fits.
 
     Example:
         >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
@@ -75,6 +78,8 @@ def suggest_means(
         split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
     for compression in compressions:
         Compression.parse(compression)
+    for topology in topologies:
+        Topology.parse(topology)
     bears = found.get("mode", "fast") == "fast" and name == MechanismName()
     asked: list[tuple[str, Sequence[Any], bool, tuple[str, ...] | None]] = [
         ("micro_batch", micro_batches, True, None),
@@ -84,6 +89,7 @@ def suggest_means(
         ("zero_stage", zero_stages, name.foreign in STAGED, None),
         ("policy", policies, True, None),
         ("compress", compressions, bears, None),
+        ("topology", topologies, name == MechanismName() and found.get("compress", "none") == "none", None),
     ]
     for key, choices, has, known in asked:
         if choices and has:

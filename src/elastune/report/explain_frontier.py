@@ -11,7 +11,9 @@ from elastune.report.gather import StudyStory
 
 PHASES = {
     "calibrate": "to calibrate the clock",
+    "throughput": "short, for means that are faster",
     "naive": "by the naive rule",
+    "policy": "by it under policies",
     "search": "of the search",
     "confirm": "to confirm",
 }
@@ -43,10 +45,14 @@ def _rows(found: FrontierFound) -> tuple[str, ...]:
     lines = []
     for workers, division in dict.fromkeys((row.workers, row.division) for row in found.rows):
         same = [row for row in found.rows if (row.workers, row.division) == (workers, division)]
-        told = "; ".join(f"{row.role} {_row(found, row)}" for row in same)
+        told = "; ".join(f"{row.role}{_by(row)} {_row(found, row)}" for row in same)
         divided = f" ({plain(division, 80)})" if division else ""
         lines.append(f"{count(workers, 'worker')}{divided}: {told}.")
     return tuple(lines)
+
+
+def _by(row: FrontierRow) -> str:
+    return f" ({plain(row.ways, 200)})" if row.ways else ""
 
 
 def _row(found: FrontierFound, row: FrontierRow) -> str:

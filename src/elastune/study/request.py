@@ -128,6 +128,9 @@ class FrontierRequest:
     ``collective_timeout_s``: as there, for all. ``prices``: as there; the cost of a row is that of its workers for its
     time, begun when the frontier does, on hosts that do not tell their kind.
     ``grace_s``: as there, for trainings; they end before the next controller measures step times.
+    ``policies``: each is trained beside static settings, with the naive rule's for each worker count, and is a
+    parameter of the search where the space has no ``policy``. ``throughput``: look for means that give the same bits
+    sooner, see ``frontier.throughput``.
     ``means``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
     slot for each part that its workers cut a batch into.
     """
@@ -142,6 +145,8 @@ class FrontierRequest:
     margin: float | None = None
     seeds: int = 3
     means: Means = field(default_factory=Means)
+    policies: tuple[str, ...] = ()
+    throughput: bool = False
     config: Config = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     sampler: str = "auto"

@@ -14,6 +14,7 @@ from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.run import Adapt, Config, Means
 from elastune.core.sync_choice import SYNC_NAMES, in_full, strategy_settings
+from elastune.core.topology import Topology
 from elastune.job.pool import JobEvent
 from elastune.job.validate_adapt import NO_POLICY, policies_of
 from elastune.journal.records import RunFailed, TrialFinished, TrialStarted
@@ -26,7 +27,7 @@ from elastune.train.program.load import merge
 
 ALWAYS = ("workers", "mode", "mechanism", "micro_batch")
 OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # where they say something
-SAID = (*OF_MESHES, "compress")
+SAID = (*OF_MESHES, "compress", "topology")
 OF_MEANS = (*ALWAYS, *SAID)
 SYSTEM_PARAMETERS = (*OF_MEANS, "policy", *SYNC_NAMES)  # what a space may set beside the program's own settings
 
@@ -71,6 +72,7 @@ def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({
     found: dict[str, Any] = {"workers": workers, "mode": means.mode, "mechanism": mechanism, "policy": NO_POLICY}
     found["micro_batch"] = means.micro_batch
     found |= {} if means.compress is None else {"compress": means.compress}
+    found |= {} if means.topology == Topology() else {"topology": str(means.topology)}
     parts, told = MechanismName.parse(mechanism), means.to_json()
     goes_with = {
         "mesh": "workers" not in chosen,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from elastune.core.mesh import Mesh
 from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.trainings import Training
+from elastune.frontier.ways import StepKind
 from elastune.journal.records import FrontierRow, Reported, RunFinished, TrialFinished
 from elastune.plan.step_time import StepTime
 from elastune.search.space.objective import Objective
@@ -15,7 +16,10 @@ from elastune.search.space.objective import Objective
 MODEL = StepTime(base_s=0.01, per_sample_s=0.001, latency_s=0.002, seconds_per_byte=0.0, grad_bytes=40)
 ACCURACY = Objective("accuracy", "max", low=0.0, high=1.0)
 TARGETED = FrontierCriteria(
-    ACCURACY, 0.9, 2.0, Times(MODEL, {(10, Mesh()): 0.5, (20, Mesh(data=2)): 0.25}, {"batch 20 on 2": 0.8})
+    ACCURACY,
+    0.9,
+    2.0,
+    Times(MODEL, {(10, StepKind(Mesh())): 0.5, (20, StepKind(Mesh(data=2))): 0.25}, {"batch 20 on 2": 0.8}),
 )
 FREE = replace(TARGETED, target=None)
 

@@ -39,6 +39,7 @@ def test_frontier_table_holds_the_rows(found):
     assert column(table, "time to target")[3:5] == ["not reached", "21.7 s (18.1 s to 27.2 s)"]
     assert column(table, "reaches")[2:5] == ["no", "no", "yes"]
     assert column(table, "worker time")[0] == "41.8 s"
+    assert column(table, "worker time")[2].startswith("≈ "), "reckoned from a modelled time"
     assert column(table, "rule")[3:5] == ["naive", "tuned, front"]
     assert table.strong == {7}
     assert column(table, "rule")[7] == "tuned, pick"

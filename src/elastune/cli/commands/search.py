@@ -104,10 +104,16 @@ def frontier(
     mode N workers train it, however few cores there are. A mesh has the --mechanism or, without one, the least that it
     needs; those that cut a batch into as many parts share their trainings and differ in time.
 
+    What space(trial) returns as workers, mesh, mechanism, topology, mode, micro_batch, compress, sync and policy, as of
+    tune, the search chooses, too: rows say by which means they are, and workers that were not asked about get rows of
+    their own. Each --policy gets a row for each number of workers. --throughput times other threads, mechanisms, routes
+    and micro-batches; those whose short runs end with the same bits, and sooner, are the rows' means.
+
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, mechanism,
     mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
     loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput, cost,
-    time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, ...}], pick (a
+    time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, means, ways (what
+    of the means is not as asked for), ...}], pick (a
     row's number or null), answer, reasons: [{weight, text}], command, command_trial, command_metrics and command_note
     (the training of the pick's row that the command repeats, what it reports, and that in words), model_errors
     (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), hypervolume_naive,
@@ -131,6 +137,8 @@ def frontier(
         margin=question.margin,
         seeds=question.seeds,
         means=execution.of_one(),
+        policies=tuple(question.policy or ()),
+        throughput=question.throughput,
         config=training.config,
         constraints=tuple(constraint or ()),
         sampler=sampler,

@@ -92,7 +92,7 @@ def describe_row(row: FrontierRow, found: FrontierFound) -> str:
     """One row in one line, for hovering."""
     data = "held-out data" if row.held_out else "validation data"
     parts = [
-        ", ".join(word for word in (row.role, count(row.workers, "worker"), plain(row.division, 80)) if word),
+        ", ".join(word for word in (row.role, count(row.workers, "worker"), plain(row.apart, 200)) if word),
         f"batch {row.batch_size}, lr {number(row.lr)} ({plain(row.lr_rule, 20)})",
         f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)} {row.quality_label} on {data}, "
         f"{count(row.seeds, 'seed')}: {row.verdict}",
@@ -181,7 +181,7 @@ def _caption(found: FrontierFound) -> str:
         else:
             words += "which could not be checked here."
     if len({(row.role, row.workers) for row in found.rows}) < len(found.rows):
-        words += " Of several meshes of as many workers the pick or the fastest of the best is shown."
+        words += " Of several rows of as many workers the pick or the fastest of the best is shown."
     if emulated := sorted({row.workers for row in found.rows if row.quality_label == "emulated"}):
         words += f" {_capital(quality)} of {', '.join(map(str, emulated))} workers is emulated on fewer."
     if any(not math.isfinite(row.quality) for row in found.rows):

@@ -20,6 +20,7 @@ from elastune.search.space.objective import Floats, valued
 
 PHASES: dict[str, tuple[str, str, Marker]] = {
     "naive": ("naive rule", palette.BEFORE, "square"),
+    "policy": ("naive rule under a policy", palette.BEFORE, "diamond"),
     "search": ("search", palette.AFTER, "circle"),
     "confirm": ("confirmation, other seeds", palette.BEST, "diamond"),
     "member": ("given settings", palette.BEST, "square"),

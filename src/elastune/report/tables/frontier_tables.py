@@ -14,10 +14,11 @@ def frontier_table(found: FrontierFound) -> Table:
     """What each row of the frontier reaches, in its order; the pick stands out."""
     free = found.price_per_worker_hour == 1.0
     begun = " at first" if found.prices_change else ""
-    divided = any(row.division for row in found.rows)
+    divided, moved = any(row.division for row in found.rows), any(row.ways for row in found.rows)
+    wide = divided or moved
     header = (
         "rule",
-        *(("workers", "mesh, mechanism") if divided else ("workers",)),
+        *(("workers", "means" if moved else "mesh, mechanism") if wide else ("workers",)),
         f"{plain(found.quality, 60)} (95 % interval)",
         "by",
         "reaches target" if found.target is not None else "holds",
@@ -25,8 +26,12 @@ def frontier_table(found: FrontierFound) -> Table:
         "time to target (95 % interval)",
         "worker time" if free else f"cost (${number(found.price_per_worker_hour)} a worker-hour{begun})",
     )
-    rows = tuple(_cells(row, found, i == found.pick, divided) for i, row in enumerate(found.rows))
-    numeric = frozenset({1, 6, 8} if divided else {1, 5, 7})
+    means = [
+        (plain(row.apart, 200) or "as asked for",) if moved else (_stands(row),) if divided else ()
+        for row in found.rows
+    ]
+    rows = tuple(_cells(row, found, i == found.pick, means[i]) for i, row in enumerate(found.rows))
+    numeric = frozenset({1, 6, 8} if wide else {1, 5, 7})
     return Table("The frontier", header, rows, numeric, _note(found), _strong(found))
 
 
@@ -42,7 +47,7 @@ def settings_table(found: FrontierFound) -> Table:
             f"{number(row.lr)} ({plain(row.lr_rule, 20)})",
             f"{row.seeds}, {row.diverged} diverged" if row.diverged else str(row.seeds),
             "–" if row.loss is None else f"{number(row.loss, 2)} (≤ {number(row.loss_bound, 2)})",
-            whole(round(row.throughput)) if row.throughput and row.throughput >= 1000 else number(row.throughput, 3),
+            _per_second(row),
             plus_minus(row.noise_scale, row.noise_scale_error),
             settings_text(row.config, without=OWN_COLUMNS),
         )
@@ -59,21 +64,37 @@ def reasons_table(found: FrontierFound) -> Table:
     return Table("Why", ("weight", "reason"), tuple((each.weight, plain(each.text, 1000)) for each in found.reasons))
 
 
-def _cells(row: FrontierRow, found: FrontierFound, picked: bool, divided: bool) -> tuple[str, ...]:
+def _stands(row: FrontierRow) -> str:
+    return f"{plain(row.mesh, 60)}, {plain(row.mechanism, 40)}"
+
+
+def _cells(row: FrontierRow, found: FrontierFound, picked: bool, means: tuple[str, ...]) -> tuple[str, ...]:
     data = "" if row.held_out else " (validation)"
     factor = number(row.seconds_factor, 3) if row.seconds_factor is not None else "?"
     price = found.price_per_worker_hour
     return (
         f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
         whole(row.workers),
-        *((f"{plain(row.mesh, 60)}, {plain(row.mechanism, 40)}",) if divided else ()),
+        *means,
         f"{estimate(row.quality, row.ci)}{data}",
         row.quality_label,
         _verdict(row, found),
         duration(row.seconds) if row.seconds_label == "measured" else f"{duration(row.seconds)} ×÷ {factor}",
         _to_target(row, found),
-        duration(row.cost * 3600) if price == 1.0 else cost(row.cost, price),
+        _follows(row, duration(row.cost * 3600) if price == 1.0 else cost(row.cost, price)),
     )
+
+
+def _per_second(row: FrontierRow) -> str:
+    rate = row.throughput
+    if rate is None:
+        return "–"
+    return _follows(row, whole(round(rate)) if rate >= 1000 else number(rate, 3))
+
+
+def _follows(row: FrontierRow, text: str) -> str:
+    """A figure that is reckoned from the row's training time."""
+    return f"≈ {text}" if row.seconds_label == "modelled" else text
 
 
 def _verdict(row: FrontierRow, found: FrontierFound) -> str:
@@ -88,9 +109,9 @@ def _to_target(row: FrontierRow, found: FrontierFound) -> str:
     if row.time_to_target_s is None:
         return f"{row.reached} of {count(row.seeds, 'seed')}" if row.reached else "not reached"
     if row.time_to_target_ci is None:
-        return duration(row.time_to_target_s)
+        return _follows(row, duration(row.time_to_target_s))
     low, high = map(duration, row.time_to_target_ci)
-    return f"{duration(row.time_to_target_s)} ({low} to {high})"
+    return _follows(row, f"{duration(row.time_to_target_s)} ({low} to {high})")
 
 
 def _note(found: FrontierFound) -> str:
@@ -100,7 +121,7 @@ def _note(found: FrontierFound) -> str:
         ratios = found.model_errors.values()
         ends = list(dict.fromkeys(number(end, 2) for end in (min(ratios), max(ratios)))) if ratios else []
         span = f"predicted / measured {' to '.join(ends)}" if ends else "unchecked"
-        words.append(f"×÷: modelled, and by what factor it may be off ({span})")
+        words.append(f"×÷: modelled, and by what factor it may be off ({span}); ≈: reckoned from that")
     samples = sorted({row.test_samples for row in found.rows if row.test_samples is not None})
     told = f"seeds and {' or '.join(count(n, 'test sample') for n in samples)}" if samples else "seeds alone"
     return "; ".join([*words, f"intervals: {told}"])

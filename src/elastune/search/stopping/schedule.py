@@ -64,6 +64,8 @@ class FixedTrial:
     ``phase``: what it is for. ``max_steps``: it ends after so many; None: it is trained to its end. ``spread``: on as
     many hosts as there are. ``like``: the trial whose policies and strategy it has; None: there are none. ``source``:
     the trial with whose weights it begins, but for those that are ``fresh`` (see ``core.start_from``); None: as all do.
+    ``told``: how its workers agree and what adapts it, as a journal holds it beside ``means``. ``parts``: for how many
+    workers it speaks; None: for its own.
     """
 
     config: Config
@@ -75,6 +77,8 @@ class FixedTrial:
     like: TrialStarted | None = None
     source: int | None = None
     fresh: tuple[str, ...] = ()
+    told: Mapping[str, Any] = field(default_factory=dict)
+    parts: int | None = None
 
 
 Next = Resume | ForkTrial | NewTrial | FixedTrial | None

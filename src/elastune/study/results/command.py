@@ -24,6 +24,7 @@ FLAGS = {
     "schedule": "--schedule",
     "zero_stage": "--zero-stage",
     "compress": "--compress",
+    "topology": "--topology",
     "sync": "--sync",
     "sync_schedule": "--sync-schedule",
 }

@@ -1,0 +1,203 @@
+"""A frontier whose search chooses means, and policies beside static settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program
+from elastune.core.sync_choice import SyncChoice
+from elastune.frontier.criteria import Times
+from elastune.frontier.phases import frontier
+from elastune.frontier.plan import check
+from elastune.frontier.trainings import key
+from elastune.frontier.ways import StepKind, Way, read_way, shown
+from elastune.journal.reader import read
+from elastune.journal.records import Record, TrialFinished, TrialStarted
+from elastune.study.request import FrontierRequest
+from elastune.testing.frontiers import MODEL
+from elastune.train.machine import cores
+
+SPACE = """
+def space(trial):
+    chosen = {"sync": trial.suggest_categorical("sync", ["allreduce", "local"])}
+    if chosen["sync"] == "local":
+        chosen |= {"learners": 4, "every": 2}
+    return {
+        "lr": 0.05,
+        "workers": trial.suggest_categorical("workers", [1, 2, 3]),
+        "batch_size": 60,
+        **chosen,
+    }
+
+
+"""
+
+
+@pytest.fixture
+def searching(program: Callable[..., Program], tiny: Program) -> Callable[[str], Program]:
+    """The tiny program with another space."""
+
+    def write(space: str) -> Program:
+        text = tiny.path.read_text()
+        first, last = text.index("def space"), text.index("def data")
+        return program(text[:first] + space + text[last:])
+
+    return write
+
+
+def asked(program: Program, out: Path, **changes: Any) -> FrontierRequest:
+    """Spaces are small: they are all trained long before the budget's end."""
+    return replace(FrontierRequest(program, out, (1, 4), budget_s=200.0, seeds=2, sampler="grid"), **changes)
+
+
+def records(out: Path) -> list[Record]:
+    return [entry.record for entry in read(out / "journal.jsonl")]
+
+
+def begun(out: Path) -> list[TrialStarted]:
+    return [record for record in records(out) if isinstance(record, TrialStarted)]
+
+
+def test_the_search_chooses_who_trains_and_how_they_agree(
+    cluster: LocalCluster, tmp_path: Path, searching: Callable[[str], Program]
+) -> None:
+    answer = frontier(asked(searching(SPACE), tmp_path / "out"), cluster=cluster)
+    trials = begun(tmp_path / "out")
+    searched = [trial for trial in trials if trial.phase == "search"]
+    assert {trial.means.get("sync", "allreduce").partition(":")[0] for trial in searched} == {"allreduce", "local"}
+    assert {trial.tags["crew"]["workers"] for trial in searched} == {1, 2, 3}
+    assert {trial.means["workers"] for trial in searched} == {1}, "one worker does it all, bit for bit"
+    assert {trial.means["num_slots"] for trial in searched if "sync" in trial.means} == {4}, "one for each learner"
+    again = [trial for trial in trials if trial.phase in ("naive", "confirm")]
+    assert max(Counter(key(trial.config, trial.seed, trial.means) for trial in again).values()) == 1
+    naive = [row for row in answer.rows if row.role == "naive"]
+    assert [(row.workers, row.ways) for row in naive] == [(1, ""), (4, "")]
+    assert {row.workers for row in answer.rows} <= {1, 2, 3, 4}
+    for row in answer.rows:
+        _, way = read_way(row.means)
+        assert ("local:learners=4,every=2" in row.ways) is (way.agreed != SyncChoice())
+        if way.agreed != SyncChoice():
+            assert (row.seconds_label, row.seconds_factor, row.num_slots) == ("modelled", None, 4)
+
+
+def test_a_policy_stands_beside_static_settings(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    policy = "warmup:steps=6"
+    request = asked(
+        tiny, tmp_path / "out", workers=(1, 2), policies=(policy,), sampler="random", budget_s=0.1
+    )  # no time to search
+    answer = frontier(request, cluster=cluster)
+    told = Counter((row.role, row.workers, row.ways) for row in answer.rows)
+    assert told == Counter(
+        [
+            *[("naive", 1, ""), ("naive", 2, ""), ("tuned", 1, ""), ("tuned", 2, "")],
+            *[("tuned", 1, f"policy {policy}"), ("tuned", 2, f"policy {policy}")],
+        ]
+    )
+    given = [trial for trial in begun(tmp_path / "out") if trial.phase == "policy"]
+    assert Counter(trial.means["workers"] for trial in given) == {1: 2, 2: 2}, "its own workers train: it might ask"
+    assert {trial.means["policy"] for trial in given} == {policy}
+    for row in answer.rows:
+        if row.ways:
+            assert (row.quality_label, row.seconds_label) == ("measured", "modelled")
+            runs = [r.run for r in records(tmp_path / "out") if isinstance(r, TrialFinished) and r.trial in row.trials]
+            assert {run.workers for run in runs if run is not None} == {row.workers}
+
+
+def test_the_command_of_a_policys_row_has_it(
+    cluster: LocalCluster, tmp_path: Path, searching: Callable[[str], Program]
+) -> None:
+    """A third of the steps of the naive row: the pick is what the search found under its policy."""
+    space = 'def space(trial):\n    return {"lr": 0.1, "epochs": 1, "policy": "warmup:steps=2"}\n\n\n'
+    answer = frontier(asked(searching(space), tmp_path / "out", workers=(2,), target=99.0), cluster=cluster)
+    assert answer.pick is not None
+    assert answer.rows[answer.pick].ways == "policy warmup:steps=2"
+    assert "--workers 2:2 --mode exact" in answer.command
+    assert "--policy warmup:steps=2" in answer.command
+    assert "2 workers (policy warmup:steps=2)" in answer.answer
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("'mesh': 'pipeline=2'", {}, "stages need more"),
+    ("'workers': 8", {}, "up to as many workers as are asked about, 4"),
+    ("'mesh': 'tensor=2'", {}, "blocks of divided layers show"),
+    ("'mode': 'fast', 'mesh': 'shard=4'", {}, "workers show in the result"),
+    ("'policy': 'warmup:steps=2'", {"trial_workers": (1, 2)}, "workers show in the result"),
+    ("'policy': 'no_such'", {}, "a policy must be known"),
+    ("'compress': 'int8'", {}, "do not add up to the same bits"),
+    ("'sync': 'local', 'learners': 2, 'every': 2, 'sync_schedule': '9=allreduce'", {}, "those of one strategy"),
+    ("'topology': 'tree', 'mesh': 'shard=4'", {}, "a topology is that of sums of whole replicas"),
+]
+
+
+@pytest.mark.parametrize(("chosen", "changes", "said"), REFUSED)
+def test_a_space_of_which_nothing_can_run_is_refused(
+    tmp_path: Path, searching: Callable[[str], Program], chosen: str, changes: dict[str, Any], said: str
+) -> None:
+    space = f"def space(trial):\n    return {{'batch_size': 80, {chosen}}}\n\n\n"
+    with pytest.raises(UserError, match=said):
+        frontier(asked(searching(space), tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_shows_in_a_result_belongs_to_a_training(tmp_path: Path, tiny: Program) -> None:
+    plan = check(asked(tiny, tmp_path / "out"))
+    crew = plan.crews[-1]
+    local = Way(agreed=SyncChoice.parse("local:learners=4,every=2", ""))
+    ways = [Way(), Way(mode="fast"), Way(micro_batch=5), Way(policies=("warmup",)), local]
+    names = {str(shown(way.told(way.trainer(crew)))) for way in ways}
+    assert len(names) == len(ways)
+    divided = replace(crew, mesh=Mesh(shard=4), mechanism="zero")
+    assert shown(Way().told(Way().trainer(divided))) == shown(Way().told(Way().trainer(crew)))
+    fast = Way(mode="fast")
+    assert shown(fast.told(fast.trainer(divided))) != shown(fast.told(fast.trainer(crew)))
+    for way in ways:
+        assert read_way(way.told(way.on(crew))) == (way.on(crew), way)
+
+
+def test_times_of_other_means_are_the_models_times_what_was_measured() -> None:
+    two, four = Mesh(data=2), Mesh(data=4)
+    times = Times(MODEL, {(20, StepKind(two, "fast")): 0.02}, {}, {StepKind(two, "fast"): 0.5}, {"fast": 0.5})
+    assert times.expected_s(20, StepKind(two, "fast")) == 0.02
+    assert times.expected_s(40, StepKind(two, "fast")) == pytest.approx(0.5 * MODEL.step_s(40, 2))
+    assert times.expected_s(40, StepKind(four, "fast")) == pytest.approx(0.5 * MODEL.step_s(40, 4))
+    assert times.factor_of(StepKind(four, "fast")) is None
+    rounds = times.expected_s(40, StepKind(four, "local:learners=4,every=8", 8))
+    assert rounds == pytest.approx(MODEL.gradient_s(40, 4) + MODEL.reduction_s(4) / 8)
+
+
+def test_means_are_told_apart_from_those_that_were_asked_for(tmp_path: Path, tiny: Program) -> None:
+    lineup = check(asked(tiny, tmp_path / "out")).lineup
+    crew = lineup.widest
+    assert lineup.ways(crew, Way()) == ""
+    way = Way("fast", "int8", 8, SyncChoice.parse("local:learners=4,every=2", ""), ("warmup",))
+    assert lineup.ways(crew, way) == "fast, int8, micro-batch 8, local:learners=4,every=2, policy warmup"
+    divided = Means(mesh=Mesh(shard=4), mechanism="sharded")
+    assert lineup.kind_of(divided).apart == "sharded"
+    assert lineup.kind_of(replace(divided, mechanism="zero")).apart == "", "the least that the mesh needs"
+    lineup.speed_up(crew, replace(crew, threads=2))
+    assert (lineup.ways(crew, Way()), lineup.ways(crew, Way("fast"))) == ("2 threads", "fast")
+
+
+def test_throughput_is_told_in_the_journal_and_the_answer(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
+    answer = frontier(
+        asked(tiny, tmp_path / "out", workers=(1, 2), sampler="random", budget_s=0.1, throughput=True), cluster=cluster
+    )
+    tuned = [record for record in records(tmp_path / "out") if record.kind == "throughput_tuned"]
+    assert [each.tried[0].means["workers"] for each in tuned] == [1, 2][: cores()]
+    for each in tuned:
+        chosen = each.tried[each.chosen]
+        assert chosen.same, "no other bits are taken"
+        rows = [row for row in answer.rows if row.workers == chosen.means["workers"]]
+        assert {row.means["threads"] for row in rows} == {chosen.means["threads"]}
+    assert any(reason.text.startswith("throughput: of ") for reason in answer.reasons)
+    trials = begun(tmp_path / "out")
+    assert {trial.means["threads"] for trial in trials if trial.phase == "naive"} == {1}

@@ -1,0 +1,78 @@
+"""The throughput phase: what is tried, and what is taken. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastune.core.run import Means
+from elastune.frontier.throughput import MeansClimb, in_words
+from elastune.journal.records import RunFinished
+
+FOUR = Means(workers=4, num_slots=4)
+
+
+def ran(step_s: float, sha256: str = "same") -> RunFinished:
+    return RunFinished(sha256, 4, 25, 100, 1.0, {}, step_s=step_s)
+
+
+def climbed(climb: MeansClimb, steps: dict[str, RunFinished | None]) -> list[str]:
+    """Each thing tried, in words; ``steps``: how its short run ended, 1 s where it is not named."""
+    for means in climb.rounds():
+        for each in means:
+            words = (
+                "own" if each == climb.crew else f"{each.mechanism} {each.threads} {each.topology} {each.micro_batch}"
+            )
+            climb.hear(each, steps.get(words, ran(1.0)))
+    return [timed.changed for timed in climb.tried]
+
+
+def test_each_kind_of_means_goes_on_from_the_best_before() -> None:
+    climb = MeansClimb(FOUR, 64, 8, free=True)
+    tried = climbed(climb, {"replicated 2 native None": ran(0.5), "zero 2 native None": ran(0.4)})
+    assert tried == [
+        "as asked for",
+        "threads 2",
+        "mechanism zero, threads 2, mesh shard=4",
+        "mechanism sharded, threads 2, mesh shard=4",
+        "mechanism zero, threads 2, micro_batch 8, mesh shard=4",
+    ], "no routes where state is divided"
+    assert (climb.best.mechanism, climb.best.threads) == ("zero", 2)
+    assert climb.found.chosen == 2
+    assert "4 by mechanism zero, threads 2, mesh shard=4 (2.50 times as fast)" in in_words([climb.found])
+
+
+def test_other_bits_are_not_taken_however_fast() -> None:
+    climb = MeansClimb(FOUR, 64, 8, free=False)
+    climbed(climb, {"replicated 2 native None": ran(0.1, "other"), "replicated 1 ring None": None})
+    assert climb.best == FOUR
+    other, failed = climb.found.tried[1], climb.found.tried[2]
+    assert (other.same, failed.same, failed.step_s) == (False, None, None)
+    assert "1 of them with other bits" in in_words([climb.found])
+    assert in_words([climb.found]).endswith("those asked for")
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    climb = MeansClimb(FOUR, 64, 4, free=False)
+    climbed(climb, {"replicated 1 tree None": ran(0.97)})
+    assert climb.best == FOUR
+
+
+def test_what_cannot_be_timed_is_left_as_it_is() -> None:
+    climb = MeansClimb(FOUR, 64, 8, free=True)
+    assert climbed(climb, {"own": None}) == ["as asked for"]
+    assert climb.best == FOUR
+    assert in_words([]) == ""
+
+
+def test_threads_are_those_that_there_are_cores_for() -> None:
+    alone = replace(FOUR, workers=1)
+    assert [m.threads for m in list(_after(MeansClimb(alone, 64, 6, free=False)))] == [2, 4, 6]
+    assert list(_after(MeansClimb(FOUR, 64, 4, free=False))) == []
+
+
+def _after(climb: MeansClimb) -> list[Means]:
+    """The second round."""
+    rounds = climb.rounds()
+    for means in next(rounds):
+        climb.hear(means, ran(1.0))
+    return next(rounds)
