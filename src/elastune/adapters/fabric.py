@@ -110,7 +110,7 @@ class Fabric(lightning.fabric.Fabric):
 
     def __init__(self, *, loggers: Any = None, **given: Any) -> None:
         own, strategy = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers), FabricStrategy()
-        how = {name: given[name] for name in ("precision", "plugins", "callbacks") if name in given}
+        how: dict[str, Any] = {name: given[name] for name in ("precision", "plugins", "callbacks") if name in given}
         how |= {"accelerator": strategy.root_device.type, "devices": 1}
         super().__init__(strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *own], **how)
 
