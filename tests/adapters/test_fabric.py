@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins import MixedPrecision
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -234,6 +235,23 @@ def test_what_fabric_does_otherwise_is_refused(tmp_path: Path) -> None:
         fabric.load(tmp_path / "state.ckpt", held)
         assert held["step"] == 2
         assert torch.equal(held["model"].weight, model.weight)
+
+    in_session(tried)(lone_session(tmp_path))
+
+
+def test_gradients_are_clipped_without_their_scale(tmp_path: Path) -> None:
+    def tried(session: Any) -> None:
+        fabric = Fabric(plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0)))
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(model.weight)
+        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for (x,) in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=8)):
+            fabric.backward(model(x).mean())
+            norm = float(fabric.clip_gradients(model, optimizer, max_norm=9.0))
+            assert norm == pytest.approx(2**0.5 if session.ends_step else 0.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert session.step == 1
 
     in_session(tried)(lone_session(tmp_path))
 

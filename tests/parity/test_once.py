@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
@@ -60,3 +63,17 @@ def test_it_is_named_by_what_may_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "other" / "once").write_text("a file where a folder is to be")
     with pytest.raises(UserError, match=r"must be writable.*another --out"):
         lone_session(tmp_path / "other").once("mail")
+
+
+def test_the_batch_that_completes_a_step_is_asked_for(tmp_path: Path) -> None:
+    session = lone_session(tmp_path, means=Means(num_slots=4))
+    model = nn.Linear(2, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    asked = []
+    for _ in session.epochs(1):
+        for (x,) in session.batches(TensorDataset(torch.ones(8, 2)), batch_size=8):
+            session.backward(model(x).square().mean())
+            asked.append(session.once("first"))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert asked == [False, False, False, True]

@@ -25,6 +25,7 @@ from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.compiling import COMPILED, CompileTimes, is_compiled, plain, too_many_shapes
 from elastune.train.several import Prepared
 from elastune.train.timing import StepTimes
+from elastune.train.warm_up import WarmedUp, warm_up
 
 COMPILE = {"backend": "eager"}
 
@@ -165,6 +166,16 @@ def test_a_step_that_compiles_is_in_no_times(tmp_path: Path) -> None:
     assert COMPILED.untold() > 0
     assert COMPILED.untold() == 0
     assert times.count == 8
+
+
+def test_passes_that_do_not_count_are_listened_to() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.clear()
+    nothing: Any = None
+    with pytest.raises(WarmedUp):
+        next(warm_up(nothing, iter(()), nothing, nothing, nothing, nothing))
+    assert callback_handler.start_callbacks == [COMPILED._begins]
 
 
 def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path) -> None:
