@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins import MixedPrecision
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,6 +28,7 @@ from elastune.train.program.current import in_session
 PROGRAMS = Path(__file__).parent / "programs"
 SEED = 3  # of Runs
 NAMES = ("fabricated", "lightened")
+GROWING = GradientAccumulationScheduler({0: 1, 1: 2})
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +83,14 @@ def itself(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), *((name, {"scale": 1024.0}) for name in NAMES), ("lightened", {"accumulate": 3})],
+)
 def test_it_trains_as_lightning_does(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    settings = {"shuffle": False, "dropout": 0.0}
+    settings = {"shuffle": False, "dropout": 0.0} | options
     plain = itself(name, monkeypatch)
     plain.config.update(settings)
     if name == "fabricated":
@@ -95,7 +101,29 @@ def test_it_trains_as_lightning_does(
         told = plain.main()
     assert len(told) == plain.config["epochs"]
     ours = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py"))(2, **settings)
-    assert [report["loss"] for report in ours.reports] == pytest.approx(told, abs=1e-5)
+    near = 5e-3 if "scale" in options else 1e-5
+    assert [report["loss"] for report in ours.reports] == pytest.approx(told, abs=near)
+    assert ours.outcome.steps == plain.config["epochs"] * 3 // options.get("accumulate", 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_scaled_alike_whoever_dies(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str
+) -> None:
+    runs = Runs(cluster, tmp_path, Program(PROGRAMS / f"{name}_disturbed.py"))
+    too_large = 2.0**24  # at first: such steps change nothing
+    one, three = runs(1, scale=too_large), runs(3, scale=too_large, faults=["kill 1 2 loss", "kill 2 3 loss"])
+    assert one.sha256 != undisturbed[name].sha256
+    assert three.lost == [1, 2]
+    assert (three.sha256, three.reports) == (one.sha256, one.reports)
+
+
+def test_accumulated_batches_are_a_step_on_any_workers(cluster: LocalCluster, tmp_path: Path) -> None:
+    runs = Runs(cluster, tmp_path, Program(PROGRAMS / "lightened_disturbed.py"))
+    one, three = runs(1, accumulate=2), runs(3, accumulate=2, faults=["kill 1 2 loss"])
+    assert one.outcome.steps == 6, "of 40 samples and of 20, in each of three epochs"
+    assert three.lost == [1]
+    assert (three.sha256, three.reports) == (one.sha256, one.reports)
 
 
 def test_an_early_stop_is_that_of_all(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -124,9 +152,20 @@ def test_a_script_is_tuned_by_the_command_line(command_here: Any, tmp_path: Path
     assert best["config"]["lr"] != 0.02, "the settings that the script has without a study"
 
 
-@pytest.mark.parametrize(
-    "options", [{"accumulate_grad_batches": 2}, {"limit_train_batches": 2}, {"fast_dev_run": True}]
-)
+def turned_off(module: Any) -> None:
+    module.automatic_optimization = False
+
+
+def test_a_manual_optimization_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightened
+
+    monkeypatch.setattr(lightened.Classifier, "setup", lambda module, stage: turned_off(module), raising=False)
+    monkeypatch.setitem(lightened.config, "options", {"gradient_clip_val": None})
+    with pytest.raises(UserError, match=r"a step in each optimizer.step\(\).*has turns"):
+        in_session(lambda session: lightened.main())(lone_session(tmp_path))
+
+
+@pytest.mark.parametrize("options", [{"limit_train_batches": 2}, {"fast_dev_run": True}, {"callbacks": [GROWING]}])
 def test_what_the_trainer_would_do_otherwise_is_refused(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +237,39 @@ def test_what_fabric_does_otherwise_is_refused(tmp_path: Path) -> None:
         assert torch.equal(held["model"].weight, model.weight)
 
     in_session(tried)(lone_session(tmp_path))
+
+
+def test_gradients_are_clipped_without_their_scale(tmp_path: Path) -> None:
+    def tried(session: Any) -> None:
+        fabric = Fabric(plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0)))
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(model.weight)
+        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for (x,) in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=8)):
+            fabric.backward(model(x).mean())
+            norm = float(fabric.clip_gradients(model, optimizer, max_norm=9.0))
+            assert norm == pytest.approx(2**0.5 if session.ends_step else 0.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert session.step == 1
+
+    in_session(tried)(lone_session(tmp_path))
+
+
+def test_batches_that_a_script_adds_up_are_refused(tmp_path: Path) -> None:
+    def tried(session: Any) -> None:  # as if the parts of a batch were batches
+        fabric, model = Fabric(), nn.Linear(2, 1)
+        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4))
+        for number, (x,) in enumerate(loader):
+            with fabric.no_backward_sync(model, enabled=number % 2 == 0):
+                fabric.backward(model(x).square().mean() / 2)
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(UserError, match=r"each batch of a loader is a step.*--micro-batch"):
+        in_session(tried)(lone_session(tmp_path))
 
 
 def test_outside_of_a_run_it_says_so() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.parity.programs import others_data
 
 from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
 from elastune.core.run import Means, Program
 from elastune.testing.elastic_runs import SLOTS, Runs
 from elastune.testing.sessions import lone_session
@@ -39,3 +40,21 @@ def test_each_sample_is_used_once_an_epoch_whoever_dies(cluster: LocalCluster, f
     assert ran.lost == [1, 0]
     assert ran.ledger.exact
     assert ran.sha256 == session.trained.fingerprint(session.state.workers)
+
+
+@pytest.mark.parametrize(
+    ("left", "collates", "told"),
+    [
+        (3 * 1024 + 512, False, r"a tar file of a stream is whole \(got \S*shard-2.tar: unexpected end of data"),
+        (3 * 1024, False, r"all its parts \(got \S*shard-2.tar: sample 0021 has id, and no cls\)"),
+        (3 * 1024, True, r"all its parts \(got \S*shard-2.tar: sample 0021 has id, and no cls\)"),
+    ],
+)
+def test_a_tar_file_that_was_cut_is_named(folder: Path, left: int, collates: bool, told: str) -> None:
+    file = folder / "shard-2.tar"
+    file.write_bytes(file.read_bytes()[:left])
+    session = lone_session(folder / "alone", config={"kind": "tars", "folder": str(folder), "faults": []})
+    opened = others_data.raw_tars if collates else others_data.tars
+    with pytest.raises(UserError, match=told):
+        for _ in session.batches(opened(str(folder)), 16, train=False):
+            pass

@@ -22,9 +22,10 @@ from elastune.report.explain_run import _compiling
 from elastune.testing.sessions import lone_session
 from elastune.train import compiling
 from elastune.train.checkpoints.start_from import weights_in
-from elastune.train.compiling import CompileTimes, is_compiled, plain, too_many_shapes
+from elastune.train.compiling import COMPILED, CompileTimes, is_compiled, plain, too_many_shapes
 from elastune.train.several import Prepared
 from elastune.train.timing import StepTimes
+from elastune.train.warm_up import WarmedUp, warm_up
 
 COMPILE = {"backend": "eager"}
 
@@ -162,9 +163,19 @@ def test_a_step_that_compiles_is_in_no_times(tmp_path: Path) -> None:
     assert len(times._kept) == 8 - 3 - 2
     times.leave_out_newest()
     assert len(times._kept) == 8 - 3 - 3
-    assert times.newly_compiled_s() > 0
-    assert times.newly_compiled_s() == 0
+    assert COMPILED.untold() > 0
+    assert COMPILED.untold() == 0
     assert times.count == 8
+
+
+def test_passes_that_do_not_count_are_listened_to() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.clear()
+    nothing: Any = None
+    with pytest.raises(WarmedUp):
+        next(warm_up(nothing, iter(()), nothing, nothing, nothing, nothing))
+    assert callback_handler.start_callbacks == [COMPILED._begins]
 
 
 def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path) -> None:
@@ -225,10 +236,10 @@ def test_it_is_explained() -> None:
     records = [Compiled(1, 0, 2.0), Compiled(1, 1, 3.0), Compiled(9, 0, 0.5)]
     assert [decode(encode(record)) for record in records] == records
     lines = _compiling([Entry(float(at), record) for at, record in enumerate(records)])
+    told = "steps that it did so in are not in the times of steps."
     assert lines == (
-        "Worker 0 compiled for 2.5 s, the last time up to step 9; the 2 steps it did so in are not in the times of "
-        "steps.",
-        "Worker 1 compiled for 3 s, the last time up to step 1; the 1 step it did so in are not in the times of steps.",
+        f"Worker 0 compiled for 2.5 s, the last time up to step 9; {told}",
+        f"Worker 1 compiled for 3 s, the last time up to step 1; {told}",
     )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from elastune.adapters.fabric_logger import RunLogger
+from elastune.adapters.fabric_steps import FabricSteps
 from elastune.adapters.loaders import Loader
 from elastune.adapters.passes import Passes, Scheduler, first_batch
 from elastune.core.errors import UserError
@@ -30,6 +31,7 @@ class FabricStrategy(SingleDeviceStrategy):
         self.passes = Passes(self.session)
         super().__init__(self.session.device)
         self._prepared: nn.Module | None = None
+        self._steps = FabricSteps(self.session)
 
     @property
     def is_global_zero(self) -> bool:
@@ -54,24 +56,19 @@ class FabricStrategy(SingleDeviceStrategy):
 
     def setup_optimizer(self, optimizer: Any) -> Any:
         """Raises ``UserError``."""
-        rule, fix = (
-            "a model and its optimizer are set up in one call",
-            "model, optimizer = fabric.setup(model, optimizer)",
-        )
-        raise UserError(rule, "fabric.setup_optimizers", fix)
+        rule, call = "a model and its optimizer are set up in one call", "fabric.setup(model, optimizer)"
+        raise UserError(rule, "fabric.setup_optimizers", f"model, optimizer = {call}")
 
     def setup_module_and_optimizers(self, module: nn.Module, optimizers: Any, scheduler: Any = None) -> Any:
-        """As ``session.prepare``. Raises ``UserError`` for a second call, and where gradients would be scaled."""
-        if getattr(self.precision, "scaler", None) is not None:
-            fix = 'use precision="bf16-mixed", or leave it out: elastune run --precision bf16'
-            raise UserError("Fabric's precision has no gradient scaler here", type(self.precision).__name__, fix)
-        given = [each for each in (scheduler,) if each is not None]
+        """As ``session.prepare``. Raises ``UserError`` for a second call."""
+        given = [] if scheduler is None else [scheduler]
         module, *rest = self.session.prepare(module, *optimizers, *given)
         self._prepared = module
+        self._steps.scale(self.precision)
         return module, rest[: len(optimizers)], Scheduler(self.passes, rest[-1]) if given else None
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
-        """One pass over it trains, while the model is in ``train()`` and gradients are on; else it evaluates."""
+        """A pass over it trains, while the model is in ``train()`` and gradients are on; else it evaluates."""
         found = Loader(self._batches, dataloader)
         vars(found).update({name: each for name, each in vars(dataloader).items() if name not in vars(found)})
         return found
@@ -86,7 +83,12 @@ class FabricStrategy(SingleDeviceStrategy):
         """As ``session.backward``: ``tensor`` is the mean over the batch."""
         if given or options:
             raise UserError("session.backward takes a loss, and no options of backward", sorted(options), "leave them")
-        self.session.backward(tensor, module)
+        self._steps.backward(tensor, module)
+
+    def optimizer_step(self, optimizer: Any, **options: Any) -> Any:
+        """As Fabric's."""
+        self._steps.stepped()
+        return super().optimizer_step(optimizer, **options)
 
     def clip_gradients_norm(
         self, module: Any, optimizer: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = True
@@ -94,6 +96,7 @@ class FabricStrategy(SingleDeviceStrategy):
         """As ``session.clip_grad_norm_``: over all parameters of the model."""
         if norm_type != 2:
             raise UserError("the norm of gradients that is clipped is 2", norm_type, "leave norm_type out")
+        self.precision.unscale_gradients(optimizer)
         return torch.tensor(self.session.clip_grad_norm_(float(max_norm)))
 
     def clip_gradients_value(self, module: Any, optimizer: Any, clip_val: float) -> None:
@@ -105,12 +108,13 @@ class FabricStrategy(SingleDeviceStrategy):
 class Fabric(lightning.fabric.Fabric):
     """``lightning.fabric.Fabric`` on the workers of a run; options of workers and devices are the run's own."""
 
-    def __init__(self, *, precision: Any = None, loggers: Any = None, callbacks: Any = None, **of_run: Any) -> None:
+    def __init__(self, *, loggers: Any = None, **given: Any) -> None:
         own, strategy = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers), FabricStrategy()
-        how = {"accelerator": strategy.root_device.type, "devices": 1, "precision": precision, "callbacks": callbacks}
+        how: dict[str, Any] = {name: given[name] for name in ("precision", "plugins", "callbacks") if name in given}
+        how |= {"accelerator": strategy.root_device.type, "devices": 1}
         super().__init__(strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *own], **how)
 
     @staticmethod
-    def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:
+    def seed_everything(seed: int | None = None, *given: Any, **options: Any) -> int:
         """The run's own seed (``--seed``) stands in its place: workers and trials are seeded by it."""
         return seed or 0

@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from elastune.adapters.lightning_parts import PassEnds, TrainerPlace, most_epochs, moved, refuse
+from elastune.adapters.lightning_parts import PassEnds, TrainerPlace, WholeSteps, most_epochs, moved, refuse
 from elastune.adapters.loaders import Loader
 from elastune.train.program.current import at_end, current_session, end_program
 
@@ -43,8 +43,8 @@ class ElastuneStrategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """As ``session.prepare``, and on to where the run is."""
+        self._trainer, self._whole = trainer, WholeSteps(trainer)  # optimizers may ask for the number of steps
         super().setup(trainer)
-        self._trainer = trainer
         if trainer.state.fn != TrainerFn.FITTING:
             return
         refuse(trainer)
@@ -53,6 +53,8 @@ class ElastuneStrategy(SingleDeviceStrategy):
         self.optimizers = rest[: len(self.optimizers)]
         self._ends = PassEnds(self.session, self.end_pass)
         self.session.track("lightning", TrainerPlace(trainer))
+        if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:  # of 16-mixed
+            self.session.track("lightning scaler", scaler)
         trainer.callbacks.append(self._ends)
         self._epochs = self.session.epochs(most_epochs(trainer))
         self._begun = next(self._epochs, None) is not None  # joins the others, who may be further
@@ -60,7 +62,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
         """A pass over it trains where the trainer does; else each worker reads all of it."""
-        return Loader(self._batches, dataloader)
+        return Loader(self._batches, self._whole(dataloader))
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         if not self._trainer.training:

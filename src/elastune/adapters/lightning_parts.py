@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
 
+from elastune.adapters.loaders import rebuilt
 from elastune.core.errors import UserError
 from elastune.train.session import Session
 
@@ -64,6 +68,26 @@ def most_epochs(trainer: Trainer) -> int:
     return 1_000_000 if most is None or most < 0 else int(most)
 
 
+class WholeSteps:
+    """Training batches of the size of a step: what ``trainer`` would accumulate, it is given at once."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._batches = 1
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._batches, trainer.accumulate_grad_batches = int(trainer.accumulate_grad_batches), 1
+
+    def __call__(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """``loader`` with larger batches, if it is to train on. Raises ``UserError`` where it has no batch size."""
+        if self._batches == 1 or not self._trainer.training:
+            return loader
+        size = getattr(loader, "batch_size", None)
+        if size is None:
+            rule, fix = "batches of one size are accumulated", "let the batch_sampler give the batches of a step"
+            raise UserError(rule, "a DataLoader without batch_size", fix)
+        return rebuilt(loader, batch_size=size * self._batches)
+
+
 def moved(strategy: Any, part: Any) -> Any:
     """A part of a batch, as Lightning makes ready the batches that it fetches itself."""
     part = strategy.precision_plugin.convert_input(part)
@@ -74,12 +98,15 @@ def moved(strategy: Any, part: Any) -> Any:
 def refuse(trainer: Trainer) -> None:
     """Raise ``UserError`` for what the run does its own way, or Lightning would do between the parts of a batch."""
     told = {
-        "accumulate_grad_batches": trainer.accumulate_grad_batches > 1,
-        "manual optimization": not trainer.lightning_module.automatic_optimization,
+        "a GradientAccumulationScheduler": any(
+            isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks
+        ),
         "no optimizer": not any(each.param_groups for each in trainer.optimizers),
         "limit_train_batches": trainer.limit_train_batches != 1.0 or isinstance(trainer.limit_train_batches, int),
-        "a gradient scaler": getattr(trainer.precision_plugin, "scaler", None) is not None,
     }
-    fixes = "a larger batch_size (it is that of all workers), one optimizer, all batches, bf16"
+    if not trainer.lightning_module.automatic_optimization:
+        rule = "Lightning counts a step in each optimizer.step() of a manual optimization, also in a part of a batch"
+        raise UserError(rule, "automatic_optimization = False", "write that loop with a session, where it has turns")
     if found := ", ".join(name for name, asked in told.items() if asked):
-        raise UserError("Lightning's Trainer takes one step of one optimizer a batch here", found, f"use {fixes}")
+        fix = "use one batch_size (it is that of all workers), one optimizer, all batches"
+        raise UserError("Lightning's Trainer takes one step of one optimizer a batch here", found, fix)

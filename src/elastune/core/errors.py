@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+
+from elastune.core.pages import page_of
+
 
 class UserError(Exception):
-    """A broken rule, told in one line: the rule, the value that broke it, and the fix.
+    """A broken rule, told in one line: the rule, the value that broke it, the fix, and the page that tells more.
 
-    The command line prints it and exits with code 2; nothing that already exists is changed.
+    The command line prints it and exits with code 2; nothing that already exists is changed. The page is that of the
+    file which makes the error (``core/pages.py``), where the fix names none.
 
     Args:
         rule: what must hold, as a sentence: "a batch holds at least one sample".
@@ -22,10 +27,15 @@ class UserError(Exception):
         self.rule = rule
         self.value = value
         self.fix = fix
+        here = inspect.currentframe()
+        maker = None if here is None else here.f_back
+        self.page = "" if maker is None else page_of(str(maker.f_globals.get("__name__", "")))
 
     def __str__(self) -> str:
         shown = " ".join(str(self.value).split())
-        return f"{self.rule} (got {shown}): {self.fix}"
+        told = f"{self.rule} (got {shown}): {self.fix}"
+        names_one = not self.page or "docs/" in told or ".md" in self.fix
+        return told if names_one else f"{told} ({self.page})"
 
 
 class Diverged(Exception):

@@ -55,7 +55,7 @@ def _compiling(entries: Sequence[Entry]) -> tuple[str, ...]:
             told.setdefault(entry.record.worker, []).append(entry.record)
     return tuple(
         f"Worker {worker} compiled for {duration(sum(each.seconds for each in found))}, the last time up to step "
-        f"{found[-1].step}; the {count(len(found), 'step')} it did so in are not in the times of steps."
+        f"{found[-1].step}; steps that it did so in are not in the times of steps."
         for worker, found in sorted(told.items())
     )
 

@@ -103,19 +103,28 @@ class CompileTimes:
     """Seconds that this process has spent in ``torch.compile``, as torch tells of it, forward and backward."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self._seconds = self._told = 0.0
         self._since: float | None = None
 
     @property
     def seconds(self) -> float:
         """All of them since the process began to listen: from the first time that this is read on."""
+        self.listen()
+        return self._seconds
+
+    def untold(self) -> float:
+        """Those since this was asked last, in whatever session: also of a joiner's first passes, which do not count."""
+        before, self._told = self._told, self.seconds
+        return self._told - before
+
+    def listen(self) -> None:
+        """Hear of what is compiled from here on, if there is a compiler in this process."""
         if _wrapper() is not None:
             from torch._dynamo.callback import callback_handler
 
             if self._begins not in callback_handler.start_callbacks:  # not yet, or torch._dynamo.reset has dropped it
                 callback_handler.register_start_callback(self._begins)
                 callback_handler.register_end_callback(self._ends)
-        return self._seconds
 
     def _begins(self, _: object) -> None:
         self._since = time.monotonic()

@@ -118,6 +118,10 @@ class Rehearsal:
         """Nothing is kept."""
         return obj
 
+    def once(self, name: str) -> bool:
+        """Nothing is done for good."""
+        return False
+
     def epochs(self, count: int) -> Iterator[int]:
         """The first of them."""
         self._epochs = count

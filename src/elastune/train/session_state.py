@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from elastune.core.errors import UserError
 from elastune.elastic.worker.group import Rows
+from elastune.train.once import claim
 from elastune.train.progress import BY_PROGRAM
 from elastune.train.session_assets import SessionAssets
 from elastune.train.stepper import Stepper
@@ -32,9 +33,40 @@ class SessionState(SessionAssets):
         One at a time, and none that is on its way back to where the run is. Between two steps without a loss it acts
         once. Where a worker is lost just then, what it did since the last step may be done again, perhaps by another
         one; and where it is the leader that is lost before it came to that line, by nobody. So write files anew instead
-        of adding to them; ``session.report`` keeps each value once.
+        of adding to them; ``session.report`` keeps each value once, and ``session.once`` is for what must not be twice.
         """
         return self.rank == 0 and self._workers.synchronised
+
+    def once(self, name: str) -> bool:
+        """Whether this worker is to do what ``name`` stands for, now: true on one worker, once in the life of the run.
+
+        Whichever worker comes here first gets it, so a lost one is no reason that nobody does. The mark (``once/NAME``
+        in the run's folder) is on the disk before this returns, and a resumed run finds it: what was begun is never
+        begun again, also where its worker was killed before it was done. Inside of a batch loop only the batch that
+        completes a step is asked for. Workers may come here at different times; call nothing of the session under it.
+
+        Args:
+            name: Letters, digits, ``_`` and ``-``; another one for each time: ``f"epoch-{epoch}"``.
+
+        Returns:
+            Whether it is to be done here.
+
+        Raises:
+            UserError: For a name that is no file's, and where hosts do not share the run's folder, or it is full.
+
+        Example:
+            >>> if session.once(f"mail-{session.epoch}"):
+            ...     send_mail(f"epoch {session.epoch} is done")
+        """
+        if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+            fix = 'such as session.once("mail-3")'
+            raise UserError("what is done once is named by letters, digits, _ and -", repr(name)[:60], fix)
+        if self._spec.spool is not None:
+            rule, fix = "what was done once is noted in a folder that all share", "use a cluster without folder=local"
+            raise UserError(rule, "a folder of each host's own", fix)
+        if not self._workers.synchronised or not self.ends_step:
+            return False  # the way back to where the run is leads here again, and so does the end of the step
+        return claim(self._home, name, f"worker {self._workers.worker}, after step {self.step}")
 
     def track(self, name: str, obj: T) -> T:
         """Make ``obj`` a part of the run's state: saved in checkpoints, handed to workers that join, and taken back

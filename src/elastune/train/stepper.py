@@ -20,6 +20,7 @@ from elastune.journal.records import Compiled, Record, SyncChanged
 from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
+from elastune.train.compiling import COMPILED
 from elastune.train.control import PRIME, ControlVector
 from elastune.train.data.content import READS, content
 from elastune.train.data.loading import to_device
@@ -224,7 +225,7 @@ class Stepper:
             return False
         self._times = times.end_step(data_s, trained.sync.wait_s, plan.steps)
         self._progress.memory.end_step()
-        if (compiled_s := times.newly_compiled_s()) and (workers.elastic or workers.rank == 0):
+        if (compiled_s := COMPILED.untold()) and (workers.elastic or workers.rank == 0):
             self._send(Compiled(number + plan.steps, workers.worker, compiled_s))
         return True
 

@@ -27,7 +27,7 @@ class StepTimes:
         self._clock = clock
         self._started = clock.now()
         self._step_started = 0.0
-        self._compiled_before = self._compiled_told = COMPILED.seconds
+        self._compiled_before = COMPILED.seconds
         self.count = 0
         self._steps: deque[tuple[float, float] | None] = deque(maxlen=KEPT_STEPS)
 
@@ -66,11 +66,6 @@ class StepTimes:
         """Another worker compiled in the newest step, and this one waited for it."""
         if self._steps:
             self._steps[-1] = None
-
-    def newly_compiled_s(self) -> float:
-        """Seconds of compiling since this was asked last."""
-        before, self._compiled_told = self._compiled_told, COMPILED.seconds
-        return self._compiled_told - before
 
     @property
     def _kept(self) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from elastune.sync.base import Sync
+from elastune.train.compiling import COMPILED
 from elastune.train.control import ControlVector
 from elastune.train.data.loading import to_device
 from elastune.train.data.source import StepPlan
@@ -30,6 +31,7 @@ def warm_up(
     device: torch.device,
 ) -> Generator[Any, None, NoReturn]:
     """Yields the first batches of ``plan`` and throws their gradients away. Raises ``WarmedUp``."""
+    COMPILED.listen()
     for part in plan.slices[:SLICES] if plan is not None else ():
         assert plan is not None
         batch = to_device(next(data), device)

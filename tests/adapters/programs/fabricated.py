@@ -6,6 +6,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from lightning.fabric.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,7 +15,7 @@ if os.environ.get("LIGHTNING_ITSELF"):
 else:
     from elastune.adapters.fabric import Fabric
 
-config = {"faults": [], "epochs": 2, "lr": 0.02, "shuffle": True, "dropout": 0.1}
+config = {"faults": [], "epochs": 2, "lr": 0.02, "shuffle": True, "dropout": 0.1, "scale": 0.0}
 
 
 def loaders(shuffle: bool) -> tuple[DataLoader, DataLoader]:
@@ -26,7 +27,9 @@ def loaders(shuffle: bool) -> tuple[DataLoader, DataLoader]:
 
 
 def main(seed: int = 42) -> list[float]:
-    fabric = Fabric(accelerator="cpu", devices=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=config["scale"] or 1.0)
+    precision = {"plugins": MixedPrecision("16-mixed", "cpu", scaler)} if config["scale"] else {}
+    fabric = Fabric(accelerator="cpu", devices=1, **precision)
     fabric.seed_everything(seed)
     fabric.launch()
     train_loader, test_loader = fabric.setup_dataloaders(*loaders(config["shuffle"]))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,6 +16,7 @@ if not os.environ.get("LIGHTNING_ITSELF"):
     from elastune.adapters.lightning import ElastuneStrategy
 
 config = {"faults": [], "epochs": 3, "lr": 0.02, "shuffle": True, "dropout": 0.1, "patience": 3, "options": {}}
+config |= {"accumulate": 1, "scale": 0.0}
 
 
 class Classifier(LightningModule):
@@ -55,9 +57,17 @@ def loaders(shuffle: bool) -> tuple[DataLoader, DataLoader]:
 def main() -> list[float]:
     options = {} if os.environ.get("LIGHTNING_ITSELF") else {"strategy": ElastuneStrategy()}
     options |= {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    options |= {"enable_model_summary": False, "gradient_clip_val": 1.0} | config["options"]
-    stopping = EarlyStopping("loss", patience=config["patience"])
-    trainer = Trainer(max_epochs=config["epochs"], accelerator="cpu", devices=1, callbacks=[stopping], **options)
+    options |= {
+        "enable_model_summary": False,
+        "gradient_clip_val": 1.0,
+        "accumulate_grad_batches": config["accumulate"],
+    }
+    if config["scale"]:
+        options["plugins"] = [
+            MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=config["scale"]))
+        ]
+    options |= {"callbacks": [EarlyStopping("loss", patience=config["patience"])]} | config["options"]
+    trainer = Trainer(max_epochs=config["epochs"], accelerator="cpu", devices=1, **options)
     module = Classifier()
     trainer.fit(module, *loaders(config["shuffle"]))
     return module.told

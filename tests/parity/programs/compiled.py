@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
-config = {"cache": "", "faults": []}
+from elastune.testing.pace import Rests
+
+config = {"cache": "", "epochs": 2, "pause_s": 0.0, "until": "", "faults": []}
 
 
 def train(session) -> None:
@@ -18,10 +20,13 @@ def train(session) -> None:
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     model, optimizer = session.prepare(torch.compile(model), optimizer)
     x = torch.linspace(0, 1, 256).view(64, 4)
-    for _ in session.epochs(2):
+    pace = Rests(session, session.config["epochs"] * 4)
+    for _ in session.epochs(session.config["epochs"]):
         for one, other in session.batches(TensorDataset(x, x.sum(1, keepdim=True)), 16):
             session.backward(mse_loss(model(one), other))
             optimizer.step()
             optimizer.zero_grad()
+            if session.ends_step:
+                pace.rest()
     counted = torch._dynamo.utils.counters["inductor"]
     session.report(made=session.sum(counted["fxgraph_cache_miss"]), found=session.sum(counted["fxgraph_cache_hit"]))

@@ -20,6 +20,7 @@ def train(session) -> None:
     data = TensorDataset(torch.rand(60, 8, generator=source), torch.randint(0, 3, (60,), generator=source))
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    seen = session.track("seen", {"loss": 0.0, "steps": 0, "rate": 0.05})
     reach = inject(session)
     for _ in session.epochs(session.config["epochs"]):
         half = torch.randperm(60)[:40].tolist() if random.random() < 0.5 else np.random.permutation(60)[:40].tolist()
@@ -28,7 +29,8 @@ def train(session) -> None:
             session.backward(F.cross_entropy(model(x), y))
             reach("after")
             if session.ends_step:
-                optimizer.param_groups[0]["lr"] = 0.05 * (1 + session.loss) * random.uniform(0.9, 1.1)
+                optimizer.param_groups[0]["lr"] = seen["rate"] * (1 + session.loss) * random.uniform(0.9, 1.1)
+                seen |= {"loss": seen["loss"] + session.loss, "steps": seen["steps"] + 1}
             optimizer.step()
             optimizer.zero_grad()
             if session.ends_step:
@@ -39,5 +41,6 @@ def train(session) -> None:
         for _ in range(2):
             losses = [F.cross_entropy(model(x), y) for x, y in session.batches(data, 20, train=False)]
             found.append(session.mean(losses))
+        seen["rate"] = 0.02 * found[0] + 0.02 * seen["loss"] / seen["steps"]  # of an evaluation, of all steps
         coin = float(np.random.rand()) + random.random() + float(torch.rand(1))
-        session.report(loss=found[0], again=found[1], coin=coin)
+        session.report(loss=found[0], again=found[1], coin=coin, rate=seen["rate"])

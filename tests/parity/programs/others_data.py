@@ -29,12 +29,15 @@ def write_tars(folder: Path) -> None:
                     tar.addfile(member, io.BytesIO(str(text).encode()))
 
 
-def tars(folder: str) -> Any:
+def raw_tars(folder: str) -> Any:
     import webdataset
 
     urls = sorted(str(path) for path in Path(folder).glob("*.tar"))
-    stream = webdataset.WebDataset(urls, nodesplitter=None, shardshuffle=False)
-    return stream.shuffle(20, rng=random).decode().map(lambda sample: {"id": int(sample["id"]), "cls": sample["cls"]})
+    return webdataset.WebDataset(urls, nodesplitter=None, shardshuffle=False).decode()
+
+
+def tars(folder: str) -> Any:
+    return raw_tars(folder).shuffle(20, rng=random).map(lambda sample: {"id": int(sample["id"]), "cls": sample["cls"]})
 
 
 def hugging(streams: bool) -> Any:

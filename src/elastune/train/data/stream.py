@@ -20,6 +20,7 @@ from elastune.core.seeds import derive
 from elastune.train.control import PRIME
 from elastune.train.data.content import checksum_of
 from elastune.train.data.loading import Loading
+from elastune.train.data.tars import damaged_tar
 from elastune.train.rng import seed_everything, streams_kept
 
 
@@ -85,6 +86,10 @@ class Reader:
         except StopIteration:
             self._over = True
             return
+        except Exception as error:
+            if (told := damaged_tar(error)) is not None:
+                raise told from error
+            raise
         self._items[place] = item
         self._checksums.append(zlib.crc32(b"%d" % place, checksum_of(item)) % PRIME)
         self._next += 1
@@ -113,6 +118,16 @@ class Reader:
 
 def _as_it_is(item: Any) -> Any:
     return item
+
+
+def collated(items: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
+    """``items`` as a batch. Raises ``UserError`` where one of them is what was left of a sample."""
+    try:
+        return collate(items)
+    except KeyError as error:
+        if (told := damaged_tar(error, items)) is not None:
+            raise told from error
+        raise
 
 
 class StreamSource:
@@ -155,7 +170,7 @@ class StreamSource:
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
         for part in parts:
             self._reader.let_go(part.start - 2 * self._size)  # not those of this batch, nor of the one before
-            yield self._collate([self._reader.at(place) for place in part])
+            yield collated([self._reader.at(place) for place in part], self._collate)
 
     def probe(self) -> range:
         return range(0)
@@ -173,7 +188,7 @@ def evaluated(
         if stop <= start:
             break
         if batch % workers == rank:
-            yield list(range(start, stop)), collate([reader.at(place) for place in range(start, stop)])
+            yield list(range(start, stop)), collated([reader.at(place) for place in range(start, stop)], collate)
         reader.let_go(stop)
         start = stop
     seen(start)

@@ -1,0 +1,79 @@
+"""What a program does once: never twice, whoever dies and however often the run is resumed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import run_job
+from elastune.testing.elastic_runs import Runs
+from elastune.testing.sessions import lone_session
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "once.py")
+LINES = sorted(["begun", *(f"step-{n}" for n in range(1, 10)), *(f"epoch-{n}" for n in range(3))])
+
+
+@pytest.mark.parametrize(
+    ("faults", "lost", "missing"),
+    [
+        (["kill 0 4 before", "kill 1 6 reported"], [0, 1], []),  # somebody else comes to that line
+        ([f"kill {worker} 4 marked" for worker in range(4)], None, ["step-5"]),  # it was begun by who was lost
+    ],
+)
+def test_each_line_is_written_once(
+    cluster: LocalCluster, tmp_path: Path, faults: list[str], lost: list[int] | None, missing: list[str]
+) -> None:
+    file = tmp_path / "lines"
+    ran = Runs(cluster, tmp_path, PROGRAM)(4, file=str(file), faults=faults)
+    assert sorted([*file.read_text().splitlines(), *missing]) == LINES
+    assert lost in (ran.lost, None)
+    assert len(ran.lost) == len(lost or missing)
+
+
+def test_a_resumed_run_does_nothing_again(cluster: LocalCluster, tmp_path: Path) -> None:
+    file, checkpoints = tmp_path / "lines", tmp_path / "out" / "checkpoints"
+    spec = RunSpec(PROGRAM, tmp_path / "out", config={"file": str(file), "faults": []}, means=Means(workers=2))
+    run_job(replace(spec, max_steps=5, checkpoint_every_steps=3), cluster=cluster)
+    assert "step-5" in file.read_text().splitlines()
+    shutil.rmtree(max(checkpoints.iterdir()))  # that of its end: from here on it is as if it had been killed
+    resumed = run_job(replace(spec, resume=True), cluster=cluster)
+    assert (resumed.steps, len(list(checkpoints.iterdir())) > 0) == (9, True)
+    assert sorted(file.read_text().splitlines()) == LINES
+    assert {mark.name for mark in (tmp_path / "out" / "once").iterdir()} == set(LINES)
+
+
+def test_it_is_named_by_what_may_be_a_file(tmp_path: Path) -> None:
+    session = lone_session(tmp_path)
+    assert session.once("mail-1")
+    assert not session.once("mail-1")
+    assert "worker 0, after step 0" in (tmp_path / "once" / "mail-1").read_text()
+    for name in ("", "../mail", "a b", 3):
+        with pytest.raises(UserError, match="letters, digits"):
+            session.once(name)  # type: ignore[arg-type]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "once").write_text("a file where a folder is to be")
+    with pytest.raises(UserError, match=r"must be writable.*another --out"):
+        lone_session(tmp_path / "other").once("mail")
+
+
+def test_the_batch_that_completes_a_step_is_asked_for(tmp_path: Path) -> None:
+    session = lone_session(tmp_path, means=Means(num_slots=4))
+    model = nn.Linear(2, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    asked = []
+    for _ in session.epochs(1):
+        for (x,) in session.batches(TensorDataset(torch.ones(8, 2)), batch_size=8):
+            session.backward(model(x).square().mean())
+            asked.append(session.once("first"))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert asked == [False, False, False, True]
