@@ -112,8 +112,7 @@ class OwnedReplica(Replica):
 
     def enter(self, comms: Comms) -> None:
         """Stand where ``comms`` says, with a store that has what belongs there."""
-        mesh = comms.mesh
-        self.comms = comms
+        self.comms, mesh = comms, comms.mesh
         self.plans = buckets(self.split, self.store.computed, mesh.batch)
         self.held_by = holders_inside(mesh, comms.rank, self.copies, comms.hosts)
         self.wards = wards(self.split, mesh, self.copies, comms.hosts)
