@@ -271,7 +271,7 @@ class _Frontier:
             free = self._request.means.mechanism == "replicated" and crew.mesh is None
             climb = MeansClimb(crew, self._plan.base_batch * crew.num_slots, threads, free)
             for means in climb.rounds():
-                timings = [Timing(climb.batch, each) for each in means]
+                timings = [Timing(climb.batch, each, nth=int(climb.repeats)) for each in means]
                 self._run(calibration.schedule(timings, "throughput"), Bounds())
                 if self._interrupts():
                     raise Interrupted
