@@ -23,7 +23,7 @@ from elastune.frontier.ways import StepKind, Way, read_way, shown
 from elastune.journal.reader import read
 from elastune.journal.records import Record, TrialFinished, TrialStarted
 from elastune.study.request import FrontierRequest
-from elastune.testing.frontiers import MODEL
+from elastune.testing.frontiers import MODEL, TARGETED, training
 from elastune.train.machine import cores
 
 SPACE = """
@@ -107,7 +107,8 @@ def test_a_policy_stands_beside_static_settings(cluster: LocalCluster, tmp_path:
     assert {trial.means["policy"] for trial in given} == {policy}
     for row in answer.rows:
         if row.ways:
-            assert (row.quality_label, row.seconds_label) == ("measured", "modelled")
+            assert row.quality_label == "measured"
+            assert row.seconds_label == ("measured" if row.workers <= cores() else "modelled"), "warmup leaves batches"
             runs = [r.run for r in records(tmp_path / "out") if isinstance(r, TrialFinished) and r.trial in row.trials]
             assert {run.workers for run in runs if run is not None} == {row.workers}
 
@@ -172,6 +173,21 @@ def test_times_of_other_means_are_the_models_times_what_was_measured() -> None:
     assert times.factor_of(StepKind(four, "fast")) is None
     rounds = times.expected_s(40, StepKind(four, "local:learners=4,every=8", 8))
     assert rounds == pytest.approx(MODEL.gradient_s(40, 4) + MODEL.reduction_s(4) / 8)
+    alone = times.expected_s(40, StepKind(Mesh(), "local:learners=4,every=8", 8, 4))
+    assert alone == pytest.approx(MODEL.gradient_s(40, 1) + 3 * MODEL.base_s), "four learners, one after the other"
+
+
+def test_steps_under_a_policy_count_as_measured_while_it_leaves_the_batch_alone() -> None:
+    one = StepKind(Mesh())
+    static = training(0.9)  # 30 steps of 10 samples
+    assert static.run is not None
+    run = replace(static.run, epoch=3)
+    kept = replace(static, way=Way(policies=("warmup",)), result=replace(static.result, run=run))
+    assert TARGETED.seconds(kept, one) == (30 * 0.5, True)
+    grown = replace(kept, result=replace(static.result, run=replace(run, steps=15)))
+    seconds, measured = TARGETED.seconds(grown, one)
+    correction = 0.5 / MODEL.step_s(10, 1)
+    assert (seconds, measured) == (pytest.approx(15 * MODEL.step_s(20, 1) * correction), False)
 
 
 def test_means_are_told_apart_from_those_that_were_asked_for(tmp_path: Path, tiny: Program) -> None:

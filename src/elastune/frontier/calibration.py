@@ -28,11 +28,13 @@ STEPS = 25
 
 @dataclass(frozen=True)
 class Timing:
-    """A global batch, and the crew whose step of it is timed; ``spread``: on as many hosts as there are."""
+    """A global batch, and the crew whose step of it is timed; ``spread``: on as many hosts as there are. ``nth``:
+    how often it was before."""
 
     batch: int
     crew: Means
     spread: bool = False
+    nth: int = 0
 
 
 class Calibration:
@@ -89,8 +91,8 @@ class Calibration:
         return Times(found.model, measured, errors, slower, apart), found.to_record()
 
     def run_of(self, timing: Timing) -> RunFinished | None:
-        """How the short run for it ended; None where it was not made, or failed."""
-        for life in self._ended():
+        """How the last short run for it ended; None where it was not made, or failed."""
+        for life in reversed(self._ended()):
             started, end = life.started, life.finished
             if (batch_of(started.config), started.means) == (timing.batch, timing.crew.to_json()) and end is not None:
                 return end.run

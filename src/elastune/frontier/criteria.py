@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from elastune.core.cost import UNTOLD, Cost, Paid, Prices
 from elastune.core.run import Config, number
@@ -56,14 +57,16 @@ class Times:
         """Seconds of a step of ``run``'s program, which was trained with ``slots`` slots.
 
         A run whose model differs in size from the calibrated one is timed by its own steps and its own gradients.
-        ``batch_varies``: something else than ``batch`` may have been trained, so that the mean of the run's counts.
+        ``batch_varies``: something else than ``batch`` was trained, so that the mean of the run's counts; the model is
+        then corrected by what was measured of the kind.
         """
         same, mean = run.grad_bytes == self.model.grad_bytes, -(-run.samples // run.steps)
         if same and not batch_varies and (batch, kind) in self.measured:
             return Estimate(self.measured[batch, kind], measured=True)
         batch = mean if batch_varies else min(batch, mean)  # an epoch's last batch is smaller
         if same or run.step_s is None:
-            return Estimate(self._modelled_s(self.model, batch, kind), measured=False)
+            correction = self._correction(kind) if batch_varies else 1.0
+            return Estimate(self._modelled_s(self.model, batch, kind) * correction, measured=False)
         passes = -(-slots // run.workers)
         scale = run.step_s / (self.model.step_s(batch, run.workers) + (passes - 1) * self.model.base_s)
         own = replace(
@@ -81,13 +84,19 @@ class Times:
         told = self.measured.get((batch, kind))
         return self._modelled_s(self.model, batch, kind) if told is None else told
 
+    def _correction(self, kind: StepKind) -> float:
+        """Measured over modelled, of the steps of ``kind`` that were measured; 1 where none was."""
+        ratios = [s / self._modelled_s(self.model, n, k) for (n, k), s in self.measured.items() if k == kind]
+        return median(ratios) if ratios else 1.0
+
     def _modelled_s(self, model: StepTime, batch: int, kind: StepKind) -> float:
         mesh, hosts = kind.mesh, model.hosts_for(kind.workers)
         factor = self.factors.get(kind, self.apart.get(kind.apart, 1.0))
-        if kind.every == 1:
+        if kind.every == kind.passes == 1:
             return model.step_s(batch, mesh.batch, hosts) * factor
         reduction_s = model.reduction_s(mesh.batch, hosts) / kind.every  # what is exchanged is as large as gradients
-        return (model.gradient_s(batch, mesh.batch) + reduction_s) * factor
+        compute_s = model.gradient_s(batch, mesh.batch) + (kind.passes - 1) * model.base_s
+        return (compute_s + reduction_s) * factor
 
 
 @dataclass(frozen=True)
@@ -149,8 +158,16 @@ class FrontierCriteria:
     def step(self, training: Training, kind: StepKind) -> Estimate:
         """The same of one step. What adapts a training may change its batch."""
         assert training.run is not None
-        batch, varies = batch_of(training.config), bool(training.way.policies)
+        batch, varies = batch_of(training.config), bool(training.way.policies) and not steady(training)
         return self.times.estimate(batch, kind, training.run, training.slots, batch_varies=varies)
+
+
+def steady(training: Training) -> bool:
+    """Whether it took as many steps as its batch gives for its samples: whatever adapted it left the batch alone."""
+    run = training.run
+    if run is None or run.epoch < 1 or run.samples % run.epoch:
+        return False
+    return run.steps == run.epoch * -(-(run.samples // run.epoch) // batch_of(training.config))
 
 
 def batch_of(config: Config) -> int:

@@ -70,7 +70,8 @@ class Lineup:
         """The same of means, whoever has them."""
         sync = (agreed or SyncChoice()).sync
         words = [*self._words(means), *([str(sync)] if sync.in_rounds else [])]
-        return StepKind(means.first_mesh, ", ".join(words), _every(sync))
+        passes = -(-sync.learners // means.first_mesh.batch)
+        return StepKind(means.first_mesh, ", ".join(words), _every(sync), passes)
 
     def ways(self, crew: Means, way: Way) -> str:
         """What of the means is not as it was asked for, in words."""

@@ -271,7 +271,7 @@ class _Frontier:
             free = self._request.means.mechanism == "replicated" and crew.mesh is None
             climb = MeansClimb(crew, self._plan.base_batch * crew.num_slots, threads, free)
             for means in climb.rounds():
-                timings = [Timing(climb.batch, each) for each in means]
+                timings = [Timing(climb.batch, each, nth=int(climb.repeats)) for each in means]
                 self._run(calibration.schedule(timings, "throughput"), Bounds())
                 if self._interrupts():
                     raise Interrupted
@@ -326,11 +326,11 @@ class _Frontier:
     def _to_measure(self, parts: int, recipe: Recipe, by: FrontierCriteria) -> list[Timing]:
         """The steps to time for rows, where this machine can and the program is the one that was calibrated.
 
-        A policy may change the batch, and rounds are not seen in the median step: of these there are models alone.
+        Rounds are not seen in the median step: of these there are models alone.
         """
         run = next((t.run for t in self._choice.tried(recipe, parts) if t.run is not None), None)
         same = run is not None and run.grad_bytes == by.times.model.grad_bytes
-        steady, lineup = not recipe.way.policies and not recipe.way.agreed.sync.in_rounds, self._plan.lineup
+        steps, lineup = not recipe.way.agreed.sync.in_rounds, self._plan.lineup
         crews = [crew for crew in lineup.crews if crew.num_slots == parts and self._plan.goes(crew, recipe.way)]
-        timed = [lineup.by(crew, recipe.way) for crew in crews if same and steady]
+        timed = [lineup.by(crew, recipe.way) for crew in crews if same and steps]
         return [Timing(batch_of(recipe.config), means) for means in timed if means.workers <= self._timeable]

@@ -89,12 +89,13 @@ class StepKind:
     """How a step is carried out, as far as its time goes.
 
     ``apart``: what of its means is not as it was calibrated, in words; "": nothing. ``every``: of how many steps one
-    brings gradients or parameters together.
+    brings gradients or parameters together; ``passes``: how many learners a worker carries one after the other.
     """
 
     mesh: Mesh
     apart: str = ""
     every: int = 1
+    passes: int = 1
 
     @property
     def workers(self) -> int:

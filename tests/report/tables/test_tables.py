@@ -44,13 +44,13 @@ def test_frontier_table_holds_the_rows(found):
     assert table.strong == {7}
     assert column(table, "rule")[7] == "tuned, pick"
     assert table.note == (
-        "×÷: modelled, and by what factor it may be off (predicted / measured 0.71); intervals: seeds and 400 "
-        "test samples"
+        "×÷: modelled, and by what factor it may be off (predicted / measured 0.71); ≈: reckoned from that; "
+        "intervals: seeds and 400 test samples"
     )
     settings = settings_table(found)
     assert column(settings, "lr")[1] == "0.1 (linear)"
     assert column(settings, "other")[0] == "momentum=0.9, epochs=8"
-    assert column(settings, "samples/s")[:3] == ["1,531", "2,771", "4,776"]
+    assert column(settings, "samples/s")[:3] == ["1,531", "2,771", "≈ 4,776"]
     assert column(settings, "worse by")[2] == "0.028 (≤ 0.04)"
     assert [row[0] for row in reasons_table(found).rows] == ["decides", "hint"]
 
