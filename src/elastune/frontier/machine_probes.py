@@ -291,4 +291,5 @@ def work_of(size: ProgramSize) -> StepWork:
         whole_flops=size.whole_flops,
         tensor_sums=size.tensor_sums,
         summed_bytes=size.summed_bytes,
+        gathered=size.gathered,
     )

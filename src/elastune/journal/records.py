@@ -56,6 +56,7 @@ from elastune.journal.study_records import (
     LinkFitted,
     Phase,
     ProposalAsked,
+    ScalingPredicted,
     StudyFinished,
     StudyStarted,
     TimesFitted,
@@ -114,6 +115,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
+    "ScalingPredicted",
     "SingleScore",
     "StagesCut",
     "StartedFrom",
@@ -180,6 +182,7 @@ Record = Annotated[
     | FaultInjected
     | StudyStarted
     | WarmStarted
+    | ScalingPredicted
     | ProposalAsked
     | TrialStarted
     | TrialReported

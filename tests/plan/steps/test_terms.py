@@ -84,6 +84,23 @@ def test_gradients_are_summed_within_nodes_and_then_among_them() -> None:
     assert far == pytest.approx(2 * 3 / 4 * 40 + 100 * 2 * 1 / 2 * 40)
 
 
+def test_what_is_begun_between_nodes_takes_what_it_takes_within_one_and_the_latency() -> None:
+    """A hop of 1 s within a node, and 10 s more between them."""
+    hop = constants(gradient_hop_s=1.0, across_hop_s=10.0)
+    assert parts(hop, work(), splits(data=8, per_node=4))["gradients"][0] == pytest.approx(2 * 3 * 1 + 2 * 1 * 11)
+    sums = parts(constants(tensor_sum_s=1.0, across_hop_s=10.0), work(), splits(tensor=4, per_node=2))["tensor"][0]
+    assert sums == pytest.approx(8 * 4 * 4 * 6 * 11)  # passes, blocks, sums, hops
+    sends = parts(constants(send_s=1.0, across_hop_s=10.0), work(), splits(pipeline=4, per_node=2))["pipeline"][0]
+    assert sends == pytest.approx((8 + 4 - 2) * 2 * 11)
+
+
+def test_plans_that_divide_parameters_gather_each_part_in_every_pass() -> None:
+    c = constants(gradient_hop_s=1.0, gradient_byte_s=1.0)
+    both = StepSplits(*(np.array([each, each], float) for each in (8, 2, 1, 2, 1, 1, 8)))
+    told = parts(c, work(gathered=5.0), both, np.array([False, True]))["gradients"]
+    assert told == pytest.approx([2 * (1 + 40 / 2), 2 * 3 * (5 + 40 / 2)])  # passes, half sums; parts and bytes
+
+
 def test_workers_of_a_node_share_the_link_to_the_next() -> None:
     """Four of a node, in two pairs of tensor parallel workers: each sums its half, both over one link."""
     c = constants(across_byte_s=1.0)
