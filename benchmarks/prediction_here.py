@@ -7,7 +7,7 @@ is named. ``probed`` rows are among those runs, so that they test the fit alone;
 
 - **Hosts** are network namespaces of this machine with 2 workers each, links shaped to 0.5 Gbit/s, which is declared to
   the planner (*emulated*). Workers of one host have loopback in common.
-- **Compute is emulated**: workers' products and convolutions are paced to 0.1 GFLOP/s (MLP), 0.4 (CNN) and 0.5
+- **Compute is emulated**: workers' products and convolutions are paced to 0.05 GFLOP/s (MLP), 0.3 (CNN) and 0.25
   (transformer), so that 8 workers seldom wait for 2 cores; all else, sums and launches, is real. ``busy`` says which
   part of this machine's cores the workers took while they trained: where it nears 1 they did wait.
 - **Memory** is the most that the fullest worker's process held. Of its prediction the part beside the program (Python,
@@ -143,7 +143,7 @@ def predict(model: str, wanted: Sequence[TrainingPlan], calibrate_s: float, lear
         "refused": planner.refused,
         "noise": planner.noise,
         "constants": planner.constants,
-        "hop_s": planner.hop_s,
+        "more_s": planner.more_s,
         "beside": planner.beside,
         "predicted": {key_of(plan): {**vars(planner.row(plan)), "mesh": str(plan.mesh)} for plan in wanted},
     }
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=WORKERS, help="of a mesh at most")
     parser.add_argument("--only", default="", help="rows with this in their names")
     parser.add_argument("--minutes", type=float, default=30.0, help="no row is begun that would not end by then")
-    parser.add_argument("--calibrate", type=float, default=40.0, help="seconds of probes for each model")
+    parser.add_argument("--calibrate", type=float, default=100.0, help="seconds of probes for each model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

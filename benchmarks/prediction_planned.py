@@ -2,7 +2,7 @@
 
 It is told the program and the declared link, and measures here, on as many workers as a host has: at most 8 runs that
 it chooses itself, and one run of each mechanism that these did not have. Of each of these two numbers are kept: what
-a hop takes beyond the step model, and what its process holds beside the program. It hears nothing of hosts.
+it takes beyond the step model, and what its process holds beside the program. It hears nothing of hosts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from elastune.plan.search_time import SearchModel
 from elastune.train.rehearse_apart import rehearse_apart
 
 Found = dict[str, Any]
-GATHERS = ("sharded", "fsdp2")  # in every pass, not once a step
+GATHERS = ("sharded", "fsdp2")  # parameters, in every pass
+SUMS = ("deepspeed",)  # gradients, in every pass
 
 
 class Planned:
@@ -41,10 +42,10 @@ class Planned:
         self.beside = {"alone": beside_bytes(alone), "several": beside_bytes(self._probes.several or alone)}
         self.constants = model.constants()
         self.probed = {f"{mesh} by {micro}": step_s for (mesh, micro), step_s in self._probes.measured.items()}
-        self.noise, self.hop_s, self.refused = self._probes.noise, dict[str, float](), dict(self._probes.refused)
+        self.noise, self.more_s, self.refused = self._probes.noise, dict[str, float](), dict(self._probes.refused)
 
     def learn_mechanisms(self, names: Iterable[str], micro: int) -> None:
-        """Run each once on one host: how much longer than the step model says it takes, for each hop."""
+        """Run each once on one host: how much longer than the step model says it takes, and what it holds."""
         with LocalCluster(capacity=self.each) as cluster:
             for name in names:
                 plan = plan_of(name, Mesh(shard=self.each), self.size.batch_size, micro)
@@ -58,12 +59,17 @@ class Planned:
                     self.beside[name] = row.measured_memory_bytes - row.memory_bytes
                 if row.measured_step_s is not None:
                     self.probed[f"{name} on {plan.mesh} by {micro}"] = row.measured_step_s
-                    self.hop_s[name] = (row.measured_step_s - row.step_s) / hops(plan)
+                    self.more_s[name] = self._beyond(row.step_s, row.measured_step_s) / times(plan)
+
+    def _beyond(self, told_s: float, measured_s: float) -> float:
+        """How much longer, or shorter, as far as it is more than two runs of one plan are apart."""
+        more = measured_s - told_s
+        return math.copysign(max(0.0, abs(more) - self.noise * told_s), more)
 
     def row(self, plan: TrainingPlan) -> MeasuredPlan:
         """What is said of it."""
         told = predicted_plan(plan, self._forecast, self.each)
-        more = self.hop_s.get(own_part(plan), 0.0) * hops(plan)
+        more = self.more_s.get(own_part(plan), 0.0) * times(plan)
         step_s = max(told.step_s + more, told.step_s / 10)
         low, high = (math.exp(math.log(step_s) + math.log(end / told.step_s)) for end in told.step_interval_s)
         return replace(told, step_s=step_s, step_interval_s=(low, high))
@@ -80,7 +86,9 @@ def own_part(plan: TrainingPlan) -> str:
     return plan.mechanism or ("sharded" if plan.sharded else "zero" if plan.mesh.shard > 1 else "replicated")
 
 
-def hops(plan: TrainingPlan) -> int:
-    """Of the rings that such a mechanism's sums go through in a step."""
-    passes = math.ceil(plan.batch / (plan.mesh.batch * plan.micro)) if own_part(plan) in GATHERS else 1
-    return passes * (plan.mesh.batch - 1)
+def times(plan: TrainingPlan) -> int:
+    """How often in a step a mechanism does what the step model does not know of: at every hop of each pass where it
+    gathers parameters, in each pass where it sums gradients by itself, else once."""
+    passes = math.ceil(plan.batch / (plan.mesh.batch * plan.micro))
+    own = own_part(plan)
+    return passes * (plan.mesh.batch - 1) if own in GATHERS else passes if own in SUMS else 1

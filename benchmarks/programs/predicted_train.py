@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from paced import Paced
 
-FLOPS_A_SECOND = {"mlp": 1e8, "cnn": 4e8, "transformer": 5e8}  # so slow that 8 workers seldom wait for 2 cores
+FLOPS_A_SECOND = {"mlp": 5e7, "cnn": 3e8, "transformer": 2.5e8}  # so slow that 8 workers seldom wait for 2 cores
 config = {"model": "mlp", "batch_size": 32, "lr": 1e-3, "steps": 16}
 
 
@@ -27,7 +27,7 @@ class Pooled(nn.Module):
 
 
 def mlp() -> tuple[nn.Module, tuple[int, ...]]:
-    hidden = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    hidden = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())]
     return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), *hidden, nn.Linear(256, 10)), (256,)
 
 
@@ -38,7 +38,7 @@ def cnn() -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def transformer() -> tuple[nn.Module, tuple[int, ...]]:
-    blocks = (nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(4))
+    blocks = (nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(2))
     return nn.Sequential(nn.Linear(16, 64), *blocks, Pooled(), nn.Linear(64, 10)), (16, 16)
 
 

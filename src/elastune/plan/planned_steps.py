@@ -17,6 +17,8 @@ from elastune.plan.steps.work import chain_of
 
 OWN = ("replicated", "zero", "sharded", "tensor", "pipeline")  # parts of mechanisms that the step model speaks of
 
+UNTOLD = 1e-12  # seconds of a constant that plans of before did not have
+
 
 def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     """Seconds by the plan's physical form; None for mechanisms that it does not speak of."""
@@ -29,7 +31,8 @@ def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     known = {name: size[name] for name in ("whole_flops", "tensor_sums", "summed_bytes", "gathered") if name in size}
     work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)
     sharded = np.array(["sharded" in means.mechanism.split("+")])
-    return float(seconds(np.array([made.constants[name] for name in CONSTANTS]), work, splits, sharded)[0])
+    constants = np.array([made.constants.get(name, UNTOLD) for name in CONSTANTS])
+    return float(seconds(constants, work, splits, sharded)[0])
 
 
 def check_program(made: PlanMade, program: object) -> None:

@@ -71,6 +71,13 @@ def test_sums_along_tensor_are_as_many_and_as_large_as_the_program_has() -> None
     assert parts(constants(tensor_sum_s=1.0), of, splits(tensor=4))["tensor"][0] == pytest.approx(8 * 4 * 0.5 * 2 * 3)
 
 
+def test_a_sum_along_tensor_is_begun_once_however_many_take_part() -> None:
+    c = constants(tensor_begin_s=1.0)
+    for ways in (2, 4):
+        assert parts(c, work(), splits(tensor=ways))["tensor"][0] == pytest.approx(8 * 4 * 4)  # passes, blocks, sums
+    assert parts(c, work(), splits())["tensor"][0] == 0
+
+
 def test_what_is_launched_takes_no_less_however_little_it_computes() -> None:
     c = constants(flop_s=1e-6, launch_s=2.0)
     assert one(c, splits(tensor=4)) == pytest.approx(one(c, splits())) == pytest.approx(8 * 4 * 2)

@@ -42,7 +42,8 @@ CONSTANTS: Mapping[str, str] = MappingProxyType(
         "split_byte_s": "seconds of one byte of memory traffic that is divided with the layers",
         "whole_byte_s": "seconds of one byte between blocks, in all that is not divided with the layers",
         "launch_s": "seconds to launch the kernels of one block, forward and backward",
-        "tensor_sum_s": "seconds to begin a sum along tensor, a hop",
+        "tensor_begin_s": "seconds to begin a sum along tensor, however many take part",
+        "tensor_sum_s": "seconds of a sum along tensor, a hop",
         "tensor_byte_s": "seconds of one byte of a sum along tensor",
         "send_s": "seconds to begin a send between two stages",
         "send_byte_s": "seconds of one byte between two stages",
@@ -85,7 +86,8 @@ def parts(
     far = np.where(tensor > splits.per_node, c["across_byte_s"], c["tensor_byte_s"])
     first = c["tensor_sum_s"] + np.where(tensor > splits.per_node, c["across_hop_s"], 0.0)
     hops = 2 * (tensor - 1)
-    meeting, moving = work.tensor_sums * hops * first, hops * micro * work.tensor_bytes / tensor * far
+    begun = np.where(tensor > 1, c["tensor_begin_s"], 0.0)
+    meeting, moving = work.tensor_sums * (begun + hops * first), hops * micro * work.tensor_bytes / tensor * far
     busy = computing + moving
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch
