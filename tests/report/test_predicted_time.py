@@ -27,7 +27,8 @@ def ended(step_s: float | None, workers: int = 1) -> RunFinished:
 
 
 def started(trial: int, means: Means, **config: Any) -> Entry:
-    return Entry(0.0, TrialStarted(trial, config, means.to_json(), 0))
+    told = {**means.to_json(), "policy": "none", "sync": "allreduce"}  # as studies write them
+    return Entry(0.0, TrialStarted(trial, config, told, 0))
 
 
 def finished(trial: int, step_s: float | None) -> Entry:
