@@ -22,7 +22,7 @@ from elastune.core.run import Means, Program, RunSpec
 from elastune.job.output_dir import JOURNAL
 from elastune.job.run import run_job
 from elastune.journal.reader import read
-from elastune.journal.records import TrialFinished, TrialStarted
+from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 from elastune.testing.agent_runs import ELASTUNE
@@ -35,10 +35,10 @@ INTERRUPTED = "interrupted"
 
 
 class Hosts:
-    """``count`` hosts with a worker each, whose links let ``link`` through. A context manager."""
+    """``count`` hosts with room for ``each`` workers, whose links let ``link`` through. A context manager."""
 
-    def __init__(self, count: int, link: str, folder: Path) -> None:
-        self.count, self._link, self._folder, self._runs = count, link, folder, 0
+    def __init__(self, count: int, link: str, folder: Path, each: int = 1) -> None:
+        self.count, self._link, self._folder, self._runs, self._each = count, link, folder, 0, each
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -48,12 +48,12 @@ class Hosts:
             for at, host in enumerate(network.hosts):
                 host.slow(self._link, BURST)
                 join = f"{network.address}:{self.cluster.launcher.port}"
-                words = ["--join", join, "--token-file", str(self._folder / "token"), "--workers", "1"]
+                words = ["--join", join, "--token-file", str(self._folder / "token"), "--workers", f"{self._each}"]
                 command = host.space.command(*ELASTUNE, "agent", *words, "--name", f"host{at}")
                 said = stack.enter_context((self._folder / f"agent{at}").open("wb"))
                 agent = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
                 stack.callback(_end, host, agent)
-            self.cluster.gather(self.count, GATHER_S)
+            self.cluster.gather(self.count * self._each, GATHER_S)
             self._stack = stack.pop_all()
         return self
 
@@ -66,13 +66,23 @@ class Hosts:
         """One training alone: seconds from its start to its end, processes' and judging included."""
         self.cluster.gather(means.workers, GATHER_S)
         began = time.monotonic()
-        spec = RunSpec(program, self._next(), config=config, means=means, checkpoint_every_steps=0)
-        done = run_job(spec, cluster=self.cluster)
+        done = self.train(program, config, means)
         taken = time.monotonic() - began
+        return {"seconds": round(taken, 4), "step_s": done.step_s, "accuracy": done.metrics["accuracy"]}
+
+    def train(
+        self, program: Program, config: Mapping[str, Any], means: Means, most_steps: int | None = None
+    ) -> RunFinished:
+        """One training to its end, or of so many steps. Raises as ``run_job``."""
+        self.cluster.gather(means.workers, GATHER_S)
+        spec = RunSpec(
+            program, self._next(), config=config, means=means, max_steps=most_steps, checkpoint_every_steps=0
+        )
+        done = run_job(spec, cluster=self.cluster)
         if done.stopped in ("requested", "notice"):
             raise KeyboardInterrupt
         shutil.rmtree(spec.out, ignore_errors=True)
-        return {"seconds": round(taken, 4), "step_s": done.step_s, "accuracy": done.metrics["accuracy"]}
+        return done
 
     def search(
         self,

@@ -95,6 +95,7 @@ def a100(hop_s: float, byte_s: float) -> list[Constant]:
         Constant("split_byte_s", 1 / 1.3e12, 2.0),  # 1.55-2.0 TB/s by the data sheet
         Constant("whole_byte_s", 20 / 1.3e12, 2.0),  # norms, dropouts, residuals: each reads and writes
         Constant("launch_s", 1e-3, 3.0),  # about 150 kernels at some 6 us
+        Constant("tensor_begin_s", hop_s / 100, 1.5),  # nothing: what was measured back to back has it in its hops
         Constant("tensor_sum_s", hop_s, 4.0),  # measured back to back: within a step workers wait, too
         Constant("tensor_byte_s", byte_s, 1.5),
         Constant("send_s", 3e-5, 3.0),

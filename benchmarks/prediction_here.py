@@ -1,122 +1,246 @@
-"""Predict the step and the memory of every mechanism on every mesh of up to 4 workers here, then measure each.
+"""Predict the step and the memory of every mechanism on meshes of up to 8 workers, then measure each, on 4 hosts.
 
-For each model the planner rehearses the program, measures at most 8 short runs that it chooses itself
-(``frontier.machine_probes``), and predicts; then every row is run once for 12 steps, in an order drawn by a seed. None
-is left out: a row that does not run says why. ``probed`` rows are among the 8, so that they test the fit alone; every
-row is measured anew. Workers' products and convolutions are paced to a declared speed (``paced.py``), so that more
-workers than cores do not wait for one another's cores; all else, sums and launches, is real, on loopback.
+For each model the planner rehearses the program, measures short runs on one host that it chooses itself, at most 8 and
+one of each further mechanism (``prediction_planned.py``), and predicts all rows; then every row is run once, in an
+order drawn by a seed. None is left out: a row that does not run says why, and one that ``--minutes`` left no time for
+is named. ``probed`` rows are among those runs, so that they test the fit alone; every row is measured anew.
 
-    python benchmarks/prediction_here.py [--smoke] [--models mlp,cnn,transformer] [--out FILE]
+- **Hosts** are network namespaces of this machine with 2 workers each, links shaped to 0.5 Gbit/s, which is declared to
+  the planner (*emulated*). Workers of one host have loopback in common.
+- **Compute is emulated**: workers' products and convolutions are paced to 0.05 GFLOP/s (MLP), 0.3 (CNN) and 0.25
+  (transformer), so that 8 workers seldom wait for 2 cores; all else, sums and launches, is real. ``busy`` says which
+  part of this machine's cores the workers took while they trained: where it nears 1 they did wait.
+- **Memory** is the most that the fullest worker's process held. Of its prediction the part beside the program (Python,
+  torch, data) is measured in the probes, on one worker and on two; ``part`` is the error of the rest alone.
+
+A run that is cut keeps its rows in ``--out``, and the same command goes on from there.
+
+    python benchmarks/prediction_here.py --out benchmarks/results/prediction_here.json    # three models, 30 min at most
+    ... --minutes 25                # begins no row that is not predicted to end by then
+    ... --models mlp --workers 2 --only data    # some rows
+    python benchmarks/prediction_here.py --smoke
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from combined_live import Hosts
+from prediction_planned import Found, Planned, own_part, plan_of
 from scipy.stats import kendalltau
 
+from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
-from elastune.frontier.held_memory import held_by
-from elastune.frontier.machine_probes import MachineProbes, NodeLink, work_of
-from elastune.frontier.measured_plans import MeasuredPlan, TrainingPlan, measure_plans
+from elastune.frontier.measured_plans import MeasuredPlan, TrainingPlan, with_measured
 from elastune.job.machine import machine_context
-from elastune.plan.cluster_plan import ProgramForecast
-from elastune.plan.search_time import SearchModel
-from elastune.train.rehearse_apart import rehearse_apart
+from elastune.job.run import JobFailed
+from elastune.journal.atomic import atomic_write
+from elastune.train.machine import cores
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "predicted_train.py")
 MODELS = ("mlp", "cnn", "transformer")
-WORKERS, BATCH = 4, 32
+WORKERS, EACH, COUNT, GBIT, BATCH, MICRO = 8, 2, 4, 0.5, 32, 8
+MOST_S, LEAST_STEPS, MOST_STEPS = 5.0, 8, 12  # of a row's training: seconds, if enough steps fit
+BEGINS_S = 4.0  # what a training takes beside its steps, to see whether there is time for it
+TWO = tuple(Mesh(**{axis: size}) for size in (2, 4, 8) for axis in ("data", "shard", "tensor", "pipeline"))
 MESHES = (
-    *(Mesh(data=workers) for workers in (1, 2, 4)),
-    *(Mesh(**{axis: workers}) for axis in ("shard", "tensor", "pipeline") for workers in (2, 4)),
+    Mesh(),
+    *TWO,
     *(Mesh(data=2, **{axis: 2}) for axis in ("shard", "tensor", "pipeline")),
     *(Mesh(shard=2, **{axis: 2}) for axis in ("tensor", "pipeline")),
     Mesh(tensor=2, pipeline=2),
+    *(Mesh(data=4, **{axis: 2}) for axis in ("shard", "tensor", "pipeline")),
+    *(Mesh(data=2, **{axis: 4}) for axis in ("tensor", "pipeline")),
+    Mesh(shard=4, tensor=2),
+    Mesh(data=2, tensor=2, pipeline=2),
 )
+ENGINES = ("fsdp2", "deepspeed", "fairscale")
+LEARNT = ("zero", "sharded", *ENGINES)
 GOALS = {"mean_error": 0.10, "tau": 0.9, "memory_error": 0.05}
 
 
-def plans() -> list[TrainingPlan]:
-    """Every mesh under each mechanism of this package that it can have, and FSDP2; passes of 8 samples."""
-    found = [TrainingPlan(mesh, BATCH, 8) for mesh in MESHES]
-    found += [TrainingPlan(mesh, BATCH, 8, sharded=True) for mesh in MESHES if mesh.shard > 1 and mesh.pipeline == 1]
-    found += [TrainingPlan(Mesh(shard=n), BATCH, 8, sharded=True, mechanism="fsdp2") for n in (2, 4)]
-    return found
+def plans(workers: int) -> list[TrainingPlan]:
+    """Every mesh of so many workers at most, under each mechanism of this package that it can have, and engines."""
+    meshes = [mesh for mesh in MESHES if mesh.workers <= workers]
+    found = [plan_of("", mesh, BATCH, MICRO) for mesh in meshes]
+    found += [plan_of("sharded", mesh, BATCH, MICRO) for mesh in meshes if mesh.shard > 1 and mesh.pipeline == 1]
+    alone = [mesh for mesh in meshes if mesh.shard == mesh.workers > 1]
+    return found + [plan_of(name, mesh, BATCH, MICRO) for name in ENGINES for mesh in alone]
 
 
-def rows_of(model: str, wanted: list[TrainingPlan], calibrate_s: float, seed: int) -> list[dict[str, Any]]:
-    """Predicted, then measured."""
-    config = {"model": model, "batch_size": BATCH}
-    size = rehearse_apart(PROGRAM, config)
-    probes = MachineProbes(PROGRAM, config, size, WORKERS, calibrate_s, wants_noise=False)
-    known = probes.learn(NodeLink(8 / 10e9))
-    held = held_by(size, probes.held[Mesh(), BATCH])
-    search = SearchModel(1, size.steps, size.batch_size, 0.0)
-    mixed = random.Random(seed).sample(wanted, len(wanted))
-    measured = dict(
-        zip(mixed, measure_plans(mixed, ProgramForecast(known, work_of(size), held, search), probes), strict=True)
-    )
-    print(
-        f"{model}: probed {', '.join(f'{mesh} by {micro}' for mesh, micro in probes.measured)}; "
-        f"two runs of one plan {probes.noise:.1%} apart, or less"
-    )
-    found = []
-    for plan in wanted:
-        row = measured[plan]
-        probed = not plan.sharded and (plan.mesh, plan.micro) in probes.measured
-        found.append({"model": model, "probed": probed, **told(row)})
-        print(line(found[-1]), flush=True)
-    return found
+@dataclass
+class Kept:
+    """What is known so far, and where it is kept. ``facts``: by model; ``rows``: measured ones."""
+
+    settings: Found
+    out: Path | None
+    facts: dict[str, Found] = field(default_factory=dict)
+    rows: list[Found] = field(default_factory=list)
+
+    @classmethod
+    def begun(cls, settings: Found, out: Path | None) -> Kept:
+        """What an earlier run with these settings has left in ``out``, if any."""
+        kept = cls(settings, out)
+        if out is not None and out.exists():
+            told = json.loads(out.read_text())
+            if told.get("settings") != json.loads(json.dumps(settings)):
+                raise UserError("a result goes on with its own settings", str(out), "use another --out, or remove it")
+            kept.facts, kept.rows = told["facts"], told["rows"]
+        return kept
+
+    def left(self, model: str) -> list[str]:
+        """Keys of predicted rows that were not measured yet."""
+        done = {row["key"] for row in self.rows if row["model"] == model}
+        return [key for key in self.facts[model]["predicted"] if key not in done]
+
+    def write(self) -> None:
+        """All of it, with what it comes to."""
+        if self.out is None:
+            return
+        whole = {
+            "command": "python " + " ".join(sys.argv),
+            "machine": machine_context(),
+            "load_average": os.getloadavg(),
+            "settings": self.settings,
+            "goals": GOALS,
+            "whole": judge(self.rows),
+            "by_model": {model: judge([row for row in self.rows if row["model"] == model]) for model in self.facts},
+            "left": {model: self.left(model) for model in self.facts},
+            "facts": self.facts,
+            "rows": self.rows,
+        }
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.out, json.dumps(whole, indent=1).encode() + b"\n")
 
 
-def told(row: MeasuredPlan) -> dict[str, Any]:
-    more = {"step_error": row.step_error, "memory_error": row.memory_error, "within": row.within}
-    return {**vars(row), "mesh": str(row.mesh), **more}
+def key_of(plan: TrainingPlan) -> str:
+    """Of its row."""
+    return f"{plan.means.mechanism} on {plan.mesh}"
 
 
-def line(row: dict[str, Any]) -> str:
-    name = f"  {row['mechanism']:18} {row['mesh']:22} {'probed' if row['probed'] else '':7}"
+def predict(model: str, wanted: Sequence[TrainingPlan], calibrate_s: float, learnt: Sequence[str]) -> Found:
+    """What is said of every row of a model, before any is measured."""
+    link_s = 8 / (GBIT * 1e9)
+    planner = Planned(PROGRAM, {"model": model, "batch_size": BATCH}, EACH, link_s, calibrate_s)
+    planner.learn_mechanisms(learnt, MICRO)
+    print(f"{model}: probed {', '.join(planner.probed)}; two runs of one plan {planner.noise:.1%} apart, or less")
+    return {
+        "probed": planner.probed,
+        "refused": planner.refused,
+        "noise": planner.noise,
+        "constants": planner.constants,
+        "more_s": planner.more_s,
+        "beside": planner.beside,
+        "predicted": {key_of(plan): {**vars(planner.row(plan)), "mesh": str(plan.mesh)} for plan in wanted},
+    }
+
+
+def measure(model: str, kept: Kept, wanted: Sequence[TrainingPlan], hosts: Hosts, seed: int, until: float) -> None:
+    """All rows that are left, as far as each is predicted to end by ``until``. Each is written as it comes."""
+    facts, left = kept.facts[model], set(kept.left(model))
+    for plan in random.Random(seed).sample(wanted, len(wanted)):
+        key = key_of(plan)
+        told = facts["predicted"][key]
+        steps = min(MOST_STEPS, max(LEAST_STEPS, math.floor(MOST_S / told["step_s"])))
+        if key not in left or time.monotonic() + BEGINS_S + steps * told["step_s"] > until:
+            continue
+        row = MeasuredPlan(**{**told, "mesh": plan.mesh, "step_interval_s": tuple(told["step_interval_s"])})
+        held = facts["beside"]
+        beside = held.get(own_part(plan), held["several" if plan.mesh.workers > 1 else "alone"])
+        found = {"model": model, "key": key, "probed": _was_probed(plan, facts["probed"])}
+        kept.rows.append(found | measured(hosts, model, plan, row, beside, steps))
+        print(line(kept.rows[-1]), flush=True)
+        kept.write()
+
+
+def measured(hosts: Hosts, model: str, plan: TrainingPlan, row: MeasuredPlan, beside: float, steps: int) -> Found:
+    """One row, run. ``busy``: of this machine's cores, what all workers took if each took what the first did."""
+    config = {"model": model, "batch_size": BATCH, "steps": steps}
+    began, busy = time.monotonic(), None
+    try:
+        ran = hosts.train(PROGRAM, config, plan.means)
+    except (UserError, JobFailed) as error:
+        row = replace(row, failed=str(error) or repr(error))
+    else:
+        row, took = with_measured(row, ran, beside), ran.metrics
+        busy = plan.mesh.workers * took["cpu_seconds"] / took["train_seconds"] / cores()
+    whole = None
+    if row.measured_memory_bytes is not None:
+        whole = (row.memory_bytes + beside) / (row.measured_memory_bytes + beside) - 1
+    return {
+        **vars(row),
+        "mesh": str(row.mesh),
+        "workers": plan.mesh.workers,
+        "steps": steps,
+        "seconds": round(time.monotonic() - began, 2),
+        "busy": busy,
+        "step_error": row.step_error,
+        "within": row.within,
+        "memory_error": whole,
+        "part_error": row.memory_error,
+    }
+
+
+def _was_probed(plan: TrainingPlan, probed: Found) -> bool:
+    own = f"{plan.mesh} by {plan.micro}"
+    return (own if own_part(plan) == "replicated" else f"{own_part(plan)} on {own}") in probed
+
+
+def line(row: Found) -> str:
+    """A row, as it is printed."""
+    name = f"  {row['model']:11} {row['key']:42} {'probed' if row['probed'] else '':7}"
     if row["measured_step_s"] is None:
         return f"{name} predicted {row['step_s'] * 1e3:7.1f} ms; {row['failed']}"
-    memory = row["measured_memory_bytes"]
-    held = "not measured" if memory is None else f"{memory / 2**20:6.1f} MiB {row['memory_error']:+7.1%}"
+    held = row["memory_error"]
+    told = "not measured" if held is None else f"{held:+6.1%} (part {row['part_error']:+.0%})"
     return (
         f"{name} predicted {row['step_s'] * 1e3:7.1f} ms, measured {row['measured_step_s'] * 1e3:7.1f} ms "
-        f"{row['step_error']:+7.1%} {'in' if row['within'] else 'outside':8} "
-        f"memory {row['memory_bytes'] / 2**20:6.1f}, {held}"
+        f"{row['step_error']:+7.1%} {'in' if row['within'] else 'outside':8} memory {told}, busy {row['busy']:.0%}"
     )
 
 
-def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all rows that ran, and of those that were not probed."""
+def judge(rows: Sequence[Found]) -> Found:
+    """Of all rows that ran, and of those that were not probed. ``tau``: the mean over models."""
     ran = [row for row in rows if row["measured_step_s"] is not None]
+    if not ran:
+        return {"rows": len(rows), "ran": 0}
     new = [row for row in ran if not row["probed"]]
-    held = [abs(row["memory_error"]) for row in ran if row["memory_error"] is not None]
     taus = []
     for model in dict.fromkeys(row["model"] for row in ran):
         mine = [row for row in ran if row["model"] == model]
-        if len(mine) < 3:  # no order to speak of
-            continue
-        taus.append(float(kendalltau([r["step_s"] for r in mine], [r["measured_step_s"] for r in mine]).statistic))
+        if len(mine) >= 3:  # else there is no order to speak of
+            taus.append(float(kendalltau([r["step_s"] for r in mine], [r["measured_step_s"] for r in mine]).statistic))
+
+    def mean(name: str, of: Sequence[Found]) -> float | None:
+        told = [abs(row[name]) for row in of if row[name] is not None]
+        return float(np.mean(told)) if told else None
+
     return {
         "rows": len(rows),
         "ran": len(ran),
-        "mean_error": float(np.mean([abs(row["step_error"]) for row in ran])),
-        "mean_error_not_probed": float(np.mean([abs(row["step_error"]) for row in new])) if new else None,
+        "mean_error": mean("step_error", ran),
+        "mean_error_not_probed": mean("step_error", new),
         "median_error": float(np.median([abs(row["step_error"]) for row in ran])),
         "worst_error": float(np.max([abs(row["step_error"]) for row in ran])),
         "cover": float(np.mean([row["within"] for row in ran])),
         "tau": float(np.mean(taus)) if taus else None,
-        "memory_error": float(np.mean(held)) if held else None,
+        "memory_error": mean("memory_error", ran),
+        "memory_part_error": mean("part_error", ran),
+        "busy": float(np.median([row["busy"] for row in ran])),
     }
 
 
@@ -124,26 +248,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="one row of one model")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--calibrate", type=float, default=40.0, help="seconds of probes for each model")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="of a mesh at most")
+    parser.add_argument("--only", default="", help="rows with this in their names")
+    parser.add_argument("--minutes", type=float, default=30.0, help="no row is begun that would not end by then")
+    parser.add_argument("--calibrate", type=float, default=100.0, help="seconds of probes for each model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    wanted, models, calibrate_s = plans(), options.models.split(","), options.calibrate
+    began, models, learnt, calibrate_s = time.monotonic(), options.models.split(","), LEARNT, options.calibrate
+    wanted = [plan for plan in plans(options.workers) if options.only in key_of(plan)]
     if options.smoke:
-        wanted, models, calibrate_s = [TrainingPlan(Mesh(shard=2), BATCH, 8)], ["transformer"], 0.0
-    rows = [row for model in models for row in rows_of(model, wanted, calibrate_s, options.seed)]
-    whole = judge(rows) if any(row["measured_step_s"] is not None for row in rows) else {"rows": len(rows), "ran": 0}
+        models, learnt, calibrate_s, options.out = ["mlp"], (), 0.0, None
+        wanted = [plan_of("", Mesh(shard=4), BATCH, MICRO)]
+    settings = {
+        "emulated": f"compute paced, {COUNT} hosts of {EACH} workers, links of {GBIT:g} Gbit/s",
+        "batch": BATCH,
+        "micro": MICRO,
+        "seed": options.seed,
+    }
+    until = began + 60 * options.minutes
+    try:
+        kept = Kept.begun(settings, options.out)
+        for model in models:
+            if model not in kept.facts:
+                kept.facts[model] = predict(model, wanted, calibrate_s, learnt)
+                kept.write()
+            if not kept.left(model):
+                continue
+            with tempfile.TemporaryDirectory() as folder, Hosts(COUNT, f"{GBIT:g}gbit", Path(folder), EACH) as hosts:
+                config = {"model": model, "batch_size": BATCH, "steps": 2}
+                warm = plan_of("", Mesh(data=COUNT * EACH), BATCH, MICRO)
+                hosts.train(PROGRAM, config, warm.means)  # the first on a host takes longer
+                measure(model, kept, wanted, hosts, options.seed, until)
+    except UserError as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    kept.write()
+    whole = judge(kept.rows)
     print(json.dumps(whole, indent=1))
-    if options.out is not None:
-        kept = {
-            "command": " ".join(sys.argv),
-            "machine": machine_context(),
-            "load_average": list(os.getloadavg()),
-            "goals": GOALS,
-            "whole": whole,
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(kept, indent=1) + "\n")
     return 0 if whole["ran"] else 1
 
 

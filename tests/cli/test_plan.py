@@ -82,6 +82,17 @@ def test_a_run_s_step_stands_beside_what_the_plan_predicts(kept: Path, command_h
     assert "names the folder of a plan" in command_here("explain", run, "--plan", run).err
 
 
+def test_a_study_that_is_begun_with_a_plan_explains_what_it_said(kept: Path, command_here: Any) -> None:
+    study = ("tune", "linear.py", "--workers", 2, "--trials", 1, "--epochs", 1, "--plan", "out")
+    assert "--trial-workers" in command_here(*study, "--out", "alone").err
+    assert command_here(*study, "--trial-workers", "1:2", "--out", "shared").code == 0
+    told = json.loads(command_here("explain", "shared", "--json").out)
+    (part,) = (each for each in told["parts"] if each["title"] == "Predicted and measured time")
+    assert part["lines"][0].startswith("At most ")
+    assert "(modelled)" in part["lines"][0]
+    assert any("the plan's model says" in line for line in part["lines"][1:])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -14,7 +14,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import PlanMade, RunFinished, RunStarted, TimesFitted, TrialFinished, TrialStarted
 from elastune.plan.steps.terms import CONSTANTS
 from elastune.report.gather import gather_run
-from elastune.report.predicted_time import fitted_prediction, predicted_step, run_prediction, study_prediction
+from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
 
 SIZE = {"batch_size": 16, "layers": 4, "flops": 1e6, "kept_bytes": 0.0, "gradient_bytes": 1e3}
 COST = {**dict.fromkeys(CONSTANTS, 1e-12), "flop_s": 1e-9, "gradient_hop_s": 5e-3}
@@ -27,18 +27,12 @@ def ended(step_s: float | None, workers: int = 1) -> RunFinished:
 
 
 def started(trial: int, means: Means, **config: Any) -> Entry:
-    return Entry(0.0, TrialStarted(trial, config, means.to_json(), 0))
+    told = {**means.to_json(), "policy": "none", "sync": "allreduce"}  # as studies write them
+    return Entry(0.0, TrialStarted(trial, config, told, 0))
 
 
 def finished(trial: int, step_s: float | None) -> Entry:
     return Entry(1.0, TrialFinished(trial, "complete", run=ended(step_s)))
-
-
-def test_a_step_is_what_its_terms_say() -> None:
-    assert predicted_step(MADE, Means(mode="fast"), 16) == pytest.approx(16e-3)  # 16 x 1 MFLOP at 1 GFLOP/s
-    assert predicted_step(MADE, TWO, 16) == pytest.approx(8e-3 + 2 * 5e-3)
-    assert predicted_step(MADE, replace(TWO, mesh=Mesh(data=2, pipeline=2), mechanism="pipeline"), 16) is not None
-    assert predicted_step(MADE, replace(TWO, mechanism="fsdp2"), 16) is None
 
 
 def test_a_run_s_step_beside_its_prediction() -> None:

@@ -46,7 +46,8 @@ HERE = (
     Constant("split_byte_s", 1 / 5e9, 8.0),
     Constant("whole_byte_s", 1 / 5e9, 8.0),
     Constant("launch_s", 1e-4, 4.0),
-    Constant("tensor_sum_s", 3e-4, 4.0),
+    Constant("tensor_begin_s", 3e-4, 4.0),
+    Constant("tensor_sum_s", 1.5e-4, 4.0),
     Constant("tensor_byte_s", 1 / 1e9, 4.0),
     Constant("send_s", 3e-4, 4.0),
     Constant("send_byte_s", 1 / 1e9, 4.0),
@@ -291,4 +292,5 @@ def work_of(size: ProgramSize) -> StepWork:
         whole_flops=size.whole_flops,
         tensor_sums=size.tensor_sums,
         summed_bytes=size.summed_bytes,
+        gathered=size.gathered,
     )

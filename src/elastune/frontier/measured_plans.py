@@ -19,6 +19,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import DEFAULT_SLOTS, Means
 from elastune.frontier.held_memory import beside_bytes
 from elastune.frontier.machine_probes import MachineProbes
+from elastune.journal.records import RunFinished
 from elastune.plan.cluster_plan import ClusterPlan, ProgramForecast, step_estimates
 from elastune.plan.steps.memory import peak_bytes
 from elastune.plan.steps.splits import StepSplits
@@ -132,29 +133,40 @@ def measure_plans(
         return tuple(_measured(plan, forecast, probes, here, near) for plan in plans)
 
 
-def _measured(
-    plan: TrainingPlan, forecast: ProgramForecast, probes: MachineProbes, cluster: Cluster, near: int
-) -> MeasuredPlan:
-    mesh, means = plan.mesh, plan.means
+def predicted_plan(plan: TrainingPlan, forecast: ProgramForecast, near: int) -> MeasuredPlan:
+    """What is said of ``plan`` before it is run; ``near``: how many workers have the fast link in common."""
+    mesh = plan.mesh
     columns = (plan.batch, plan.micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, near)
     splits = StepSplits(*(np.array([each], float) for each in columns))
     told = step_estimates(forecast, splits, np.array([plan.sharded]))
-    row = MeasuredPlan(
+    return MeasuredPlan(
         mesh=mesh,
-        mechanism=means.mechanism,
+        mechanism=plan.means.mechanism,
         batch=plan.batch,
         micro=plan.micro,
         step_s=float(told.step_s[0]),
         step_interval_s=(float(told.low_s[0]), float(told.high_s[0])),
         memory_bytes=float(peak_bytes(forecast.held, forecast.work, splits, plan.sharded)[0]),
     )
-    config = {} if plan.batch == probes.size.batch_size else {BATCH: plan.batch}
-    try:
-        ran = probes.run(cluster, means, **config)
-    except UserError as error:
-        return replace(row, failed=str(error))
+
+
+def with_measured(row: MeasuredPlan, ran: RunFinished, beside: float) -> MeasuredPlan:
+    """``row`` with what ``ran`` has measured; ``beside``: bytes of a process that plans do not count."""
     peak = max((each.peak for each in ran.memory), default=0)
     failed = "" if ran.step_s is not None else f"{ran.steps} steps: too few to be timed"
+    return replace(
+        row, measured_step_s=ran.step_s, measured_memory_bytes=peak - beside if peak else None, failed=failed
+    )
+
+
+def _measured(
+    plan: TrainingPlan, forecast: ProgramForecast, probes: MachineProbes, cluster: Cluster, near: int
+) -> MeasuredPlan:
+    row = predicted_plan(plan, forecast, near)
+    config = {} if plan.batch == probes.size.batch_size else {BATCH: plan.batch}
+    try:
+        ran = probes.run(cluster, plan.means, **config)
+    except UserError as error:
+        return replace(row, failed=str(error))
     alone = probes.held[Mesh(), probes.size.batch_size]
-    held = peak - beside_bytes((probes.several or alone) if mesh.workers > 1 else alone) if peak else None
-    return replace(row, measured_step_s=ran.step_s, measured_memory_bytes=held, failed=failed)
+    return with_measured(row, ran, beside_bytes((probes.several or alone) if plan.mesh.workers > 1 else alone))

@@ -54,6 +54,7 @@ from elastune.journal.study_records import (
     LinkFitted,
     Phase,
     ProposalAsked,
+    ScalingPredicted,
     StudyFinished,
     StudyStarted,
     TimesFitted,
@@ -113,6 +114,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
+    "ScalingPredicted",
     "SingleScore",
     "StagesCut",
     "StartedFrom",
@@ -180,6 +182,7 @@ Record = Annotated[
     | FaultInjected
     | StudyStarted
     | WarmStarted
+    | ScalingPredicted
     | ProposalAsked
     | TrialStarted
     | TrialReported

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from elastune.journal.run_records import Adopted, Regrouped, Reported, RunFinished
@@ -53,6 +53,21 @@ class WarmStarted:
     told: list[EarlierTrial] = field(default_factory=list)
     proposed: list[dict[str, Any]] = field(default_factory=list)
     kind: Literal["warm_started"] = "warm_started"
+
+
+@dataclass(frozen=True, config=_RULES)
+class ScalingPredicted:
+    """What a cluster's plan, in the folder ``source``, says of this study's trials before any has run, all modelled.
+
+    ``steps``: (samples of a step, workers, seconds). ``most``: on more workers than so many no trial's step is shorter
+    by anything that counts, so none gets more; ``why``, in words.
+    """
+
+    source: str
+    steps: list[tuple[Count, Count, Annotated[float, Field(gt=0, le=1e15)]]]
+    most: Count
+    why: str
+    kind: Literal["scaling_predicted"] = "scaling_predicted"
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -26,7 +26,6 @@ from elastune.plan.steps.terms import parts
 from elastune.plan.steps.work import Floats, StepWork
 
 CLOSE = 2_000  # plans whose intervals are looked at: the best by the physical form alone
-GATHERED = 0.5  # of the traffic of gradients: what ``sharded`` gathers of parameters beside it
 
 
 @dataclass(frozen=True)
@@ -168,8 +167,7 @@ def step_parts(
     forecast: ProgramForecast, splits: StepSplits, sharded: NDArray[np.bool_]
 ) -> tuple[Floats, dict[str, Floats]]:
     """Seconds of a step by the physical form, and what they are made of."""
-    told = parts(np.exp(forecast.model.best.log_constants), forecast.work, splits)
-    told["gradients"] = told["gradients"] * np.where(sharded, 1 + GATHERED, 1.0)
+    told = parts(np.exp(forecast.model.best.log_constants), forecast.work, splits, sharded)
     return np.sum(list(told.values()), axis=0), told
 
 

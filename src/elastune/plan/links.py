@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elastune.journal.records import LinkFitted, LinkMeasured
+
+Some = float | NDArray[np.float64]
+
+
+def ring_s(hop_s: Some, seconds_per_byte: Some, size_bytes: Some, workers: Some) -> Some:
+    """Seconds of a ring all-reduce, or of many, as arrays: of every step-time model here. 0 for a lone worker."""
+    return 2 * (workers - 1) * (hop_s + size_bytes * seconds_per_byte / workers)
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class RingLink:
 
     def ring_s(self, size_bytes: float, workers: int) -> float:
         """Seconds of one ring all-reduce; 0 for a lone worker."""
-        return 2 * (workers - 1) * (self.latency_s + size_bytes * self.seconds_per_byte / workers)
+        return float(ring_s(self.latency_s, self.seconds_per_byte, size_bytes, workers))
 
     def to_record(self) -> LinkFitted:
         """The serialised form."""

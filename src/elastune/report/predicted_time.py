@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import fields
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.core.text import count, duration, number
 from elastune.journal.entry import Entry
 from elastune.journal.records import PlanMade, TimesFitted, TrialFinished, TrialStarted
-from elastune.plan.steps.splits import StepSplits
-from elastune.plan.steps.terms import CONSTANTS, seconds
-from elastune.plan.steps.work import chain_of
+from elastune.plan.planned_steps import check_program, predicted_step
 from elastune.report.gather import RunStory
 
 BATCH = "batch_size"
-OWN = ("replicated", "zero", "sharded", "tensor", "pipeline")  # parts of mechanisms that the step model speaks of
 
 
 def run_prediction(made: PlanMade, run: RunStory) -> tuple[str, ...]:
@@ -32,7 +25,7 @@ def run_prediction(made: PlanMade, run: RunStory) -> tuple[str, ...]:
     Raises:
         UserError: For a plan of another program.
     """
-    _check(made, run.started.program)
+    check_program(made, run.started.program)
     end = run.finished
     if end is None or end.step_s is None:
         return ("The run has no step time yet.",)
@@ -45,7 +38,7 @@ def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) 
     Raises:
         UserError: For a plan of another program.
     """
-    _check(made, program)
+    check_program(made, program)
     started: dict[int, TrialStarted] = {}
     alike: dict[tuple[str, Any], list[TrialFinished]] = defaultdict(list)
     first: dict[tuple[str, Any], TrialStarted] = {}
@@ -60,7 +53,7 @@ def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) 
                 first.setdefault(key, begun)
     told, whole = list[str](), list[tuple[float, float]]()
     for key, ended in alike.items():
-        means, config = Means.from_json(first[key].means), first[key].config
+        means, config = _means(first[key]), first[key].config
         steps = [one.run.step_s for one in ended if one.run is not None and one.run.step_s is not None]
         words, took = _trainings(made, means, config, ended)
         told.append(_told(made, means, config, steps) + words)
@@ -79,17 +72,10 @@ def fitted_prediction(times: TimesFitted | None) -> tuple[str, ...]:
     return tuple(f"{what}: predicted {number(ratio, 3)} x the measured time." for what, ratio in times.errors.items())
 
 
-def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
-    """Seconds by the plan's physical form; None for mechanisms that it does not speak of."""
-    if any(part not in OWN for part in means.mechanism.split("+")):
-        return None
-    size, mesh = made.found["size"], means.first_mesh
-    micro = min(means.micro_batch or batch, math.ceil(batch / mesh.batch))
-    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
-    splits = StepSplits(*(np.array([each], float) for each in columns))
-    known = {name: size[name] for name in ("whole_flops", "tensor_sums", "summed_bytes") if name in size}
-    work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)
-    return float(seconds(np.array([made.constants[name] for name in CONSTANTS]), work, splits)[0])
+def _means(begun: TrialStarted) -> Means:
+    """How a trial ran; its record has what else decided that beside them, such as its policy."""
+    own = {each.name for each in fields(Means)}
+    return Means.from_json({name: value for name, value in begun.means.items() if name in own})
 
 
 def _trainings(
@@ -132,9 +118,3 @@ def _told(made: PlanMade, means: Means, config: Mapping[str, Any], steps: Sequen
     return (
         f"{of}, the plan's model says {duration(predicted)} (modelled): error {predicted / measured - 1:+.1%}{slots}."
     )
-
-
-def _check(made: PlanMade, program: object) -> None:
-    path = str(program.get("path", "")) if isinstance(program, Mapping) else str(program)
-    if Path(path).resolve() != Path(made.program).resolve():
-        raise UserError("a plan must be of the program that ran", f"{made.program}, not {path}", "use another --plan")

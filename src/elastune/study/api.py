@@ -165,6 +165,7 @@ def tune(
     sync_schedule: str = "",
     keep: str = "none",
     keep_bytes: int | None = None,
+    plan: str | Path | None = None,
 ) -> Study:
     """Search ``space`` for the best trade-offs among ``objectives``, on ``workers`` for all trials together.
 
@@ -185,7 +186,8 @@ def tune(
     ``grace_s``: should this process die, trials go on for so long, and the same call with ``resume`` takes them over.
     ``out``: a folder, or, as text, a URL that fsspec can open: results are copied there, and ``resume`` brings them
     back. ``keep``: whose weights and predictions stay ("all", "front+last:3", see ``study.loop.retention``), in
-    ``keep_bytes`` of the disk at most; ensembles are made of them.
+    ``keep_bytes`` of the disk at most; ensembles are made of them. ``plan``: the folder of a plan of this program: no
+    trial has more workers than it says bring anything, and ``trial_workers`` are shared by it until steps are measured.
 
         study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
         study.front()
@@ -219,6 +221,7 @@ def tune(
         grace_s=grace_s,
         keep=keep,
         keep_bytes=keep_bytes,
+        plan=None if plan is None else Path(plan),
         resume=resume,
     )
     request = priced(request, prices_asked(None, prices, cluster), SystemClock())

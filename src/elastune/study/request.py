@@ -50,6 +50,9 @@ class StudyRequest:
     ``keep``: of which trials weights and predictions stay, see ``study.loop.retention``; ``keep_bytes``: in how much of
     the disk at most.
 
+    ``plan``: the folder of a plan of the program (``elastune plan --out``): what it says of steps bounds
+    ``trial_workers`` and is what their allocation begins with, see ``study.allocation.predicted``.
+
     ``target``: a comparison, too. Each trial is then told the metric ``seconds_to_target``, which may be an objective
     or be constrained; one that never reaches it is infeasible. See ``study.time_to_target``.
     """
@@ -84,6 +87,7 @@ class StudyRequest:
     start_from: StartFrom | None = None
     keep: str = "none"
     keep_bytes: int | None = None
+    plan: Path | None = None
     resume: bool = False
     simulated: bool = False
 
@@ -109,6 +113,7 @@ class StudyRequest:
             "constraints": tuple(told.get("constraints", ())),
             "until": tuple(told.get("until", ())),
             "trial_workers": None if bounds is None else tuple(bounds),
+            "plan": None if told.get("plan") is None else Path(told["plan"]),
         }
         return cls(**plain)
 

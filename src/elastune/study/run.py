@@ -19,15 +19,23 @@ from elastune.job.run import Observe
 from elastune.job.signals import Interrupts
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import Record, StudyFinished, StudyStarted, TrialFinished, TrialPaused
+from elastune.journal.records import (
+    Record,
+    ScalingPredicted,
+    StudyFinished,
+    StudyStarted,
+    TrialFinished,
+    TrialPaused,
+)
 from elastune.search.samplers.registry import generation_size
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.constraint import parse_constraints
-from elastune.search.space.space import Space
+from elastune.search.space.space import Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.search.stopping.schedule import Schedule
 from elastune.study.allocation.choice import parse_allocation
 from elastune.study.allocation.holding import Holding
+from elastune.study.allocation.predicted import BATCH, plan_in, predict_scaling, predicted_in, prior_of
 from elastune.study.allocation.rebalancer import MAX_WAIT_S, MakeSharing, sharing
 from elastune.study.loop.async_suggester import NoProposals, Proposals
 from elastune.study.loop.budget import Bounds
@@ -39,7 +47,7 @@ from elastune.study.metering import meter_of
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.tuning import Tuning, trials_left
-from elastune.study.validate import Plan, check, check_same_study
+from elastune.study.validate import PROBED, Plan, check, check_same_study
 from elastune.study.warm_start import earlier_studies, take_over
 
 LASTING = (TrialFinished, TrialPaused, StudyFinished)  # what must be on the disk before anything rests on it
@@ -109,9 +117,12 @@ def tune(
                 observe(record)
 
         meter = meter_of(request.prices, before, around.clock)
-        loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before)
+        told = predicted_in(before) or _predicted(plan)
+        loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
         loop.replay(before, plan.settings)
+        if told is not None and predicted_in(before) is None:
+            keep(told)
         if given is not None:
             reason = loop.run(Bounds(), lambda: interrupts.count, given)
             loop.finish(reason if reason == "interrupted" else "all that was given is trained")
@@ -154,8 +165,10 @@ def _loop(
     flush: Callable[[], None],
     meter: MoneyMeter | None,
     unsearched: Sequence[Entry] | None,
+    told: ScalingPredicted | None,
 ) -> StudyLoop:
-    """``unsearched``: what the journal tells already, where nothing is searched; None: there is a search."""
+    """``unsearched``: what the journal tells already, where nothing is searched; None: there is a search. ``told``:
+    what was predicted of its trials."""
     request, pricing = plan.request, plan.pricing
     schedule = make_schedule(
         request.stopping, pricing.objectives, request.seed, space=plan.space, constraints=pricing.constraints
@@ -170,7 +183,7 @@ def _loop(
         every = generation_size(request.sampler)
         rules = StopRules(parse_constraints(request.until), request.patience, every, pricing.objectives)
     retention = retention_of(request.keep, request.keep_bytes, population=schedule.parents)
-    share, holding = _allocation(request, holds=not schedule.parents and unsearched is None)
+    share, holding = _allocation(request, told, holds=not schedule.parents and unsearched is None)
     pauses = schedule.pauses or holding is not None
     return StudyLoop(
         Tuning(plan, cluster.files, checkpoints=pauses or cluster.varies or retention != KeepNothing()),
@@ -187,11 +200,26 @@ def _loop(
     )
 
 
-def _allocation(request: StudyRequest, *, holds: bool) -> tuple[MakeSharing | None, Holding | None]:
+def _predicted(plan: Plan) -> ScalingPredicted | None:
+    """What the request's plan says of the study's trials, if it names one."""
+    request = plan.request
+    if request.plan is None or request.trial_workers is None:
+        return None
+    made = plan_in(request.plan)
+    samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
+    told = [each.values.get(BATCH, plan.config.get(BATCH)) for each in samples]
+    batches = [each for each in told if isinstance(each, int)] or [int(made.found["size"]["batch_size"])]
+    return predict_scaling(made, request.plan, request.program.path, request.means, batches, request.trial_workers)
+
+
+def _allocation(
+    request: StudyRequest, told: ScalingPredicted | None, *, holds: bool
+) -> tuple[MakeSharing | None, Holding | None]:
     """How trials share workers, and which of them are held back (``holds``: some may be)."""
     choice = parse_allocation(request.allocation)
     if request.trial_workers is None or not choice.from_journal:
-        return sharing(request.trial_workers, request.means, choice), None
-    courses = choice.courses(1 if request.means.mesh is None else request.means.first_mesh.replica)
-    share = sharing(request.trial_workers, request.means, choice, courses)
+        return sharing(request.trial_workers, request.means, choice, told=told), None
+    replica = 1 if request.means.mesh is None else request.means.first_mesh.replica
+    courses = choice.courses(replica, prior_of(told, replica))
+    share = sharing(request.trial_workers, request.means, choice, courses, told)
     return share, Holding(courses, choice.held if holds else 0.0, MAX_WAIT_S)

@@ -62,6 +62,7 @@ class Plan:
         plain |= self.request.sync.to_json()
         plain["objectives"] = {o.name: o.direction for o in self.pricing.objectives}
         plain["defaults"] = self.config
+        plain["plan"] = None if self.request.plan is None else str(self.request.plan)
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
         plain["meaning"] = meaning(self.request.program)
         return {"kind": "tune", **plain}
@@ -193,6 +194,9 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
         if request.allocation != StudyRequest.allocation:
             rule = "an allocation says how workers are shared out among trials that run"
             raise UserError(rule, repr(request.allocation), "add --trial-workers LOW:HIGH, or leave it out")
+        if request.plan is not None:
+            rule = "a plan says how workers are shared out among trials that run"
+            raise UserError(rule, f"--plan {request.plan}", "add --trial-workers LOW:HIGH, or leave it out")
         return
     low, high = request.trial_workers
     if not (isinstance(low, int) and isinstance(high, int)):

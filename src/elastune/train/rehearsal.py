@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_iter
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
+from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.pipeline.layers import layers_of
 from elastune.mechanisms.tensor.plan import chosen
 from elastune.train.compiling import uncompiled
@@ -56,6 +57,7 @@ class ProgramSize:
         whole_flops: The part of ``flops`` that ``tensor`` does not divide.
         tensor_sums: How many sums there are along ``tensor`` in one pass, forward and backward; None: not known.
         summed_bytes: Of one sample: what these sum.
+        gathered: In how many parts parameters are gathered where each worker holds a share of them.
     """
 
     samples: int
@@ -74,6 +76,7 @@ class ProgramSize:
     whole_flops: float = 0.0
     tensor_sums: int | None = None
     summed_bytes: float = 0.0
+    gathered: int = 1
 
     @property
     def steps(self) -> int:
@@ -179,6 +182,7 @@ class Rehearsal:
             whole_flops=counted.flops / self._taken * parts.whole,
             tensor_sums=parts.sums,
             summed_bytes=parts.summed_bytes / self._taken,
+            gathered=sum(bool(block.leaves) for block in blocks_of(model, parameters)),
         )
         raise Rehearsed
 

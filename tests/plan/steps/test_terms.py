@@ -71,6 +71,13 @@ def test_sums_along_tensor_are_as_many_and_as_large_as_the_program_has() -> None
     assert parts(constants(tensor_sum_s=1.0), of, splits(tensor=4))["tensor"][0] == pytest.approx(8 * 4 * 0.5 * 2 * 3)
 
 
+def test_a_sum_along_tensor_is_begun_once_however_many_take_part() -> None:
+    c = constants(tensor_begin_s=1.0)
+    for ways in (2, 4):
+        assert parts(c, work(), splits(tensor=ways))["tensor"][0] == pytest.approx(8 * 4 * 4)  # passes, blocks, sums
+    assert parts(c, work(), splits())["tensor"][0] == 0
+
+
 def test_what_is_launched_takes_no_less_however_little_it_computes() -> None:
     c = constants(flop_s=1e-6, launch_s=2.0)
     assert one(c, splits(tensor=4)) == pytest.approx(one(c, splits())) == pytest.approx(8 * 4 * 2)
@@ -82,6 +89,23 @@ def test_gradients_are_summed_within_nodes_and_then_among_them() -> None:
     c = constants(gradient_byte_s=1.0, across_byte_s=100.0)
     far = parts(c, work(), splits(data=8, per_node=4))["gradients"][0]
     assert far == pytest.approx(2 * 3 / 4 * 40 + 100 * 2 * 1 / 2 * 40)
+
+
+def test_what_is_begun_between_nodes_takes_what_it_takes_within_one_and_the_latency() -> None:
+    """A hop of 1 s within a node, and 10 s more between them."""
+    hop = constants(gradient_hop_s=1.0, across_hop_s=10.0)
+    assert parts(hop, work(), splits(data=8, per_node=4))["gradients"][0] == pytest.approx(2 * 3 * 1 + 2 * 1 * 11)
+    sums = parts(constants(tensor_sum_s=1.0, across_hop_s=10.0), work(), splits(tensor=4, per_node=2))["tensor"][0]
+    assert sums == pytest.approx(8 * 4 * 4 * 6 * 11)  # passes, blocks, sums, hops
+    sends = parts(constants(send_s=1.0, across_hop_s=10.0), work(), splits(pipeline=4, per_node=2))["pipeline"][0]
+    assert sends == pytest.approx((8 + 4 - 2) * 2 * 11)
+
+
+def test_plans_that_divide_parameters_gather_each_part_in_every_pass() -> None:
+    c = constants(gradient_hop_s=1.0, gradient_byte_s=1.0)
+    both = StepSplits(*(np.array([each, each], float) for each in (8, 2, 1, 2, 1, 1, 8)))
+    told = parts(c, work(gathered=5.0), both, np.array([False, True]))["gradients"]
+    assert told == pytest.approx([2 * (1 + 40 / 2), 2 * 3 * (5 + 40 / 2)])  # passes, half sums; parts and bytes
 
 
 def test_workers_of_a_node_share_the_link_to_the_next() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from elastune.cli import options
 from elastune.cli.output import OK, print_json
-from elastune.core.errors import UserError
-
-if TYPE_CHECKING:
-    from elastune.journal.records import PlanMade
+from elastune.core.text import count
 
 
 def explain(
@@ -27,7 +24,8 @@ def explain(
     """Say what the study in OUT found and at what price, which parameters decided it, what was stopped or failed and
     why, where the time went, and what to try next; of a frontier, its answer and what each worker count reaches; of a
     run, where a pipeline was cut, and what a worker's memory held, measured and modelled, and would hold otherwise; of
-    a plan, all that it says. Where a plan or a frontier has predicted step times, they stand beside measured ones.
+    a plan, all that it says. Where a plan (of --plan, or that the study was begun with) or a frontier has predicted
+    step times, they stand beside measured ones.
 
     --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, share,
     trials}], why_not}], worker_time: {front, complete, paused, infeasible, unfinished, resizing, waiting}, out}; the
@@ -42,11 +40,15 @@ def explain(
     from elastune.report.gather import gather_run, gather_study
     from elastune.report.plan_story import gather_plan, plan_lines
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
+    from elastune.study.allocation.predicted import plan_in, predicted_in
     from elastune.study.results.study import Study
 
     entries = read(out / JOURNAL)
     story, run, own = gather_study(entries), gather_run(entries), gather_plan(entries)
-    made = None if plan is None else _plan_in(plan)
+    told = predicted_in(entries)
+    made = None if plan is None else plan_in(plan)
+    if made is None and told is not None and (Path(told.source) / JOURNAL).exists():
+        made = plan_in(Path(told.source))
     lines: tuple[str, ...] = ()
     if own is not None and story is None and run is None:
         found = Explanation((Part("The plan", tuple(line for line in plan_lines(own) if line)),))
@@ -59,6 +61,8 @@ def explain(
         found = explained(Study.of(out, entries))
         if made is not None and story is not None:
             lines = study_prediction(made, story.settings.get("program", ""), entries)
+        if told is not None:
+            lines = (f"At most {count(told.most, 'worker')} a trial: {told.why}.", *lines)
     if lines:
         found = replace(found, parts=(*found.parts, Part("Predicted and measured time", lines)))
     if json:
@@ -66,14 +70,3 @@ def explain(
     else:
         print(found)
     return OK
-
-
-def _plan_in(folder: Path) -> PlanMade:
-    from elastune.job.output_dir import JOURNAL
-    from elastune.journal.reader import read
-    from elastune.report.plan_story import gather_plan
-
-    made = gather_plan(read(folder / JOURNAL))
-    if made is None:
-        raise UserError("--plan names the folder of a plan", folder, "give the --out of elastune plan")
-    return made

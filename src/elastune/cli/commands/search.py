@@ -43,6 +43,14 @@ def tune(
     grace: options.Grace = None,
     keep: options.Keep = "none",
     keep_size: options.KeepSize = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The --out of elastune plan: no trial gets more of --trial-workers than it says bring anything, and "
+            "they are shared out by it until steps are measured.",
+        ),
+    ] = None,
 ) -> int:
     """Search FILE's space(trial) for the best trade-offs among its objectives.
 
@@ -73,6 +81,7 @@ def tune(
         start_from=beginning.choose(),
         keep=keep,
         keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
+        plan=plan,
     )
     request = money.of_study(request, local=where.local)
     before = told_before(out, request.resume)

@@ -2,7 +2,8 @@
 
 A block of one pass takes what its arithmetic, its memory traffic and its sums along ``tensor`` take, but no less than
 the launching of its kernels; the passes of a step flow through the stages of a pipeline; then gradients are summed
-along ``data`` and ``shard``, and the optimizer writes. All constants are positive.
+along ``data`` and ``shard``, and the optimizer writes. What is begun between nodes takes what it takes within one, and
+the link's latency. All constants are positive.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
+from elastune.plan.links import ring_s
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.work import Floats, StepWork
 
@@ -39,13 +42,14 @@ CONSTANTS: Mapping[str, str] = MappingProxyType(
         "split_byte_s": "seconds of one byte of memory traffic that is divided with the layers",
         "whole_byte_s": "seconds of one byte between blocks, in all that is not divided with the layers",
         "launch_s": "seconds to launch the kernels of one block, forward and backward",
-        "tensor_sum_s": "seconds to begin a sum along tensor, a hop",
+        "tensor_begin_s": "seconds to begin a sum along tensor, however many take part",
+        "tensor_sum_s": "seconds of a sum along tensor, a hop",
         "tensor_byte_s": "seconds of one byte of a sum along tensor",
         "send_s": "seconds to begin a send between two stages",
         "send_byte_s": "seconds of one byte between two stages",
         "gradient_hop_s": "seconds to begin a sum of gradients, a hop",
         "gradient_byte_s": "seconds of one byte of a sum of gradients within a node",
-        "across_hop_s": "seconds of a hop between nodes",
+        "across_hop_s": "seconds that a hop between nodes takes beside what one within a node does",
         "across_byte_s": "seconds of one byte between nodes",
         "update_byte_s": "seconds of the optimizer for one byte of gradients",
         "pass_s": "seconds of one pass, whatever is in it",
@@ -55,13 +59,22 @@ CONSTANTS: Mapping[str, str] = MappingProxyType(
 """Name -> what it is. A vector of constants has them in this order."""
 
 
-def seconds(constants: Floats, work: StepWork, splits: StepSplits) -> Floats:
-    """Of one step of every plan, with ``constants`` in the order of ``CONSTANTS``."""
-    whole: Floats = np.sum(list(parts(constants, work, splits).values()), axis=0)
+def seconds(constants: Floats, work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_] | None = None) -> Floats:
+    """Of one step of every plan.
+
+    Args:
+        constants: In the order of ``CONSTANTS``.
+        work: What is computed.
+        splits: The plans.
+        sharded: Of which plans ``shard`` divides parameters, too; None: of none.
+    """
+    whole: Floats = np.sum(list(parts(constants, work, splits, sharded).values()), axis=0)
     return whole
 
 
-def parts(constants: Floats, work: StepWork, splits: StepSplits) -> dict[str, Floats]:
+def parts(
+    constants: Floats, work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_] | None = None
+) -> dict[str, Floats]:
     """The same, told apart: what limits a plan is the largest of them."""
     c = dict(zip(CONSTANTS, constants, strict=True))
     micro, tensor, stages, passes = splits.micro, splits.tensor, splits.pipeline, splits.passes
@@ -71,45 +84,62 @@ def parts(constants: Floats, work: StepWork, splits: StepSplits) -> dict[str, Fl
         + work.boundary_bytes * c["whole_byte_s"]
     )
     far = np.where(tensor > splits.per_node, c["across_byte_s"], c["tensor_byte_s"])
-    first = np.where(tensor > splits.per_node, c["across_hop_s"], c["tensor_sum_s"])
+    first = c["tensor_sum_s"] + np.where(tensor > splits.per_node, c["across_hop_s"], 0.0)
     hops = 2 * (tensor - 1)
-    meeting, moving = work.tensor_sums * hops * first, hops * micro * work.tensor_bytes / tensor * far
+    begun = np.where(tensor > 1, c["tensor_begin_s"], 0.0)
+    meeting, moving = work.tensor_sums * (begun + hops * first), hops * micro * work.tensor_bytes / tensor * far
     busy = computing + moving
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch
     edge = micro * work.edge_flops / tensor * c["edge_flop_s"]
     held = work.blocks / stages
     sending = _sending(c, work, splits)
-    gradients = (held * work.block_bytes + work.edge_bytes) / tensor
+    gradients = _gradients(work, splits)
     return {
         "compute": passes * (held * computing + edge),
         "launch": passes * (held * (launched - busy) + c["pass_s"]),
         "tensor": passes * held * (meeting + moving),
         "pipeline": (stages - 1) * (held * block + c["pass_s"]) + (passes + stages - 2) * sending,
-        "gradients": _summing(c, work, splits, gradients),
+        "gradients": _summing(c, work, splits, gradients) if sharded is None else _shared(c, work, splits, sharded),
         "update": gradients / splits.shard * c["update_byte_s"],
         "fixed": np.broadcast_to(c["fixed_s"], block.shape),
     }
 
 
+def _shared(c: Mapping[str, float], work: StepWork, splits: StepSplits, sharded: NDArray[np.bool_]) -> Floats:
+    """Sums of gradients where some plans are ``sharded``: in every pass of these each part's values are gathered twice
+    and its gradients leave once, which is half a sum each."""
+    gradients = _gradients(work, splits)
+    gathering = splits.passes * 1.5 * _summing(c, work, splits, gradients, work.gathered)
+    return np.where(sharded, gathering, _summing(c, work, splits, gradients))
+
+
+def _gradients(work: StepWork, splits: StepSplits) -> Floats:
+    """Bytes of one worker."""
+    return (work.blocks / splits.pipeline * work.block_bytes + work.edge_bytes) / splits.tensor
+
+
 def _sending(c: Mapping[str, float], work: StepWork, splits: StepSplits) -> Floats:
     """Of one pass from a stage to the next, there and back; 0 where there is one stage."""
     across = splits.inner > splits.per_node
-    begin = np.where(across, c["across_hop_s"], c["send_s"])
+    begin = c["send_s"] + np.where(across, c["across_hop_s"], 0.0)
     byte = np.where(across, c["across_byte_s"], c["send_byte_s"])
     return np.where(splits.pipeline > 1, 2 * (begin + splits.micro * work.boundary_bytes * byte), 0.0)
 
 
-def _summing(c: Mapping[str, float], work: StepWork, splits: StepSplits, gradients: Floats) -> Floats:
-    """Of ``gradients``, bytes of a worker: a ring within each node, then one among nodes, whose link they share."""
+def _summing(
+    c: Mapping[str, float], work: StepWork, splits: StepSplits, gradients: Floats, sums: Floats | float = 1.0
+) -> Floats:
+    """Of ``gradients``, bytes of a worker, in so many ``sums``: a ring within each node, then one among nodes, whose
+    link they share."""
     within = splits.parts / splits.nodes
-    near = 2 * (within - 1) * (c["gradient_hop_s"] + gradients / within * c["gradient_byte_s"])
+    near = ring_s(sums * c["gradient_hop_s"], c["gradient_byte_s"], gradients, within)
     neighbours = np.minimum(splits.inner, splits.per_node)
-    hops = 2 * (splits.nodes - 1)
-    far = hops * (c["across_hop_s"] + gradients * neighbours / splits.nodes * c["across_byte_s"])
+    begun = sums * (c["gradient_hop_s"] + c["across_hop_s"])
+    far = ring_s(begun, neighbours * c["across_byte_s"], gradients, splits.nodes)
     # Both edges of a pipeline's chain have one table, whose gradients they sum.
     tied = np.where(splits.pipeline > 1, work.edge_bytes / splits.tensor * c["gradient_byte_s"], 0.0)
-    return near + far + tied
+    return np.asarray(near + far + tied, dtype=np.float64)
 
 
 def _longer(first: Floats, second: Floats) -> Floats:

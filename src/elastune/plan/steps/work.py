@@ -33,6 +33,7 @@ class StepWork:
         whole_flops: That part of ``block_flops`` which ``tensor`` does not divide.
         tensor_sums: Of one block along ``tensor``, forward and backward; not of a sample.
         summed_bytes: What all of these sum; None: one tensor between two blocks each.
+        gathered: In how many parts the whole model's parameters are gathered, where they lie in shares.
     """
 
     blocks: Floats
@@ -45,6 +46,7 @@ class StepWork:
     whole_flops: Floats = field(default_factory=lambda: np.array(0.0))
     tensor_sums: Floats = field(default_factory=lambda: np.array(float(TENSOR_SUMS)))
     summed_bytes: Floats | None = None
+    gathered: Floats = field(default_factory=lambda: np.array(1.0))
 
     def __post_init__(self) -> None:
         for name, told in self._told().items():
@@ -110,13 +112,15 @@ def chain_of(
     whole_flops: float = 0.0,
     tensor_sums: float | None = None,
     summed_bytes: float = 0.0,
+    gathered: float = 1.0,
 ) -> StepWork:
     """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients.
 
     ``tensor_sums``: how many there are in a pass, of ``summed_bytes``; None: as many as a transformer's blocks have.
+    ``gathered``: as in ``StepWork``.
     """
     each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
     told = [np.array(float(one)) for one in (layers, *each, 0.0, 0.0, whole_flops / layers)]
     if tensor_sums is not None:
         told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
-    return StepWork(*told)
+    return replace(StepWork(*told), gathered=np.array(float(gathered)))

@@ -9,7 +9,7 @@ from elastune.core.errors import UserError
 from elastune.core.options import Range, options_of, read, split
 from elastune.study.allocation.courses import Courses
 from elastune.study.allocation.scaling import BatchTable
-from elastune.study.allocation.throughput import ThroughputTable
+from elastune.study.allocation.throughput import Prior, ThroughputTable
 
 LOOKS = 2  # at a trial whose workers have changed: each is recorded, so they are few
 
@@ -32,9 +32,9 @@ class AllocationChoice:
         """Whether what is known of trials comes from the journal alone, which then records looks at them, too."""
         return self.held > 0 or self.by_batch
 
-    def courses(self, replica: int = 1) -> Courses:
-        """What is known of the trials of a study whose replicas take so many workers: nothing yet."""
-        return Courses(BatchTable() if self.by_batch else ThroughputTable(), replica=replica, looks=LOOKS)
+    def courses(self, replica: int = 1, prior: Prior | None = None) -> Courses:
+        """What is known of the trials of a study whose replicas take so many workers: nothing but ``prior`` yet."""
+        return Courses(BatchTable(prior) if self.by_batch else ThroughputTable(prior), replica=replica, looks=LOOKS)
 
 
 ALLOCATIONS = {

@@ -11,12 +11,14 @@ from elastune.core.clock import Clock
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.job.pool import Pool
-from elastune.journal.records import Record, Regrouped, Reported, TrialReallocated, TrialSeen
+from elastune.journal.records import Record, Regrouped, Reported, ScalingPredicted, TrialReallocated, TrialSeen
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Broker, Pending
 from elastune.study.allocation.choice import AllocationChoice
 from elastune.study.allocation.courses import Courses
+from elastune.study.allocation.predicted import prior_of
 from elastune.study.allocation.priority import trial_priority
+from elastune.study.allocation.throughput import Prior, ThroughputTable
 
 FEW = 100  # trials: so many are decided about in milliseconds
 PER_TRIAL_S = 1e-3  # at least so long, for every trial that runs, between decisions: thousands take a second to make
@@ -44,7 +46,7 @@ class Sharing:
     ``slots``: the equal parts that a trial's work is dealt out in (None: any share can be had). ``changed``: whether
     something has happened since workers were last dealt out. ``replica``: workers that carry one replica together;
     the broker deals out replicas, so nobody ever has a part of one. ``courses``: what is known of the trials, where
-    that comes from the study's journal; None: it is measured here.
+    that comes from the study's journal; None: it is measured here, and ``prior`` is taken until then.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Sharing:
         rules: Rules | None = None,
         replica: int = 1,
         courses: Courses | None = None,
+        prior: Prior | None = None,
     ) -> None:
         self._pool = pool
         self._clock = clock
@@ -64,8 +67,9 @@ class Sharing:
         self._replica = replica
         self._from_journal = courses is not None
         began_s = clock.now()
+        known = courses or Courses(ThroughputTable(prior))
         self._broker = Broker(
-            pool.capacity // replica, rules, began_s=began_s, courses=courses, feeds=not self._from_journal
+            pool.capacity // replica, rules, began_s=began_s, courses=known, feeds=not self._from_journal
         )
         self._waiting: Pending | None = None
         self._rest_s = (rules or Rules()).min_residence_s  # between decisions that only a report gives reason for
@@ -173,9 +177,12 @@ def sharing(
     means: Means,
     choice: AllocationChoice | None = None,
     courses: Courses | None = None,
+    told: ScalingPredicted | None = None,
 ) -> MakeSharing | None:
-    """How trials of ``means`` share workers, each within ``bounds``; None where they do not. ``courses``: as of
-    ``Sharing``."""
+    """How trials of ``means`` share workers, each within ``bounds``; None where they do not.
+
+    ``courses``: as of ``Sharing``. ``told``: what was predicted of the trials: none has more workers than it says.
+    """
     chosen = choice or AllocationChoice()
     if bounds is None:
         return None
@@ -190,6 +197,8 @@ def sharing(
             deadline_s=left_s,
             budget_s=left_worker_s / mesh.replica,
         )
-        return Sharing(pool, clock, bounds, slots, rules, mesh.replica, courses)
+        low, high = bounds
+        within = low, high if told is None else max(low, min(high, told.most))
+        return Sharing(pool, clock, within, slots, rules, mesh.replica, courses, prior_of(told, mesh.replica))
 
     return make

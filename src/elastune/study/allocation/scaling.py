@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from elastune.study.allocation.throughput import Floats, MeasuredRates, ThroughputTable
+from elastune.study.allocation.throughput import Floats, MeasuredRates, Prior, ThroughputTable
 
 NEAR = 0.5  # octaves of the batch at which another trial counts exp(-1/2)
 STRENGTH = 0.5  # octaves of workers, shown by trials of just this batch, that count as much as all trials' shape
@@ -97,8 +97,8 @@ class BatchTable(ThroughputTable):
     What lies beyond what any trial ran on is ``MeasuredRates``'s own guess, as there.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, prior: Prior | None = None) -> None:
+        super().__init__(prior)
         self._batches: dict[int, float] = {}
         self._gains = gains([])
         self._seen_on: tuple[float, float] = (1.0, 1.0)
@@ -130,6 +130,9 @@ class BatchTable(ThroughputTable):
 
     def _reaches(self, workers: int, own: dict[int, float]) -> bool:
         return True
+
+    def _batch(self, trial: int) -> float | None:
+        return self._batches.get(trial)
 
     def _counting(self, trial: int) -> tuple[tuple[float, float], ...]:
         """Its rates by workers that count."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Prior = Callable[[float | None], Mapping[int, float]]
+"""Samples of a step, None where they are not known -> steps a second by numbers of workers, as they were predicted."""
 MOST_SHAPED = 48  # trials whose gain by more workers is looked at
 FEWEST = 2  # trials must have run on so many workers, or nothing is said of them
 POLISHES = 4
@@ -66,10 +69,11 @@ class ThroughputTable:
     Trials differ in speed, but gain alike by more workers: the logarithm of a rate is taken for the sum of one number
     for the trial and one for its workers, found by median polish (Tukey, "Exploratory Data Analysis", 1977, chapter
     11) over the newest ``MOST_SHAPED`` trials that ran on several numbers of workers. What a trial measured itself
-    counts more than what others say of it.
+    counts more than what others say of it. ``prior``: what is taken where no trial has shown it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prior: Prior | None = None) -> None:
+        self._prior = prior
         self._seen: dict[int, dict[int, tuple[float, float]]] = {}
         self._shaping: dict[int, None] = {}
         self._shape: dict[int, float] = {}
@@ -110,7 +114,7 @@ class ThroughputTable:
         known = self._found.get(trial)
         if known is not None and known.slots == slots:
             return known
-        shape = self._expected(trial)
+        shape = self._foreseen(trial, self._expected(trial))
         fewest = min(shape, default=1)  # where nobody ran on one, nobody knows what two are over one
         own = self._rates(trial) if trial in self._seen else {fewest: fewest * self.per_worker(trial)}
         points = dict(own)
@@ -122,6 +126,17 @@ class ThroughputTable:
         found = MeasuredRates(tuple(sorted(points.items())), slots)
         if trial in self._seen:
             self._found[trial] = found
+        return found
+
+    def _foreseen(self, trial: int, shape: dict[int, float]) -> dict[int, float]:
+        """``shape``, which trials have shown, and what was predicted of other numbers of workers."""
+        told = {} if self._prior is None else self._prior(self._batch(trial))
+        found = dict(shape)
+        for workers, rate in told.items():
+            if workers not in shape:
+                near = min(shape, key=lambda seen: (abs(math.log(seen / workers)), seen), default=None)
+                base = None if near is None else told.get(near)
+                found[workers] = rate if near is None else shape[near] * (rate / base if base else workers / near)
         return found
 
     def per_worker(self, trial: int) -> float:
@@ -150,7 +165,11 @@ class ThroughputTable:
 
     def _reaches(self, workers: int, own: dict[int, float]) -> bool:
         """Whether that is believed of so many workers, of a trial that ran on those of ``own``."""
-        return workers <= 2 * max(own)
+        return self._prior is not None or workers <= 2 * max(own)
+
+    def _batch(self, trial: int) -> float | None:
+        """Samples of its step, where that is known."""
+        return None
 
     def _rates(self, trial: int) -> dict[int, float]:
         return {workers: steps / seconds for workers, (steps, seconds) in self._seen[trial].items()}
