@@ -88,7 +88,7 @@ def one(kind: Kind, trials: int, kills: int, longest_s: float, seed: int) -> dic
     means = Means(workers=kind.each, mode="exact", num_slots=WORKERS)
     common: dict[str, Any] = {"trials": trials, "workers": WORKERS, "means": means, "seed": seed}
     asked = StudyRequest(
-        PROGRAM, folder / "whole", sampler=kind.sampler, stopping=kind.stopping, config={"pause_s": 0.01}, **common
+        PROGRAM, folder / "whole", sampler=kind.sampler, stopping=kind.stopping, config={"pause_s": 0.03}, **common
     )
     try:
         one_life(asked, None)
