@@ -2,7 +2,7 @@
 
 elastune's ``tpe`` and ``gp`` are Optuna's models on elastune's scales, with its seeds and (``gp``) its optimizer, so
 they are no rivals. These are: one sampler for a whole study, default settings, raw values, no estimates of open trials.
-So is ``smac``, where it is installed (``rival_smac.py``).
+So is ``botorch``, where it is installed (``rival_botorch.py``).
 """
 
 from __future__ import annotations
@@ -70,16 +70,14 @@ class Search(Protocol):
     def tell(self, number: int, finished: TrialFinished) -> None: ...
 
 
-def make_search(
-    space: Space, objectives: Sequence[Objective], name: str, seed: int, trials: int | None = None
-) -> Suggester | Search:
-    """A search by one of elastune's samplers, one of ``RAW``, or ``smac``, which asks for the number of ``trials``."""
+def make_search(space: Space, objectives: Sequence[Objective], name: str, seed: int) -> Suggester | Search:
+    """A search by one of elastune's samplers, one of ``RAW``, or ``botorch``."""
     if name in RAW:
         return Raw(space, objectives, name, seed)
-    if name == "smac":
-        from rival_smac import Smac
+    if name == "botorch":
+        from rival_botorch import BoTorch
 
-        return Smac(space, objectives, seed, trials or 100)
+        return BoTorch(space, objectives, seed)
     return Suggester(space, objectives, sampler=name, seed=seed)
 
 

@@ -167,7 +167,7 @@ def yardstick(surrogate: Surrogate, instance: str, pool: int = 200_000, rounds: 
 
 def search(surrogate: Surrogate, sampler: str, seed: int, evaluations: int) -> tuple[Floats, float]:
     """The points (n, 2) in the order they were tried, and the seconds of CPU that took."""
-    suggester = make_search(space, OBJECTIVES, sampler, seed, evaluations)
+    suggester = make_search(space, OBJECTIVES, sampler, seed)
     points = []
     start = time.process_time()
     for _ in range(evaluations):

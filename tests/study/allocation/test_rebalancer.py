@@ -110,7 +110,7 @@ def test_bounds_are_checked(tmp_path: Path, tiny: Program) -> None:
         return {"workers": trial.suggest_int("workers", 1, 2)}
 
     with pytest.raises(UserError, match="an allocation says how workers are shared out"):
-        tune(request(tiny, tmp_path / "out", allocation="short_first"), space=space)
+        tune(request(tiny, tmp_path / "out", allocation="steepest"), space=space)
     with pytest.raises(UserError, match="an allocation must be one that is known"):
         tune(request(tiny, tmp_path / "out", trial_workers=(1, 2), allocation="widest"), space=space)
     with pytest.raises(UserError, match="either a parameter of the space or shared out"):
