@@ -3,8 +3,7 @@
 Part of ``killed_studies.py --alike``. Trials train on two workers, in ``exact`` mode. Where one trial runs at a time,
 on both, all that a proposal or an early stop rests on comes in one order, so everything must be the same, bit for bit:
 configurations, pauses, reports, weights (SHA-256). Where two run side by side a sampler that learns hears of them in
-the order of their ends, which a kill changes: random search must still find the same; what TPE does is told, and not
-judged.
+the order of their ends, which a kill changes; random search must still find the same.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Kind:
-    """``each``: workers of a trial. ``judged``: whether a study of this kind must be like an undisturbed one."""
+    """A kind of study. ``each``: workers of a trial."""
 
     sampler: str
     stopping: str
     each: int
-    judged: bool = True
 
     @property
     def name(self) -> str:
@@ -47,7 +45,6 @@ KINDS = (
     Kind("gp", "none", 2),
     Kind("tpe", "asha:eta=2,min_resource=1", 2),
     Kind("random", "none", 1),
-    Kind("tpe", "none", 1, judged=False),
 )
 
 
@@ -126,15 +123,14 @@ def run(kills: int, trials: int, longest_s: float, seed: int, rows: Rows, kinds:
         while done < kills:
             key = {"kind": kind.name, "trials": trials, "seed": number, "kills": kills - done, "longest_s": longest_s}
             row = rows.of(key, lambda k=kind, n=number, d=done: one(k, trials, kills - d, longest_s, n))
-            found[f"{kind.name}, seed {number}"] = {**row, "judged": kind.judged}
+            found[f"{kind.name}, seed {number}"] = row
             done, number = done + row["kills"], number + 1
             print(kind.name, number - 1, row, flush=True)
-    judged = [row for row in found.values() if row["judged"]]
     return {
-        "kills": sum(row["kills"] for row in judged),
-        "trials": sum(row["trials"] for row in judged),
-        "studies": len(judged),
-        "studies_that_differ": sum(not row["alike"] for row in judged),
+        "kills": sum(row["kills"] for row in found.values()),
+        "trials": sum(row["trials"] for row in found.values()),
+        "studies": len(found),
+        "studies_that_differ": sum(not row["alike"] for row in found.values()),
         "processes_left_behind": sum(row["processes_left_behind"] for row in found.values()),
         "by_study": found,
     }

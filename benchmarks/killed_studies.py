@@ -132,8 +132,8 @@ def alike(options: argparse.Namespace) -> int:
     out = options.out or ALIKE
     rows = Rows(None if options.smoke else out.with_suffix(".rows.jsonl"), resume=options.resume)
     kinds = killed_alike.KINDS[1:2] if options.smoke else killed_alike.KINDS
-    kills, trials = (2, 4) if options.smoke else (options.kills or 20, options.trials or 24)
-    found = killed_alike.run(kills, trials, options.longest, options.seed, rows, kinds)
+    kills, trials = (2, 4) if options.smoke else (options.kills or 10, options.trials or 18)
+    found = killed_alike.run(kills, trials, options.longest or 20.0, options.seed, rows, kinds)
     if not options.smoke:
         command = " ".join(["OMP_NUM_THREADS=1 python benchmarks/killed_studies.py", *sys.argv[1:]])
         told = {"command": command, "machine": machine_context(), "result": found}
@@ -147,9 +147,9 @@ def main() -> int:
     parser.add_argument("--simulated", action="store_true", help="kill simulated studies: do they go on alike?")
     parser.add_argument("--alike", action="store_true", help="kill real studies: do they go on alike?")
     parser.add_argument("--resume", action="store_true", help="with --alike: go on with the rows of --out")
-    parser.add_argument("--kills", type=int, help="100; with --alike 20 of each kind of study")
-    parser.add_argument("--trials", type=int, help="300; with --alike 24")
-    parser.add_argument("--longest", type=float, default=8.0, help="seconds of a life at most")
+    parser.add_argument("--kills", type=int, help="100; with --alike 10 of each kind of study")
+    parser.add_argument("--trials", type=int, help="300; with --alike 18")
+    parser.add_argument("--longest", type=float, help="seconds of a life at most: 8; with --alike 20")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -159,7 +159,7 @@ def main() -> int:
     if options.simulated:
         return simulated(2 if options.smoke else options.kills, options.seed, options.out, keep=not options.smoke)
     kills, trials = (2, 6) if options.smoke else (options.kills, options.trials)
-    found = run(kills, trials, options.longest, options.seed)
+    found = run(kills, trials, options.longest or 8.0, options.seed)
     print(json.dumps(found, indent=2))
     command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py"
     if not options.smoke:
