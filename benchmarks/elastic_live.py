@@ -4,21 +4,31 @@ Trials of the digits in ``exact`` mode: four learning rates, 2, 4 or 12 passes, 
 and of five, drawn by the seed, which leave workers idle in their second half. A worker takes a declared time for each
 sample (``programs/paced_train.py``), so that four workers are four times as fast as one on two cores, too: how much
 less time a study takes is measured under that declaration; pauses and weights are simply measured. All trials run to
-their end, so each study must find the same weights for each configuration (SHA-256).
+their end, so each study must find the same weights for each configuration (SHA-256). Workers flow by either allocation
+of ``elastune.study.allocation.choice``; in studies of twelve ``short_first`` holds some trials of 12 passes back, which
+write a checkpoint, wait and go on.
 
-    python benchmarks/elastic_live.py           # 15 minutes; writes benchmarks/results/elastic_live.json
-    python benchmarks/elastic_live.py --smoke   # three trials, two studies, writes nothing
+    python benchmarks/elastic_live.py           # 20 minutes; writes benchmarks/results/elastic_live.json
+    python benchmarks/elastic_live.py --smoke   # three trials, three studies, writes nothing
+
+Every study is a line of OUT.rows.jsonl as it ends; with --resume what stands there is not run again. Times need a
+machine that does nothing else, weights do not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from kept_rows import Rows
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program
@@ -27,6 +37,7 @@ from elastune.journal.reader import read
 from elastune.journal.records import (
     StudyFinished,
     TrialFinished,
+    TrialPaused,
     TrialReallocated,
     TrialRegrouped,
     TrialStarted,
@@ -37,18 +48,20 @@ from elastune.study.run import tune
 PROGRAM = Program(Path(__file__).parent / "programs" / "paced_train.py")
 RESULT = Path(__file__).parent / "results" / "elastic_live.json"
 WORKERS = 4
-FIXED, SHARED = "1 worker a trial", "shared, 1 to 4 a trial"
-VARIANTS: dict[str, tuple[int, tuple[int, int] | None]] = {
-    FIXED: (1, None),
-    "2 workers a trial": (2, None),
-    "4 workers a trial": (4, None),
-    SHARED: (1, (1, 4)),
+FIXED, SHARED, SHORT_FIRST = "1 worker a trial", "steepest, 1 to 4 a trial", "short_first, 1 to 4 a trial"
+VARIANTS: dict[str, tuple[int, str]] = {
+    FIXED: (1, ""),
+    "2 workers a trial": (2, ""),
+    "4 workers a trial": (4, ""),
+    SHARED: (1, "steepest"),
+    SHORT_FIRST: (1, "short_first"),
 }
+"""What is compared: workers that a trial has, or begins with, and the allocation that shares them out."""
 
 
 def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: float, trials: int) -> dict[str, Any]:
     """One study: its wall time, worker-seconds, pauses, and the weights of each configuration."""
-    workers, bounds = VARIANTS[variant]
+    workers, allocation = VARIANTS[variant]
     request = StudyRequest(
         PROGRAM,
         out,
@@ -56,7 +69,8 @@ def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: f
         sampler="grid",
         trials=trials,
         workers=WORKERS,
-        trial_workers=bounds,
+        trial_workers=(1, WORKERS) if allocation else None,
+        allocation=allocation or StudyRequest.allocation,
         means=Means(workers=workers, mode="exact", num_slots=WORKERS),
         config={"sample_s": sample_s},
         seed=seed,
@@ -71,12 +85,15 @@ def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: f
         "seconds": end.seconds,
         "worker_seconds": sum(r.worker_seconds or 0.0 for r in ended),
         "resizes": sum(isinstance(r, TrialReallocated) for r in records),
+        "held": sum(isinstance(r, TrialPaused) and r.held for r in records),
         "pauses_s": pauses,
         "weights": {begun[r.trial]: r.run.sha256 for r in ended if r.run is not None},
     }
 
 
-def run(rounds: int, sample_s: float, trials: int, variants: Sequence[str] = tuple(VARIANTS)) -> dict[str, Any]:
+def run(
+    rounds: int, sample_s: float, trials: int, rows: Rows, variants: Sequence[str] = tuple(VARIANTS)
+) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
     weights: dict[str, str] = {}
     different = 0
@@ -85,14 +102,17 @@ def run(rounds: int, sample_s: float, trials: int, variants: Sequence[str] = tup
         for number in range(rounds):
             for variant in variants:
                 out = Path(folder) / f"{number}-{list(VARIANTS).index(variant)}"
-                one = study(cluster, out, variant, number, sample_s, trials)
-                for config, sha256 in one.pop("weights").items():
+                key = {"trials": trials, "sample_s": sample_s, "round": number, "variant": variant}
+                one = rows.of(key, partial(study, cluster, out, variant, number, sample_s, trials))
+                for config, sha256 in one["weights"].items():
                     different += weights.setdefault(f"{number} {config}", sha256) != sha256
                 found[variant].append(one)
-                print(f"{variant:24} {one['seconds']:6.1f} s, {one['resizes']} resizes", flush=True)
+                shown = f"{one['seconds']:6.1f} s, {one['resizes']} resizes, {one['held']} held back"
+                print(f"{variant:28} {shown}", flush=True)
     return {
         "different_weights": different,
         "trainings": len(weights),
+        "trials_run": sum(len(one["weights"]) for studies in found.values() for one in studies),
         "variants": {v: told(found[v]) for v in variants},
     }
 
@@ -104,6 +124,7 @@ def told(studies: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": [round(one["seconds"], 1) for one in studies],
         "median_worker_seconds": round(statistics.median(one["worker_seconds"] for one in studies), 1),
         "resizes": [one["resizes"] for one in studies],
+        "held": [one["held"] for one in studies],
     }
     if pauses:
         row["median_pause_ms"] = round(1e3 * statistics.median(pauses), 1)
@@ -116,16 +137,27 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="three short trials; writes nothing")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trials", type=int, nargs="+", default=[12, 5], help="of a study; twelve there are")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, metavar="NAME")
+    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
     parser.add_argument("--sample-s", type=float, default=0.002, help="declared seconds for a sample on a worker")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
+    rows = Rows(None if options.smoke else options.out.with_suffix(".rows.jsonl"), resume=options.resume)
     if options.smoke:
-        found = {"studies_of_3": run(1, 0.0005, 3, (FIXED, SHARED))}
+        found = {"studies_of_3": run(1, 0.0005, 3, rows, (FIXED, SHARED, SHORT_FIRST))}
     else:
-        found = {f"studies_of_{trials}": run(options.rounds, options.sample_s, trials) for trials in options.trials}
+        found = {
+            f"studies_of_{trials}": run(options.rounds, options.sample_s, trials, rows, options.variants)
+            for trials in options.trials
+        }
     print(json.dumps(found, indent=2))
     if not options.smoke:
-        whole = {"command": "OMP_NUM_THREADS=1 python benchmarks/elastic_live.py", "machine": machine_context()}
+        command = " ".join(["OMP_NUM_THREADS=1 python benchmarks/elastic_live.py", *sys.argv[1:]])
+        whole = {
+            "command": command,
+            "load_average": [round(one, 1) for one in os.getloadavg()],
+            "machine": machine_context(),
+        }
         options.out.write_text(json.dumps({**whole, "sample_s": options.sample_s, **found}, indent=2) + "\n")
     return int(any(studies["different_weights"] for studies in found.values()))
 

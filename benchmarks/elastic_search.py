@@ -13,12 +13,13 @@ ranks alone, no forecasts.
 - without ...: short_first with one of its two parts as steepest has it; with batches: with ``by_batch``.
 
 Figure of merit: seconds until fully trained trials cover .8, .9, .95 and .98 of the hypervolume that all 64 would, and
-the GPU-hours used by then (of GPUs that trials held). Ratios are paired by seed, the best of a family is that with the
-smallest median of a case and level. steepest was chosen on seeds 0 to 7, short_first on 500 and 501; the seeds here
-begin at 700, by whose first four ``by_batch`` was left out.
+the GPU-hours used by then (of GPUs that trials held); "end": until the whole study is over. Ratios are paired by seed,
+the best of a family is that with the smallest median of a case and level. steepest was chosen on seeds 0 to 7,
+short_first on 500 and 501; the seeds here begin at 700, by whose first four ``by_batch`` was left out.
 
     python benchmarks/elastic_search.py                       # 3 instances x 2 models x 8 seeds, all arms
     python benchmarks/elastic_search.py --families double,steepest,short_first --seeds 4
+    python benchmarks/elastic_search.py --gpus 4 --trials 12 --families steepest,short_first   # a small machine
     python benchmarks/elastic_search.py --smoke               # one of each, seconds; writes nothing
 
 Every study is a line of OUT.rows.jsonl as soon as it has ended; with --resume what stands there is not simulated again.
@@ -35,12 +36,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from elastic_loop import Rule, Sharer, Study, points
 from elastic_model import Model, Scaling
+from kept_rows import Rows
 from sampler import INSTANCES, OBJECTIVES, TEN, Surrogate, machine, space, yardstick
 
 from elastune.core.errors import UserError
@@ -50,6 +53,7 @@ from elastune.search.samplers.suggest import Suggester
 from elastune.search.space.objective import Floats
 from elastune.search.stopping.halving import Halving, SuccessiveHalving
 from elastune.search.stopping.rungs import levels
+from elastune.search.stopping.schedule import ToTheEnd
 from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Broker
 from elastune.study.allocation.choice import ALLOCATIONS, AllocationChoice
@@ -60,6 +64,7 @@ GPUS = 64
 TRIALS = 64
 MODELS = ("imagenet", "cifar10")
 LEVELS = (0.8, 0.9, 0.95, 0.98)
+END = "end"  # beside levels: when the whole study is over
 FIRST_SEED = 700
 SCALE = 60.0  # seconds that a second of lcbench stands for
 START_S, PAUSE_S = 10.0, 1.0
@@ -72,24 +77,28 @@ RESULT = Path(__file__).parent / "results" / "elastic_search.json"
 CHOICE = ALLOCATIONS["short_first"]
 
 
+MakeSharer = Callable[[int], tuple[Sharer, Holding | None]]
+"""So many GPUs -> who shares them out, and who is held back."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """Who stops trials, who shares GPUs out, and who is held back."""
 
     halving: Halving
-    sharer: Callable[[], tuple[Sharer, Holding | None]]
+    sharer: MakeSharer
 
 
-def rule(gpus: int, rungs: tuple[int, ...] = ()) -> Callable[[], tuple[Sharer, Holding | None]]:
-    return lambda: (Rule(GPUS, gpus, rungs), None)
+def rule(each: int, rungs: tuple[int, ...] = ()) -> MakeSharer:
+    return lambda gpus: (Rule(gpus, min(each, gpus), rungs), None)
 
 
-def ours(choice: AllocationChoice) -> Callable[[], tuple[Sharer, Holding | None]]:
-    def make() -> tuple[Sharer, Holding | None]:
+def ours(choice: AllocationChoice) -> MakeSharer:
+    def make(gpus: int) -> tuple[Sharer, Holding | None]:
         courses = choice.courses() if choice.from_journal else Courses()
         rules = replace(RULES, least_gain=choice.least_gain)
         holding = Holding(courses, choice.held, math.inf) if choice.held else None
-        return Broker(GPUS, rules, courses=courses), holding
+        return Broker(gpus, rules, courses=courses), holding
 
     return make
 
@@ -114,25 +123,26 @@ OURS = tuple(ALLOCATIONS)
 Case = dict[str, list[dict[str, Any]]]  # arm -> studies, by seed
 
 
-def configurations(seed: int) -> list[Config]:
+def configurations(seed: int, trials: int) -> list[Config]:
     suggester = Suggester(space, OBJECTIVES, sampler="random", seed=seed)
-    asked = [suggester.ask() for _ in range(TRIALS)]
+    asked = [suggester.ask() for _ in range(trials)]
     return [dict(one.values) for one in asked if one is not None]
 
 
-def one(model: Model, pool: Sequence[Config], arm: str, reference: Floats) -> dict[str, Any]:
+def one(model: Model, pool: Sequence[Config], arm: str, reference: Floats, gpus: int, stopping: str) -> dict[str, Any]:
     """Seconds and GPU-hours until each of ``LEVELS``, and to the study's end."""
-    (sharer, holding), begun_s = ARMS[arm].sharer(), time.process_time()
-    study = Study(model, pool, SuccessiveHalving(OBJECTIVES, ARMS[arm].halving), sharer, GPUS, holding)
+    (sharer, holding), begun_s = ARMS[arm].sharer(gpus), time.process_time()
+    schedule = SuccessiveHalving(OBJECTIVES, ARMS[arm].halving) if stopping == "asha" else ToTheEnd()
+    study = Study(model, pool, schedule, sharer, gpus, holding)
     study.run()
     whole = hypervolume(np.array([model.curve(config)[-1] for config in pool]), reference)
     covered = [hypervolume(points(study.ends[:n]), reference) / whole for n in range(1, len(study.ends) + 1)]
     reached = {level: next((n for n, part in enumerate(covered) if part >= level), None) for level in LEVELS}
     return {
-        "seconds": {str(k): math.inf if n is None else study.ends[n].at_s for k, n in reached.items()},
-        "gpu_hours": {str(k): math.inf if n is None else study.ends[n].gpu_s / 3600 for k, n in reached.items()},
-        "end_seconds": study.now_s,
-        "end_gpu_hours": study.gpu_s / 3600,
+        "seconds": {str(k): math.inf if n is None else study.ends[n].at_s for k, n in reached.items()}
+        | {END: study.now_s},
+        "gpu_hours": {str(k): math.inf if n is None else study.ends[n].gpu_s / 3600 for k, n in reached.items()}
+        | {END: study.gpu_s / 3600},
         "resizes": study.resizes,
         "held": study.held,
         "unended": study.unended,
@@ -149,12 +159,12 @@ def spread(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
     }
 
 
-def best_of(case: Case, family: str, level: float) -> str:
+def best_of(case: Case, family: str, level: float | str) -> str:
     arms = [arm for arm in FAMILIES[family] if arm in case]
     return min(arms, key=lambda arm: statistics.median(one["seconds"][str(level)] for one in case[arm]))
 
 
-def ratios(case: Case, family: str, mine: str, level: float) -> tuple[str, list[float], list[float]]:
+def ratios(case: Case, family: str, mine: str, level: float | str) -> tuple[str, list[float], list[float]]:
     """The best arm of ``family``, and how many times the seconds and GPU-hours of ``mine`` it took, seed by seed."""
     best, key = best_of(case, family, level), str(level)
     pairs = list(zip(case[best], case[mine], strict=True))
@@ -173,7 +183,7 @@ def compared(cases: dict[str, Case]) -> dict[str, Any]:
     for mine in (arm for arm in OURS if all(arm in case for case in cases.values())):
         others = [f for f in FAMILIES if f != mine and all(set(FAMILIES[f]) <= case.keys() for case in cases.values())]
         for family in others:
-            for level in LEVELS:
+            for level in (*LEVELS, END):
                 told = {name: ratios(case, family, mine, level) for name, case in cases.items()}
                 found.setdefault(mine, {}).setdefault(family, {})[str(level)] = {
                     "times_its_seconds": spread([r for _, seconds, _ in told.values() for r in seconds]),
@@ -199,54 +209,32 @@ def run(data: Path, options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     sizes = (2_000, 2) if options.smoke else (200_000, 60)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     arms = [arm for family in options.families for arm in FAMILIES[family]]
+    size = {name: getattr(options, name) for name in ("gpus", "trials", "stopping", "scale", "start_s")}
     cases: dict[str, Case] = {}
     for instance in options.instances:
         surrogate = Surrogate(data / "hpo" / "lcbench", instance)
         reference = np.array(yardstick(surrogate, instance, *sizes)["reference"])
         for name in options.models:
             scaling = Scaling(data / "pollux_traces", name)
-            model = Model(surrogate, scaling, start_s=START_S, resize_pause_s=PAUSE_S, scale=SCALE)
+            model = Model(surrogate, scaling, start_s=options.start_s, resize_pause_s=PAUSE_S, scale=options.scale)
             case = cases[f"{instance} {name}"] = {arm: [] for arm in arms}
             for seed in seeds:
-                pool = configurations(seed)
+                pool = configurations(seed, options.trials)
                 for arm in arms:
-                    key = {"instance": instance, "model": name, "seed": seed, "arm": arm}
-                    case[arm].append(rows.of(key, lambda arm=arm, m=model, p=pool, r=reference: one(m, p, arm, r)))
+                    key = {"instance": instance, "model": name, "seed": seed, "arm": arm, **size}
+                    simulate = partial(one, model, pool, arm, reference, options.gpus, options.stopping)
+                    case[arm].append(rows.of(key, simulate))
             show(compared({"": case}), f"{instance} {name}")
     return {
         "command": "OMP_NUM_THREADS=1 python benchmarks/elastic_search.py " + " ".join(sys.argv[1:]),
         "measured": "simulated: curves of a surrogate, measured scaling; see the file's head",
-        "gpus": GPUS,
-        "trials": TRIALS,
+        **size,
         "seeds": list(seeds),
         "goal": {"static": 2.0, "double": 1.3},
         "times_ours": compared(cases),
         "machine": machine(),
         "cases": cases,
     }
-
-
-class Rows:
-    """One line a study, written as it ends; those of ``path`` that are there already are not simulated again."""
-
-    def __init__(self, path: Path | None, *, resume: bool) -> None:
-        self._path = path
-        self._known: dict[str, dict[str, Any]] = {}
-        if path is not None and resume and path.exists():
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            self._known = {json.dumps(line["study"]): line["found"] for line in lines}
-        elif path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("")
-
-    def of(self, key: dict[str, Any], simulate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        name = json.dumps(key)
-        if name not in self._known:
-            self._known[name] = simulate()
-            if self._path is not None:
-                with self._path.open("a") as file:
-                    file.write(json.dumps({"study": key, "found": self._known[name]}) + "\n")
-        return self._known[name]
 
 
 def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -267,6 +255,11 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="a few seconds; writes nothing")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--gpus", type=int, default=GPUS)
+    parser.add_argument("--trials", type=int, default=TRIALS, help="of a study")
+    parser.add_argument("--stopping", default="asha", choices=("asha", "none"))
+    parser.add_argument("--scale", type=float, default=SCALE, help="seconds that a second of lcbench stands for")
+    parser.add_argument("--start-s", type=float, default=START_S, help="until a trial that begins, or goes on, trains")
     parser.add_argument("--instances", type=names(TEN), default=INSTANCES, metavar="ID,ID,...")
     parser.add_argument("--models", type=names(MODELS), default=MODELS, metavar="NAME,...")
     parser.add_argument("--families", type=names(tuple(FAMILIES)), default=tuple(FAMILIES), metavar="NAME,...")

@@ -12,16 +12,17 @@ for Optuna.
 
 ``--simulated``: 100 kills of simulated studies instead, right after random records, beside undisturbed ones: are all
 trials and results the same, bit for bit? Writes results/killed_simulated.json.
+
+``--alike``: real studies on two workers, killed so often each, beside undisturbed ones (``killed_alike.py``). Writes
+results/killed_alike.json, and every study into OUT.rows.jsonl as it ends; with --resume those there are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -29,8 +30,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import killed_alike
 import killed_simulated
 import optuna
+from kept_rows import Rows
+from killed_life import one_life
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -41,71 +45,20 @@ from elastune.journal.reader import read
 from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
 from elastune.report.export_optuna import to_optuna
 from elastune.study.request import StudyRequest
-from elastune.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_train.py")
 RESULT = Path(__file__).parent / "results" / "killed_studies.json"
 SIMULATED = RESULT.with_name("killed_simulated.json")
-GONE_S = 5.0
+ALIKE = RESULT.with_name("killed_alike.json")
 
 
-def request(out: Path, trials: int, resume: bool) -> StudyRequest:
-    return StudyRequest(
-        PROGRAM, out, sampler="random", stopping="asha:eta=3,min_resource=1", trials=trials, workers=2, resume=resume
-    )
+def request(out: Path, trials: int) -> StudyRequest:
+    return StudyRequest(PROGRAM, out, sampler="random", stopping="asha:eta=3,min_resource=1", trials=trials, workers=2)
 
 
 def records(out: Path) -> list[Record]:
     journal = out / "journal.jsonl"
     return [entry.record for entry in read(journal)] if journal.exists() else []
-
-
-def family(pid: int) -> set[int]:
-    """All that ``pid`` has started and that has not been reaped."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def one_life(out: Path, trials: int, after_s: float | None) -> tuple[bool, int]:
-    """Run the study in a process of its own and kill it after so long (None: never): (it had ended, processes left)."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            tune(request(out, trials, resume=(out / "journal.jsonl").exists()))
-            code = 0
-        finally:
-            os._exit(code)
-    deadline = None if after_s is None else time.monotonic() + after_s
-    while deadline is None or time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            if os.waitstatus_to_exitcode(status) != 0:
-                raise SystemExit("the study failed by itself")
-            return True, 0
-        time.sleep(0.01)
-    started = family(pid)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    limit = time.monotonic() + GONE_S
-    while any(map(runs, started)) and time.monotonic() < limit:
-        time.sleep(0.02)
-    return False, sum(map(runs, started))
 
 
 def exported_states(out: Path) -> Counter[str]:
@@ -129,7 +82,7 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
     began = time.monotonic()
     try:
         while killed < kills:
-            over, remaining = one_life(out, trials, rng.uniform(0.0, longest_s))
+            over, remaining = one_life(request(out, trials), rng.uniform(0.0, longest_s))
             now = ends(records(out))
             lost += now[: len(kept)] != kept
             repeated += max(Counter(record.trial for record in now).values(), default=1) > 1
@@ -139,7 +92,7 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
             print(f"kill {killed}: {len(now)} finished, {remaining} processes left", flush=True)
             if over:
                 trials += 40  # the study had ended: give it more to do
-        one_life(out, trials, None)
+        one_life(request(out, trials), None)
         found = records(out)
         states: dict[int, str] = {}
         for record in found:
@@ -175,20 +128,38 @@ def simulated(kills: int, seed: int, out: Path | None, *, keep: bool) -> int:
     return int(found["studies_that_differ"] > 0)
 
 
+def alike(options: argparse.Namespace) -> int:
+    out = options.out or ALIKE
+    rows = Rows(None if options.smoke else out.with_suffix(".rows.jsonl"), resume=options.resume)
+    kinds = killed_alike.KINDS[1:2] if options.smoke else killed_alike.KINDS
+    kills, trials = (2, 4) if options.smoke else (options.kills or 10, options.trials or 18)
+    found = killed_alike.run(kills, trials, options.longest or 20.0, options.seed, rows, kinds)
+    if not options.smoke:
+        command = " ".join(["OMP_NUM_THREADS=1 python benchmarks/killed_studies.py", *sys.argv[1:]])
+        told = {"command": command, "machine": machine_context(), "result": found}
+        out.write_text(json.dumps(told, indent=1) + "\n")
+    return int(found["studies_that_differ"] + found["processes_left_behind"] > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="2 kills; writes nothing")
     parser.add_argument("--simulated", action="store_true", help="kill simulated studies: do they go on alike?")
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--trials", type=int, default=300)
-    parser.add_argument("--longest", type=float, default=8.0, help="seconds of a life at most")
+    parser.add_argument("--alike", action="store_true", help="kill real studies: do they go on alike?")
+    parser.add_argument("--resume", action="store_true", help="with --alike: go on with the rows of --out")
+    parser.add_argument("--kills", type=int, help="100; with --alike 10 of each kind of study")
+    parser.add_argument("--trials", type=int, help="300; with --alike 18")
+    parser.add_argument("--longest", type=float, help="seconds of a life at most: 8; with --alike 20")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
+    if options.alike:
+        return alike(options)
+    options.kills, options.trials = options.kills or 100, options.trials or 300
     if options.simulated:
         return simulated(2 if options.smoke else options.kills, options.seed, options.out, keep=not options.smoke)
     kills, trials = (2, 6) if options.smoke else (options.kills, options.trials)
-    found = run(kills, trials, options.longest, options.seed)
+    found = run(kills, trials, options.longest or 8.0, options.seed)
     print(json.dumps(found, indent=2))
     command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py"
     if not options.smoke:

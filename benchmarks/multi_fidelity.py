@@ -8,136 +8,40 @@ Budget: full trainings' worth of epochs, whoever trained them. Figure of merit: 
 that were trained in FULL by the time that so much was spent, over that of the best-known front. Seeds are paired.
 
     python benchmarks/multi_fidelity.py             # 3 instances x 10 seeds x 6 variants: hours; goes on where it was
+    python benchmarks/multi_fidelity.py --instances ten --stopping none asha --most 50 --seeds 5 --out FILE
     python benchmarks/multi_fidelity.py --smoke     # some seconds, writes nothing
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import os
 import statistics
 import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rivals import RAW, make_search, paired
-from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, TEN, Floats, Surrogate, machine, space
+from fidelity_loop import WORKERS, Study
+from rivals import RAW, judged, paired
+from sampler import INSTANCES, OBJECTIVES, TEN, Floats, Surrogate, machine
 from sampler import yardstick as measured_by
 
 from elastune.core.errors import UserError
-from elastune.journal.records import TrialFinished
-from elastune.search.analysis.front import hypervolume
 from elastune.search.stopping.registry import make_schedule
-from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
 
-WORKERS = 8
 COUNTS = (25, 50, 100)
 VARIANTS = (
     *((sampler, stopping) for stopping in ("none", "asha", "hyperband") for sampler in ("auto", "tpe")),
     *((sampler, "none") for sampler in RAW),  # Optuna's as they come; these it cannot stop under two objectives
+    *((name, "moasha") for name in ("syne-tune", "neps")),  # where they are installed
 )
 KNOWN_AT_50 = (0.891, 0.958, 0.654)  # Optuna's samplers with and without naive vector ASHA, the better of them
 KNOWN_AT_100 = (0.925, 0.965, 0.724)
 GOAL_AT_50 = (0.93, 0.97, 0.80)
 RESULT = Path(__file__).parent / "results" / "multi_fidelity.json"
-
-
-@dataclass
-class Training:
-    """A trial: what it shows after each epoch, shape (52, 2), and how far it is."""
-
-    curve: Floats
-    epoch: int = 0
-    reason: str = ""
-
-
-@dataclass
-class Outcome:
-    """What a study reached: after how many full trainings' worth each completed one came, and its point."""
-
-    points: list[Floats] = field(default_factory=list)
-    spent: list[float] = field(default_factory=list)
-    asked: int = 0
-    cpu_s: float = 0.0
-
-    def reached(self, count: float, reference: Floats, whole: float) -> float:
-        points = [point for point, spent in zip(self.points, self.spent, strict=True) if spent <= count]
-        return hypervolume(np.array(points).reshape(-1, 2), reference) / whole
-
-
-class Study:
-    """The study loop in small: ask, train on a virtual clock, report, pause, resume."""
-
-    def __init__(self, surrogate: Surrogate, sampler: str, schedule: Schedule, seed: int) -> None:
-        self._surrogate = surrogate
-        self._schedule = schedule
-        self._suggester = make_search(space, OBJECTIVES, sampler, seed)
-        self._trainings: dict[int, Training] = {}
-        self._heap: list[tuple[float, int]] = []  # when which trial completes its next epoch
-        self._epochs = 0
-        self.outcome = Outcome()
-
-    def run(self, trainings: float) -> Outcome:
-        start, now = time.process_time(), 0.0
-        while self._epochs < trainings * EPOCHS:
-            while len(self._heap) < WORKERS:
-                self._fill(now)
-            now, number = heapq.heappop(self._heap)
-            self._epoch(now, number)
-        self.outcome.cpu_s = time.process_time() - start
-        return self.outcome
-
-    def _fill(self, now: float) -> None:
-        match self._schedule.next(fresh=True):
-            case Resume(number):
-                self._schedule.resumed(number)
-                self._trainings[number].reason = ""
-            case NewTrial():
-                for open_trial, values in self._schedule.estimates().items():
-                    self._suggester.estimate(open_trial, values)
-                asked = self._suggester.ask()
-                assert asked is not None
-                number = asked.number
-                self._schedule.started(number, asked.params)
-                self._trainings[number] = Training(self._curve(asked.values))
-                self.outcome.asked += 1
-            case ForkTrial() | None as other:
-                raise ValueError(f"no child or pause was expected, but {other}")
-        self._go_on(now, number)
-
-    def _curve(self, values: dict[str, Any]) -> Floats:
-        rows = np.tile([float(values[p.name]) for p in PARAMETERS], (EPOCHS, 1))
-        rows[:, 0] = np.arange(1, EPOCHS + 1)
-        return self._surrogate(rows)
-
-    def _go_on(self, now: float, number: int) -> None:
-        training = self._trainings[number]
-        clock = np.maximum.accumulate(training.curve[:, 1])  # the surrogate's time falls back at some second epochs
-        began = clock[training.epoch - 1] if training.epoch else 0.0
-        heapq.heappush(self._heap, (now + clock[training.epoch] - began, number))
-
-    def _epoch(self, now: float, number: int) -> None:
-        training = self._trainings[number]
-        training.epoch += 1
-        self._epochs += 1
-        point = training.curve[training.epoch - 1]
-        values = (float(point[0]), float(point[1]))
-        reason = self._schedule.reported(IntermediateResult(number, training.epoch, EPOCHS, values))
-        if training.epoch == EPOCHS:
-            self._schedule.ended(number, values)
-            named = {o.name: v for o, v in zip(OBJECTIVES, values, strict=True)}
-            self._suggester.tell(number, TrialFinished(number, "complete", values=named))
-            self.outcome.points.append(point)
-            self.outcome.spent.append(self._epochs / EPOCHS)
-        elif reason:
-            self._schedule.paused(number, training.epoch)
-        else:
-            self._go_on(now, number)
 
 
 @dataclass(frozen=True)
@@ -163,9 +67,20 @@ class Yardstick:
     whole: float
 
 
+def study(cell: Cell, surrogate: Surrogate) -> Study:
+    if cell.sampler == "neps":
+        from rival_neps import NepsStudy
+
+        return NepsStudy(surrogate, cell.seed)
+    if cell.sampler == "syne-tune":
+        from rival_syne_tune import Moasha
+
+        return Study(surrogate, "random", Moasha(cell.seed), cell.seed)
+    return Study(surrogate, cell.sampler, make_schedule(cell.stopping, OBJECTIVES, cell.seed), cell.seed)
+
+
 def measure(cell: Cell, yardstick: Yardstick, counts: tuple[int, ...]) -> dict[str, Any]:
-    schedule = make_schedule(cell.stopping, OBJECTIVES, cell.seed)
-    found = Study(yardstick.surrogate, cell.sampler, schedule, cell.seed).run(max(counts))
+    found = study(cell, yardstick.surrogate).run(max(counts))
     reached = {str(n): round(found.reached(n, yardstick.reference, yardstick.whole), 4) for n in counts}
     return {
         "hypervolume_at": reached,
@@ -216,9 +131,28 @@ def by_variant(cells: dict[str, dict[str, Any]], count: str) -> dict[str, dict[s
     return found
 
 
+def by_instance(cells: dict[str, dict[str, Any]], count: str) -> dict[str, dict[str, list[float]]]:
+    """instance -> variant -> what it reached, by seed: what ``judged`` compares. Seeds were begun in their order."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for key, row in sorted(cells.items(), key=lambda one: int(one[0].split()[-1])):
+        instance, sampler, stopping, _ = key.split()
+        if count in row["hypervolume_at"]:
+            reached = found.setdefault(instance, {}).setdefault(f"{sampler} {stopping}", [])
+            reached.append(row["hypervolume_at"][count])
+    return found
+
+
+def is_ahead(found: dict[str, Any]) -> str:
+    """The goal: with early stopping ahead of none, in the median of every instance."""
+    rows = found["against"].get("auto none", {"by_instance": {}})["by_instance"].values()
+    return "not measured" if not rows else "met" if all(row["gain"] > 0 for row in rows) else "MISSED"
+
+
 def document(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    at_50 = judged(by_instance(cells, "50"), "auto asha")
+    at_50["goals"] = {"ahead of no stopping in the median of every instance": is_ahead(at_50)}
     return {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/multi_fidelity.py",
+        "command": " ".join(["OMP_NUM_THREADS=1 python benchmarks/multi_fidelity.py", *sys.argv[1:]]),
         "measured": "normalised hypervolume of fully trained configurations (error x time), see the file's head; "
         f"simulated: {WORKERS} asynchronous workers on a virtual clock, surrogate learning curves",
         "goal_at_50": dict(zip(INSTANCES, GOAL_AT_50, strict=True)),
@@ -226,6 +160,7 @@ def document(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "known_best_of_others_at_100": dict(zip(INSTANCES, KNOWN_AT_100, strict=True)),
         "machine": machine(),
         "paired_at_50": {"of": "auto asha"} | paired(by_variant(cells, "50"), "auto asha"),
+        "judged_at_50": at_50,
         "summary": summary(cells),
         "cells": cells,
     }
@@ -287,7 +222,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=100, choices=COUNTS, help="full trainings' worth of a study")
     parser.add_argument("--instances", nargs="+", default=list(INSTANCES), choices=[*TEN, "ten"], metavar="ID")
     parser.add_argument("--samplers", nargs="+", default=["auto", "tpe"])
-    parser.add_argument("--stopping", nargs="+", default=["none", "asha", "hyperband"])
+    parser.add_argument("--stopping", nargs="+", default=["none", "asha", "hyperband", "moasha"])
     parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")
     options = parser.parse_args()
     folder = options.data or Path(os.environ.get("ELASTUNE_DATA", "data")) / "hpo" / "lcbench"

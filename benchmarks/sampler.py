@@ -13,6 +13,9 @@ configurations.
     python benchmarks/sampler.py                # 3 instances x 5 seeds, writes benchmarks/results/sampler.json
     python benchmarks/sampler.py --instances ten --samplers auto optuna-tpe optuna-gp --evaluations 50 --out FILE
     python benchmarks/sampler.py --smoke        # 1 instance, 1 seed, 15 evaluations, writes nothing
+
+The first of ``--samplers`` is compared with the others. Every study is a line of OUT.rows.jsonl as soon as it has
+ended; with --resume what stands there is not searched again.
 """
 
 from __future__ import annotations
@@ -25,16 +28,20 @@ import platform
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+from kept_rows import Rows
 from numpy.typing import NDArray
-from rivals import TIE, make_search, paired
+from rivals import TIE, judged, make_search, paired
 
 from elastune.core.errors import UserError
+from elastune.journal.atomic import atomic_write
 from elastune.journal.records import TrialFinished
 from elastune.search.analysis.front import hypervolume, nondominated
 from elastune.search.space.objective import parse_objectives
@@ -43,6 +50,7 @@ INSTANCES = ("167152", "167185", "189873")
 TEN = (*INSTANCES, "126026", "146212", "167104", "167190", "168330", "168910", "189906")
 SAMPLERS = ("auto", "random", "tpe", "nsga2")
 COUNTS = (50, 100)
+SMOKE_COUNTS = (10, 15)
 EPOCHS = 52
 OBJECTIVES = parse_objectives({"error": "min", "time": "min"})
 KNOWN_AT_100 = {
@@ -52,6 +60,7 @@ KNOWN_AT_100 = {
     "gp": (0.958, 0.991, 0.914),
 }
 RESULT = Path(__file__).parent / "results" / "sampler.json"
+FRONTS = Path(__file__).parent / "results" / "best_known_fronts.json"
 
 Floats = NDArray[np.float64]
 
@@ -142,13 +151,18 @@ def best_known(surrogate: Surrogate, pool: int, rounds: int, seed: int = 0) -> t
 
 
 def yardstick(surrogate: Surrogate, instance: str, pool: int = 200_000, rounds: int = 60) -> dict[str, Any]:
-    """What hypervolumes are measured by; that of an instance in the results is not searched for again."""
-    measured = json.loads(RESULT.read_text())["results"] if RESULT.exists() and pool == 200_000 else {}
-    if instance in measured:
-        return {name: measured[instance][name] for name in ("front_points", "reference", "hypervolume")}
+    """What hypervolumes are measured by; that of an instance in ``FRONTS`` is not searched for again."""
+    whole = (pool, rounds) == (200_000, 60)
+    known: dict[str, Any] = json.loads(FRONTS.read_text()) if FRONTS.exists() else {}
+    if whole and instance in known:
+        return dict(known[instance])
     front, reference = best_known(surrogate, pool, rounds)
     shown = [round(float(value), 6) for value in reference]
-    return {"front_points": len(front), "reference": shown, "hypervolume": round(hypervolume(front, reference), 6)}
+    found = {"front_points": len(front), "reference": shown, "hypervolume": round(hypervolume(front, reference), 6)}
+    if whole:
+        known = json.loads(FRONTS.read_text()) if FRONTS.exists() else {}  # another process may search for others
+        atomic_write(FRONTS, (json.dumps({**known, instance: found}, indent=2) + "\n").encode())
+    return found
 
 
 def search(surrogate: Surrogate, sampler: str, seed: int, evaluations: int) -> tuple[Floats, float]:
@@ -187,43 +201,77 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    instances: tuple[str, ...] = TEN if options.instances == ["ten"] else tuple(options.instances)
-    seeds, counts = range(options.seeds), tuple(n for n in COUNTS if n <= options.evaluations)
-    pool, rounds = 200_000, 60
-    if options.smoke:
-        instances, seeds, counts, pool, rounds = INSTANCES[:1], range(1), (10, 15), 20_000, 5
+@dataclass(frozen=True)
+class Study:
+    instance: str
+    sampler: str
+    seed: int
+
+
+Found = dict[Study, dict[str, Any]]
+
+
+def measure(study: Study, evaluations: int, stick: dict[str, Any], surrogate: Surrogate) -> dict[str, Any]:
+    points, took_s = search(surrogate, study.sampler, study.seed, evaluations)
+    counts = [count for count in (*SMOKE_COUNTS, *COUNTS) if count <= evaluations]
+    reached = {n: hypervolume(points[:n], np.array(stick["reference"])) / stick["hypervolume"] for n in counts}
+    return {"hypervolume_at": {str(n): round(part, 4) for n, part in reached.items()}, "cpu_s": round(took_s, 2)}
+
+
+def by_instance(found: Found, count: int) -> dict[str, dict[str, list[float]]]:
+    """instance -> sampler -> the hypervolumes after so many evaluations, by seed: what ``paired`` compares."""
+    told: dict[str, dict[str, list[float]]] = {}
+    for study, row in sorted(found.items(), key=lambda one: one[0].seed):
+        if str(count) in row["hypervolume_at"]:
+            told.setdefault(study.instance, {}).setdefault(study.sampler, []).append(row["hypervolume_at"][str(count)])
+    return told
+
+
+def summary(found: Found, counts: Sequence[int]) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    at_most: dict[str, dict[str, list[float]]] = {}
-    for instance in instances:
-        surrogate = Surrogate(folder, instance)
-        results[instance] = known = yardstick(surrogate, instance, pool, rounds)
-        reference, whole = np.array(known["reference"]), known["hypervolume"]
-        at_most[instance] = {}
-        for sampler in options.samplers:
-            reached: dict[int, list[float]] = {count: [] for count in counts}
-            seconds = []
-            for seed in seeds:
-                points, took = search(surrogate, sampler, seed, max(counts))
-                seconds.append(took)
-                for count in counts:
-                    reached[count].append(hypervolume(points[:count], reference) / whole)
-            at_most[instance][sampler] = reached[max(counts)]
-            cell = {f"hypervolume_at_{count}": spread(reached[count]) for count in counts}
-            results[instance][sampler] = {**cell, "cpu_seconds": spread(seconds)}
-            medians = ", ".join(f"{count}: {spread(reached[count])['median']:.3f}" for count in counts)
-            print(f"{instance} {sampler}: {medians} ({statistics.median(seconds):.1f} s CPU)", flush=True)
-    return {
+    for instance, sampler in dict.fromkeys((study.instance, study.sampler) for study in found):
+        rows = [row for study, row in found.items() if (study.instance, study.sampler) == (instance, sampler)]
+        cell = {"seeds": len(rows), "cpu_seconds": spread([row["cpu_s"] for row in rows])}
+        for count in counts:
+            values = [row["hypervolume_at"][str(count)] for row in rows if str(count) in row["hypervolume_at"]]
+            cell |= {f"hypervolume_at_{count}": spread(values)} if values else {}
+        results.setdefault(instance, {})[sampler] = cell
+    return results
+
+
+def document(found: Found, sticks: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    counts = [count for count in COUNTS if count <= options.evaluations]
+    ours = options.samplers[0]
+    told = {
         "command": " ".join(["OMP_NUM_THREADS=1 python benchmarks/sampler.py", *sys.argv[1:]]),
         "measured": "normalised hypervolume (error x time), see the file's head; every cell measured here",
-        "seeds": len(list(seeds)),
         "known_at_100": {**KNOWN_AT_100, "instances": INSTANCES},
         "machine": machine(),
-        "covers": {"instances": instances, "samplers": options.samplers, "evaluations": max(counts)},
-        f"paired_at_{max(counts)}": {"of": options.samplers[0], "a_tie_is_within": TIE}
-        | paired(at_most, options.samplers[0]),
-        "results": results,
     }
+    for count in counts:
+        reached = by_instance(found, count)
+        told |= {f"paired_at_{count}": {"of": ours, "a_tie_is_within": TIE} | paired(reached, ours)}
+        told |= {f"judged_at_{count}": judged(reached, ours)}
+    results = summary(found, counts)
+    return told | {"results": {instance: sticks[instance] | cells for instance, cells in results.items()}}
+
+
+def run(folder: Path, options: argparse.Namespace, rows: Rows) -> None:
+    """Seed by seed, so that what is cut has all instances. The results are written as often as a seed is done."""
+    sizes = (20_000, 5) if options.smoke else (200_000, 60)
+    surrogates = {instance: Surrogate(folder, instance) for instance in options.instances}
+    sticks = {instance: yardstick(one, instance, *sizes) for instance, one in surrogates.items()}
+    found: Found = {}
+    for seed in range(options.seeds):
+        for sampler in options.samplers:
+            for instance in options.instances:
+                study = Study(instance, sampler, seed)
+                measured = partial(measure, study, options.evaluations, sticks[instance], surrogates[instance])
+                found[study] = rows.of({**asdict(study), "evaluations": options.evaluations}, measured)
+                print(instance, sampler, seed, found[study], flush=True)
+            if not options.smoke:
+                told = json.dumps(document(found, sticks, options), indent=1) + "\n"
+                atomic_write(options.out, told.encode())
 
 
 def main() -> int:
@@ -234,19 +282,22 @@ def main() -> int:
     parser.add_argument("--instances", nargs="+", default=list(INSTANCES), choices=[*TEN, "ten"], metavar="ID")
     parser.add_argument("--evaluations", type=int, default=max(COUNTS), choices=COUNTS)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
+    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
+    options.instances = TEN if options.instances == ["ten"] else tuple(options.instances)
+    if options.smoke:
+        options.instances, options.seeds, options.evaluations = INSTANCES[:1], 1, max(SMOKE_COUNTS)
     folder = options.data or Path(os.environ.get("ELASTUNE_DATA", "data")) / "hpo" / "lcbench"
     try:
         if not (folder / "model.onnx").is_file():
             raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
-        found = run(folder, options)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        rows = Rows(None if options.smoke else options.out.with_suffix(".rows.jsonl"), resume=options.resume)
+        run(folder, options, rows)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    if not options.smoke:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from multi_fidelity import Study as StoppingStudy
+from fidelity_loop import Study as StoppingStudy
 from multi_fidelity import yardstick
 from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, decode, machine, space
 

@@ -52,7 +52,7 @@ def test_json_has_the_object_of_tune_and_the_simulation(elastune: Any) -> None:
         ((EXAMPLE, "--trials", "3", "--lose-every", "often"), "--lose-every must be a duration"),
         ((EXAMPLE, "--trials", "3", "--trial-workers", "8:1"), "--trial-workers"),
         ((EXAMPLE, "--trials", "3", "--trial-workers", "1:8", "--allocation", "widest"), "an allocation must be"),
-        ((EXAMPLE, "--trials", "3", "--allocation", "short_first"), "add --trial-workers"),
+        ((EXAMPLE, "--trials", "3", "--allocation", "steepest"), "add --trial-workers"),
     ],
 )
 def test_wrong_input_is_one_line(elastune: Any, arguments: tuple[Any, ...], complaint: str) -> None:

@@ -38,9 +38,13 @@ STUDIES: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, "72ab2a1c1b18bfd2"),
     "asha": ({"stopping": "asha"}, "355e5e6ae6939bc6"),  # a pause says whether it is held back
     "shared": (
-        {"stopping": "asha", "trial_workers": (1, 4), "seed": 3},
+        {"stopping": "asha", "trial_workers": (1, 4), "allocation": "steepest", "seed": 3},
         "0f43c05e53aeca4b",
     ),  # ranks by crowding on scales; a pause says whether it is held back
+    "short first": (
+        {"stopping": "asha", "trial_workers": (1, 4), "seed": 3},
+        "854f78e44b01ff62",
+    ),  # the default: 266 looks are told, five long trials wait, further workers must bring a fifth of the first's
 }
 
 
@@ -66,6 +70,6 @@ def test_the_journal_is_that_of_before(name: str, program, tmp_path: Path) -> No
     surrogate = load(mine).surrogate
     assert surrogate is not None
     asked = StudyRequest(mine, tmp_path / name, sampler="random", trials=40, workers=6, **changes)
-    losses = Losses(200.0, 1) if name == "shared" else None
+    losses = Losses(200.0, 1) if "trial_workers" in changes else None
     simulate(asked, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), losses=losses)
     assert digest(tmp_path / name / "journal.jsonl") == known

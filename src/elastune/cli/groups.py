@@ -252,7 +252,7 @@ class Search:
     target: options.Target = None
     stopping: options.Stopping = "none"
     trial_workers: options.TrialWorkers = None
-    allocation: options.Allocation = "steepest"
+    allocation: options.Allocation = "short_first"
     price: options.Price = 1.0
     trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Time of one trial at most.")] = None
 

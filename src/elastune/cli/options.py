@@ -121,7 +121,7 @@ Allocation = Annotated[
     str,
     typer.Option(
         metavar="NAME[:OPTION=VALUE,...]",
-        help="How --trial-workers shares workers out: steepest, or short_first, which has the longest trials wait.",
+        help="How --trial-workers shares workers out: short_first, which has the longest trials wait, or steepest.",
     ),
 ]
 WorkerHours = Annotated[float | None, typer.Option(help="Worker-hours that all trials together may use.")]

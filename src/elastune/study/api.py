@@ -177,7 +177,7 @@ def tune(
     bounds the search; it ends, too, once a trial has reached ``until``, such as "accuracy >= 0.98". With a ``target``,
     written alike, ``seconds_to_target`` may be an objective. ``stopping="asha"`` pauses trials that do not promise to
     be on the front; ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds, as
-    ``allocation`` says: "steepest", or "short_first", which has the longest trials wait (docs/studies.md).
+    ``allocation`` says: "short_first", which has the longest trials wait, or "steepest" (docs/studies.md).
     ``warm_start``: folders of earlier studies; their best settings are tried first, and what they measured in the same
     context counts for the search. A trial whose loss is ``divergence`` times that of its start ends, infeasible; None:
     one whose loss is not finite. ``cluster``: where trials run, as ``--cluster`` names it (docs/clusters.md), such as

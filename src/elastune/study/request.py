@@ -25,8 +25,8 @@ class StudyRequest:
     ``study.trial_results.OF_MEANS`` are system parameters (they set ``means``), and so is ``policy`` ("none", the text
     of a policy, or a list of texts: what adapts the trial while it runs); the rest is configuration.
     ``workers`` is how many exist for all trials together. ``trial_workers`` (low, high): share them out among the
-    running trials, each within these bounds, and move them while the trials run, as ``allocation`` says ("steepest",
-    "short_first", see ``study.allocation.choice``). ``stopping``: which trials pause early
+    running trials, each within these bounds, and move them while the trials run, as ``allocation`` says
+    ("short_first", "steepest", see ``study.allocation.choice``). ``stopping``: which trials pause early
     ("none", "asha", "hyperband", see ``search.stopping``). ``warm_start``: folders of earlier studies to learn from.
 
     ``divergence``: a trial ends, infeasible, once its loss is so many times that of its start, see ``core.divergence``;
@@ -70,7 +70,7 @@ class StudyRequest:
     patience: int | None = None
     workers: int = 1
     trial_workers: tuple[int, int] | None = None
-    allocation: str = "steepest"
+    allocation: str = "short_first"
     stopping: str = "none"
     warm_start: tuple[Path, ...] = ()
     means: Means = field(default_factory=lambda: Means(mode="fast"))

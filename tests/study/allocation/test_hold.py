@@ -16,7 +16,7 @@ def lengths(*seconds: float) -> list[Length]:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "share", "held"),
+    ("minutes", "share", "held"),
     [
         ((1, 2, 3, 4, 5), 0.2, {4}),
         ((1, 2, 3, 4), 0.2, set()),  # of four nobody can say which is long
@@ -29,20 +29,22 @@ def lengths(*seconds: float) -> list[Length]:
         ((3, 3, 3, 3.1, 5), 0.2, {4}),
     ],
 )
-def test_the_longest_part_waits(seconds: tuple[float, ...], share: float, held: set[int]) -> None:
-    known = lengths(*seconds)
+def test_the_longest_part_waits(minutes: tuple[float, ...], share: float, held: set[int]) -> None:
+    known = lengths(*(60 * one for one in minutes))
     assert {one.trial for one in known if is_held(one.trial, known, share)} == held
+    seconds = lengths(*minutes)
+    assert not any(is_held(one.trial, seconds, share) for one in seconds), "starting it again would take about as long"
 
 
 def test_who_has_not_reported_counts_once_it_is_longer_for_sure() -> None:
     """Ten that began together report in the order of their lengths: the two last ones are held, not each newcomer."""
     held = []
     for now in range(1, 11):
-        known = [Length(trial, trial) if trial <= now else Length(trial, now, at_least=True) for trial in range(1, 11)]
-        sure = [one if not one.at_least else Length(one.trial, one.seconds + 0.5, True) for one in known]
+        known = [Length(n, 60 * n) if n <= now else Length(n, 60 * now, at_least=True) for n in range(1, 11)]
+        sure = [one if not one.at_least else Length(one.trial, one.seconds + 30, True) for one in known]
         held += [now] if is_held(now, sure, 0.2) else []
     assert held == [9, 10]
-    unsure = [*lengths(1, 2, 3, 9), *(Length(trial, 1.0, at_least=True) for trial in (7, 8))]
+    unsure = [*lengths(60, 120, 180, 540), *(Length(trial, 60.0, at_least=True) for trial in (7, 8))]
     assert not is_held(3, unsure, 0.2), "of two nobody knows whether they are longer: four are placed"
     assert not is_held(7, unsure, 0.2), "its own length is not known"
 

@@ -21,6 +21,7 @@ from elastune.journal.records import (
     TrialResumed,
     TrialStarted,
 )
+from elastune.study.allocation import hold
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
 
@@ -72,9 +73,10 @@ def test_freed_workers_flow_to_running_trials(cluster: LocalCluster, tmp_path: P
 
 
 def test_a_long_trial_waits_for_idle_workers_and_ends_with_the_same_weights(
-    cluster: LocalCluster, tmp_path: Path, tiny: Program
+    cluster: LocalCluster, tmp_path: Path, tiny: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first trial is slow; four others report before its first epoch ends. It is held, and goes on in the end."""
+    monkeypatch.setattr(hold, "SHORT_S", 1.0)  # its training is short, so that the test is
 
     def one_is_long(trial: Any) -> dict[str, Any]:
         lr = trial.suggest_categorical("lr", [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08])
@@ -108,7 +110,7 @@ def test_bounds_are_checked(tmp_path: Path, tiny: Program) -> None:
         return {"workers": trial.suggest_int("workers", 1, 2)}
 
     with pytest.raises(UserError, match="an allocation says how workers are shared out"):
-        tune(request(tiny, tmp_path / "out", allocation="short_first"), space=space)
+        tune(request(tiny, tmp_path / "out", allocation="steepest"), space=space)
     with pytest.raises(UserError, match="an allocation must be one that is known"):
         tune(request(tiny, tmp_path / "out", trial_workers=(1, 2), allocation="widest"), space=space)
     with pytest.raises(UserError, match="either a parameter of the space or shared out"):

@@ -14,6 +14,7 @@ from statistics import median
 
 FEWEST = 5  # trials must be known, or nobody can say which is long
 LONG = 1.5  # times the median: where all take about as long, nobody gains by another's waiting
+SHORT_S = 20.0  # of training: who waits starts its processes again, which takes a second or so
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ def is_held(trial: int, lengths: Sequence[Length], share: float) -> bool:
         share: from 0 (nobody waits) to 1.
 
     Returns:
-        True where fewer than ``share`` of those trials are longer, and it is longer than most by ``LONG``.
+        True where fewer than ``share`` of those trials are longer, it is longer than most by ``LONG``, and it takes
+        ``SHORT_S`` at least.
     """
     own = next((one.seconds for one in lengths if one.trial == trial and not one.at_least), None)
-    if own is None:
+    if own is None or own < SHORT_S:
         return False
     longer = sum(one.seconds > own for one in lengths if one.trial != trial)
     placed = [one.seconds for one in lengths if not one.at_least or one.seconds > own]
