@@ -19,7 +19,7 @@ from overhead_programs import INPUTS, SAMPLES, mlp
 from paired import Seconds, Timed, now, paired, since, timed
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from elastune.adapters.accelerate import Accelerator
 from elastune.adapters.transformers import Trainer
@@ -126,7 +126,9 @@ def trained(kind: Any, batch: int, folder: str, steps: int) -> Seconds:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    kind(model=Classifier(), args=arguments, train_dataset=Samples(), callbacks=[stamps]).train()
+    trainer = kind(model=Classifier(), args=arguments, train_dataset=Samples(), callbacks=[stamps])
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
     return stamps.seconds
 
 

@@ -111,7 +111,7 @@ def measure_program(name: str, batch: int, rounds: int, steps: int) -> dict[str,
     def plain_batches() -> Iterator[list[torch.Tensor]]:
         while True:
             for places in torch.randperm(SAMPLES).split(batch):
-                yield [tensor[places] for tensor in data.tensors]
+                yield [tensor.index_select(0, places) for tensor in data.tensors]  # the quickest way
 
     session = lone_session(Path("nowhere"), means=Means(mode="fast", num_slots=1))
     bodies = {

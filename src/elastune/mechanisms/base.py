@@ -295,9 +295,10 @@ class Replica:
 
     def _backward(self, loss: torch.Tensor) -> None:
         aside, self._aside = self._aside, None
-        for p, grad in zip(self.params, aside or (), strict=aside is not None):
-            if grad is not None:
-                p.grad = grad if p.grad is None else p.grad.add_(grad)
+        if aside is not None:
+            for p, grad in zip(self.params, aside, strict=True):
+                if grad is not None:
+                    p.grad = grad if p.grad is None else p.grad.add_(grad)
         if self.only is None:
             loss.backward()
         else:

@@ -119,12 +119,11 @@ class CompileTimes:
 
     def listen(self) -> None:
         """Hear of what is compiled from here on, if there is a compiler in this process."""
-        if _wrapper() is not None:
-            from torch._dynamo.callback import callback_handler
-
-            if self._begins not in callback_handler.start_callbacks:  # not yet, or torch._dynamo.reset has dropped it
-                callback_handler.register_start_callback(self._begins)
-                callback_handler.register_end_callback(self._ends)
+        if (callbacks := sys.modules.get("torch._dynamo.callback")) is not None:
+            handler = callbacks.callback_handler
+            if self._begins not in handler.start_callbacks:  # not yet, or torch._dynamo.reset has dropped it
+                handler.register_start_callback(self._begins)
+                handler.register_end_callback(self._ends)
 
     def _begins(self, _: object) -> None:
         self._since = time.monotonic()

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from elastune.train.step_facts import NO_MARKS
 
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
-
-
-def checksum(indices: torch.Tensor) -> int:
-    """A small number that tells apart which samples were used, in whatever order; sums of it are taken modulo PRIME."""
-    return int(indices.sum()) % PRIME
 
 
 @dataclass(frozen=True)

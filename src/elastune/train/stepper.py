@@ -83,6 +83,8 @@ class Stepper:
         self.in_pass = False  # the program is in the loop over a pass's batches
         self._alike = StepCheck(workers, progress)
         self._tells: Callable[[], ControlVector] = ControlVector  # for the step that was begun last
+        self._looks = True  # whether its loss is judged
+        self._gradient_bytes = 0
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class Stepper:
             place, everyone = (min(means.num_slots, means.first_mesh.batch), 0), None
         view, start = workers.view, progress.position
         progress.memory.begin_view(view)
+        self._gradient_bytes = trained.gradient_bytes
         plans, ahead = tee(self._plans(source, size, place, everyone, trained))
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
@@ -231,6 +234,8 @@ class Stepper:
 
     def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
         self._workers.left = ""
+        due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
+        self._looks = due and not self._adapter.survives_divergence
         monitoring = self._adapter.monitoring
         monitoring.prepare(trained.sync, self._progress.position.step + 1)
         trained.sync.wants_statistics = bool(monitoring) or self._looks or self._progress.loss_wanted
@@ -264,7 +269,7 @@ class Stepper:
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
         speaks = sync.replica.speaks(workers.comms.mesh, workers.comms.rank)  # others may have a stand-in for the loss
-        if self._looks and speaks and not math.isfinite(value := float(loss.detach())):
+        if self._looks and speaks and not math.isfinite(value := loss.item()):
             raise Diverged(f"loss is {value} at step {step + 1}")
         if more:
             self._adapter.monitoring.refuse_more()
@@ -273,7 +278,7 @@ class Stepper:
         if not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
-            workers.say("reducing", step, self._trained().gradient_bytes, f"the reduction of step {step + 1}")
+            workers.say("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
         found = transaction.reduce(loss, self._adapter.votes)
         if found is not None:
             self._reduced(found)
@@ -306,12 +311,6 @@ class Stepper:
         if self._looks:
             self._watch.loss(sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
         self._tell_of_regrouping(self._progress.times.now)
-
-    @property
-    def _looks(self) -> bool:
-        """Whether this step's loss is judged."""
-        due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
-        return due and not self._adapter.survives_divergence
 
     def commit(self) -> None:
         """If the user's lines have just applied a step, it counts; what was agreed on in it is done."""

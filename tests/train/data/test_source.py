@@ -161,3 +161,30 @@ def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:
     parts, told = run(tmp_path / "parts", 9)
     assert torch.equal(parts, whole)
     assert [(r.start, r.stop, r.first_step, r.last_step) for r in told] == [(64, 144, 5, 9)]
+
+
+def test_checksums_tell_samples_apart_and_add_up() -> None:
+    """They are sums over the samples that are drawn, modulo a prime."""
+
+    def over(*order: int) -> MapStyleSource:
+        data = TensorDataset(torch.zeros(70_001))
+        return MapStyleSource(data, 3, 0, shuffle=False, drop_last=False, loading=Loading(), sampler=order)
+
+    one, other = over(5, 900, 70_000, 900), over(5, 901, 70_000, 900)
+    whole = one.checksum(range(4))
+    assert whole == (5 + 900 + 70_000 + 900) % PRIME != other.checksum(range(4))
+    assert (one.checksum(range(1)) + one.checksum(range(1, 4))) % PRIME == whole
+    assert one.checksum(range(2, 2)) == 0
+
+
+def test_whole_batches_are_the_rows_of_any_tensors() -> None:
+    """Copies, with the layout that indexing gives."""
+    images = torch.randn(9, 3, 4, 4).to(memory_format=torch.channels_last)
+    tensors = images, torch.arange(9), torch.randn(9, 5) > 0, torch.randn(5, 9).T, torch.arange(9, dtype=torch.uint16)
+    source = MapStyleSource(TensorDataset(*tensors), 3, 0, shuffle=True, drop_last=False, loading=Loading())
+    (batch,) = source.fetch(iter([range(2, 7)]))
+    places = source._order[2:7]
+    for found, tensor in zip(batch, tensors, strict=True):
+        assert torch.equal(found, tensor[places])
+        assert found.stride() == tensor[places].stride()
+        assert found.data_ptr() != tensor.data_ptr()

@@ -8,13 +8,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from elastune.core.batch_slices import BatchSlice, apart, contributors, places_of_learner, round_shares, shares
 from elastune.core.run import Means, Position
 from elastune.core.seeds import derive
 from elastune.core.sync_plan import SyncPlan
-from elastune.train.control import PRIME, checksum
+from elastune.train.control import PRIME
 from elastune.train.data.drawing import Drawn, drawn
 from elastune.train.data.loading import Loading, fetch, fetch_whole, whole_batches
 from elastune.train.rng import epoch_order
@@ -80,6 +81,7 @@ class MapStyleSource:
             self._order = drawn(sampler, count, seed, epoch)
         else:
             self._order = epoch_order(count, seed, epoch) if shuffle else torch.arange(count)
+        self._sums: np.ndarray[Any, np.dtype[np.int64]] | None = None  # of the first so many of it
         self._dataset = dataset
         self._seed = seed
         self._epoch = epoch
@@ -101,7 +103,9 @@ class MapStyleSource:
         return place >= len(self._order)
 
     def checksum(self, places: range) -> int:
-        return checksum(self._order[places.start : places.stop])
+        if self._sums is None:
+            self._sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._order.numpy())])
+        return int(self._sums[places.stop] - self._sums[places.start]) % PRIME
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
         if whole_batches(self._dataset, self._loading):
@@ -164,6 +168,8 @@ class StepPlan:
     @property
     def used(self) -> tuple[int, int]:
         """How many samples all workers have trained on together, and their checksum."""
+        if not self.left_out:
+            return self.size, self.checksum
         left = [places for learner in self.left_out.values() for places in learner]
         return self.size - sum(map(len, left)), (self.checksum - sum(map(self.checksum_of, left))) % PRIME
 
