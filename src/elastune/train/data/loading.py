@@ -64,10 +64,23 @@ def fetch_whole(dataset: TensorDataset, batches: Iterator[torch.Tensor]) -> Iter
         yield [_rows(tensor, indices) for tensor in dataset.tensors]
 
 
+_SELECTED = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
+"""Dtypes that ``index_select`` knows."""
+
+
 def _rows(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """``tensor[indices]``, which takes thirty times as long for rows of 512 numbers."""
-    if not tensor.is_contiguous() or tensor.layout is not torch.strided:
-        return tensor[indices]  # whose layout in memory follows the tensor's
+    if tensor.dtype not in _SELECTED or not tensor.is_contiguous() or tensor.layout is not torch.strided:
+        return tensor[indices]  # of any dtype, and its layout in memory follows the tensor's
     return tensor.index_select(0, indices if tensor.device == indices.device else indices.to(tensor.device))
 
 
