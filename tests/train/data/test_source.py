@@ -180,7 +180,7 @@ def test_checksums_tell_samples_apart_and_add_up() -> None:
 def test_whole_batches_are_the_rows_of_any_tensors() -> None:
     """Copies, with the layout that indexing gives."""
     images = torch.randn(9, 3, 4, 4).to(memory_format=torch.channels_last)
-    tensors = images, torch.arange(9), torch.randn(9, 5) > 0, torch.randn(5, 9).T, torch.arange(9, dtype=torch.uint16)
+    tensors = images, torch.arange(9), torch.randn(9, 5) > 0, torch.randn(5, 9).T, torch.arange(9).to(torch.uint16)
     source = MapStyleSource(TensorDataset(*tensors), 3, 0, shuffle=True, drop_last=False, loading=Loading())
     (batch,) = source.fetch(iter([range(2, 7)]))
     places = source._order[2:7]
