@@ -99,7 +99,7 @@ class Replica:
         self._aside: list[torch.Tensor | None] | None = None
         self._seen: set[int] = set()
         self._ready: Ready | None = None
-        self._listens = False
+        self._heard: set[int] = set()
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -307,11 +307,13 @@ class Replica:
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Have autograd tell of gradients as they come, from the first pass that needs it: it costs time in each."""
-        if not self._listens:
-            self._listens = True
+        """Have autograd tell of gradients as they come, from the first pass that needs it: it costs time in each. What
+        is frozen by then is heard of once it is not."""
+        if len(self._heard) < len(self.params):
             for i, p in enumerate(self.params):
-                p.register_post_accumulate_grad_hook(lambda p, i=i: self._collect(i, p))
+                if p.requires_grad and i not in self._heard:
+                    self._heard.add(i)
+                    p.register_post_accumulate_grad_hook(lambda p, i=i: self._collect(i, p))
 
     def _collect(self, i: int, p: torch.Tensor) -> None:
         """Autograd calls this when the gradient of ``p`` has been accumulated."""
