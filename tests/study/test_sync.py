@@ -214,16 +214,20 @@ def test_no_strategy_is_simulated(program: Any, tmp_path: Path) -> None:
         simulate(asked(file, tmp_path / "out", trials=1), model)
 
 
-def test_a_frontier_takes_all_reduce_only(program: Any, tmp_path: Path) -> None:
-    choices = '["allreduce", "local:learners=2", "parameter_server"]'
-    file = program(
-        'config = {"lr": 0.1, "batch_size": 8}\nobjectives = {"accuracy": "max"}\n\n\n'
-        f'def space(trial):\n    return {{"sync": trial.suggest_categorical("sync", {choices})}}\n\n\n'
-        "def train(session):\n    pass\n"
-    )
-    request = FrontierRequest(file, tmp_path / "out", workers=(1, 2), budget_s=60.0)
-    with pytest.raises(UserError, match="summed in every step"):
-        check_frontier(request)
+def test_a_frontier_takes_strategies_and_no_schedule_of_them(program: Any, tmp_path: Path) -> None:
+    def asked_for(choices: str) -> FrontierRequest:
+        file = program(
+            'config = {"lr": 0.1, "batch_size": 8}\nobjectives = {"accuracy": "max"}\n\n\n'
+            f"def space(trial):\n    return {choices}\n\n\n"
+            "def train(session):\n    pass\n"
+        )
+        return FrontierRequest(file, tmp_path / "out", workers=(1, 2), budget_s=60.0)
+
+    plan = check_frontier(asked_for('{"sync": trial.suggest_categorical("sync", ["allreduce", "local:learners=2"])}'))
+    assert {way.agreed.sync.strategy for _, way in plan.named} == {"allreduce", "local"}
+    schedule = '["5=local:learners=2,every=2"]'
+    with pytest.raises(UserError, match="one strategy"):
+        check_frontier(asked_for(f'{{"sync_schedule": trial.suggest_categorical("sync_schedule", {schedule})}}'))
 
 
 def test_static_and_adaptive_strategies_stand_on_one_front_and_a_resume_keeps_them(

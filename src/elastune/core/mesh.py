@@ -34,7 +34,7 @@ class Mesh:
         for axis in AXES:
             size = getattr(self, axis)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise UserError("a mesh has at least one worker along each axis", f"{axis}={size}", f"use {axis}=1")
+                raise UserError("a mesh has at least one worker along each axis", f"{axis}={size!r}", f"use {axis}=1")
         if self.workers > MOST_WORKERS:
             raise UserError(f"a mesh has at most {MOST_WORKERS:,} workers", self, "use fewer")
 

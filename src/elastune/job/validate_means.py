@@ -75,8 +75,9 @@ def check_values(spec: RunSpec) -> None:
         raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
     if means.precision not in ("fp32", "bf16"):
         raise UserError("precision must be fp32 or bf16", means.precision, "use --precision fp32 or bf16")
-    if means.micro_batch is not None and means.micro_batch < 1:
-        raise UserError("micro_batch must be at least 1", means.micro_batch, "leave it out or raise it")
+    if means.micro_batch is not None and not (type(means.micro_batch) is int and means.micro_batch >= 1):
+        rule = "micro_batch must be at least 1, a whole number"
+        raise UserError(rule, repr(means.micro_batch), "leave it out or raise it")
     if means.threads < 1:
         raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
 
