@@ -31,6 +31,7 @@ from elastune.journal.records import (
     RunFailed,
     RunFinished,
     RunStarted,
+    ScalingPredicted,
     StepsCompleted,
     Straggling,
     StudyFinished,
@@ -101,6 +102,7 @@ def study() -> list[Record]:
         WarmStarted(
             "earlier", 1, 2, 0.5, {"other": 1}, [], [EarlierTrial({"lr": 0.1}, {"accuracy": 0.4})], [{"lr": 0.1}]
         ),
+        ScalingPredicted("plan", [(32, 1, 0.5), (32, 2, 0.3), (32, 4, 0.4)], 2, "a step of 32 samples takes 0.3 s"),
         *records[1:],
         *(TrialReported(trial, report, 2.0) for trial in range(4)),
         TrialAdopted(1, Adopted([0, 1], 12, 0.4)),

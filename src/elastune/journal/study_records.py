@@ -9,9 +9,10 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from elastune.journal.run_records import Adopted, Regrouped, Reported, RunFinished
-from elastune.journal.values import Count, MeansUsed, Number, Settings, Whole
+from elastune.journal.values import EXACT, Count, MeansUsed, Number, Settings, Whole
 
 _RULES = ConfigDict(extra="forbid")
+_Some = Annotated[int, Field(ge=1, le=EXACT)]
 Phase = Literal["search", "calibrate", "throughput", "naive", "policy", "confirm", "member"]
 """What a trial is run for; "throughput": its steps are timed, and nothing else; "policy": the naive rule under a policy
 that was given; "member": a model of given settings, for an ensemble or a tree of classes."""
@@ -64,7 +65,7 @@ class ScalingPredicted:
     """
 
     source: str
-    steps: list[tuple[Count, Count, Annotated[float, Field(gt=0, le=1e15)]]]
+    steps: Annotated[list[tuple[_Some, _Some, Annotated[float, Field(gt=0, le=1e15)]]], Field(min_length=1)]
     most: Count
     why: str
     kind: Literal["scaling_predicted"] = "scaling_predicted"

@@ -98,7 +98,7 @@ def tune(
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
     plan = replace(plan, request=_with_kept_rules(plan.request, before))
-    earlier = earlier_studies(request, before)
+    earlier, told = earlier_studies(request, before), predicted_in(before) or _predicted(plan)
     if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
@@ -117,7 +117,6 @@ def tune(
                 observe(record)
 
         meter = meter_of(request.prices, before, around.clock)
-        told = predicted_in(before) or _predicted(plan)
         loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
         loop.replay(before, plan.settings)
@@ -208,7 +207,7 @@ def _predicted(plan: Plan) -> ScalingPredicted | None:
     made = plan_in(request.plan)
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     told = [each.values.get(BATCH, plan.config.get(BATCH)) for each in samples]
-    batches = [each for each in told if isinstance(each, int)] or [int(made.found["size"]["batch_size"])]
+    batches = [each for each in told if isinstance(each, int) and each > 0] or [int(made.found["size"]["batch_size"])]
     return predict_scaling(made, request.plan, request.program.path, request.means, batches, request.trial_workers)
 
 

@@ -18,7 +18,7 @@ from elastune.plan.steps.terms import CONSTANTS
 from elastune.simulate.run import SurrogateModel, simulate
 from elastune.study.allocation.allocator import Broker, Pending
 from elastune.study.allocation.courses import Courses
-from elastune.study.allocation.predicted import predict_scaling, predicted_in, prior_of
+from elastune.study.allocation.predicted import bounded, plan_left, predict_scaling, predicted_in, prior_of
 from elastune.study.allocation.scaling import BatchTable
 from elastune.study.allocation.throughput import ThroughputTable
 from elastune.study.request import StudyRequest
@@ -122,6 +122,50 @@ def test_a_study_keeps_what_its_plan_said_and_goes_on_with_it(tmp_path: Path, pr
     assert most_workers(tmp_path / "with") <= 2
     assert predicted_in(list(read(tmp_path / "with" / "journal.jsonl"))) is not None
     assert sum(isinstance(each, ScalingPredicted) for each in records(tmp_path / "with")) == 1
+
+
+def test_a_plan_that_is_none_is_refused_before_anything_is_begun(tmp_path: Path, program: Any) -> None:
+    mine: Program = program(TRAIN)
+    with JournalWriter(tmp_path / "other" / "journal.jsonl") as journal:
+        journal.write(made(tmp_path / "another.py"))
+    asked = StudyRequest(mine, tmp_path / "out", trials=1, workers=4, trial_workers=(1, 4))
+    for folder, said in (("gone", "a journal must exist"), ("other", "of the program that ran")):
+        with pytest.raises(UserError, match=said):
+            simulate(replace(asked, plan=tmp_path / folder), SurrogateModel(lambda config, workers: []))
+        assert not (tmp_path / "out").exists(), "else the same command would be refused, mended"
+
+
+def test_batches_that_are_none_are_left_out(tmp_path: Path, program: Any) -> None:
+    """Whatever the program means by them: "all", or 0."""
+    chosen = 'trial.suggest_categorical("batch_size", [0, "all", 64])'
+    mine: Program = program(TRAIN.replace('return {"lr"', f'return {{"batch_size": {chosen}, "lr"'))
+    with JournalWriter(tmp_path / "plan" / "journal.jsonl") as journal:
+        journal.write(made(mine.path))
+    asked = StudyRequest(mine, tmp_path / "out", sampler="random", trials=1, workers=4, trial_workers=(1, 4))
+    surrogate = load(mine).surrogate
+    assert surrogate is not None
+    simulate(replace(asked, plan=tmp_path / "plan"), SurrogateModel(surrogate))
+    found = predicted_in(list(read(tmp_path / "out" / "journal.jsonl")))
+    assert found is not None
+    assert {batch for batch, _, _ in found.steps} == {64}
+
+
+def test_what_was_not_looked_at_is_not_bounded() -> None:
+    """A study may go on with more workers a trial than it was begun with."""
+    assert bounded(told(), (1, 8)) == (1, 2)
+    assert bounded(told(), (3, 8)) == (3, 3)
+    assert bounded(told((64,)), (1, 8)) == (1, 8), "all that were asked about bring something"
+    assert bounded(None, (1, 8)) == (1, 8)
+
+
+def test_the_plan_is_told_of_while_it_is_there(tmp_path: Path) -> None:
+    program, folder = tmp_path / "train.py", tmp_path / "plan"
+    found = predict_scaling(made(program), folder, program, FAST, [16], (1, 4))
+    assert plan_left(found, str(program)) is None
+    for name in ("other.py", "train.py"):
+        with JournalWriter(folder / "journal.jsonl") as journal:
+            journal.write(made(tmp_path / name))
+        assert (plan_left(found, str(program)) is None) is (name == "other.py")
 
 
 def test_a_plan_without_workers_to_share_is_refused(tmp_path: Path, program: Any) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from elastune.cli import options
 from elastune.cli.output import OK, print_json
-from elastune.core.text import count
+from elastune.core.text import count, plain
 
 
 def explain(
@@ -40,15 +40,12 @@ def explain(
     from elastune.report.gather import gather_run, gather_study
     from elastune.report.plan_story import gather_plan, plan_lines
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
-    from elastune.study.allocation.predicted import plan_in, predicted_in
+    from elastune.study.allocation.predicted import plan_in, plan_left, predicted_in
     from elastune.study.results.study import Study
 
     entries = read(out / JOURNAL)
     story, run, own = gather_study(entries), gather_run(entries), gather_plan(entries)
-    told = predicted_in(entries)
-    made = None if plan is None else plan_in(plan)
-    if made is None and told is not None and (Path(told.source) / JOURNAL).exists():
-        made = plan_in(Path(told.source))
+    told, made = predicted_in(entries), None if plan is None else plan_in(plan)
     lines: tuple[str, ...] = ()
     if own is not None and story is None and run is None:
         found = Explanation((Part("The plan", tuple(line for line in plan_lines(own) if line)),))
@@ -59,10 +56,13 @@ def explain(
         lines = () if made is None else run_prediction(made, run)
     else:
         found = explained(Study.of(out, entries))
+        program = "" if story is None else story.settings.get("program", "")
+        if made is None and told is not None:
+            made = plan_left(told, program)
         if made is not None and story is not None:
-            lines = study_prediction(made, story.settings.get("program", ""), entries)
+            lines = study_prediction(made, program, entries)
         if told is not None:
-            lines = (f"At most {count(told.most, 'worker')} a trial: {told.why}.", *lines)
+            lines = (f"At most {count(told.most, 'worker')} a trial: {plain(told.why, 300)}.", *lines)
     if lines:
         found = replace(found, parts=(*found.parts, Part("Predicted and measured time", lines)))
     if json:

@@ -39,6 +39,16 @@ def predicted_in(entries: Sequence[Entry]) -> ScalingPredicted | None:
     return next((entry.record for entry in entries if isinstance(entry.record, ScalingPredicted)), None)
 
 
+def plan_left(told: ScalingPredicted, program: object) -> PlanMade | None:
+    """The plan of ``program`` that ``told`` came of; None where its folder is gone, or has something else by now."""
+    try:
+        made = plan_in(Path(told.source))
+        check_program(made, program)
+    except (UserError, ValueError):  # no path has a NUL
+        return None
+    return made
+
+
 def predict_scaling(
     made: PlanMade, source: Path, program: Path, means: Means, batches: Sequence[int], bounds: tuple[int, int]
 ) -> ScalingPredicted:
@@ -71,6 +81,14 @@ def predict_scaling(
         least_s = min(seconds.values())
         enough = max(enough, next(w for w in counts if seconds[w] <= least_s * (1 + BRINGS)))
     return ScalingPredicted(str(source), steps, enough, _why(steps, enough, bounds[1]))
+
+
+def bounded(told: ScalingPredicted | None, bounds: tuple[int, int]) -> tuple[int, int]:
+    """``bounds`` (low, high) without the workers that bring nothing. Of more than were looked at nothing is known."""
+    if told is None or told.most >= max(workers for _, workers, _ in told.steps):
+        return bounds
+    low, high = bounds
+    return low, max(low, min(high, told.most))
 
 
 def prior_of(told: ScalingPredicted | None, replica: int = 1) -> Prior | None:

@@ -16,7 +16,7 @@ from elastune.study.allocation.allocate import Rules
 from elastune.study.allocation.allocator import Broker, Pending
 from elastune.study.allocation.choice import AllocationChoice
 from elastune.study.allocation.courses import Courses
-from elastune.study.allocation.predicted import prior_of
+from elastune.study.allocation.predicted import bounded, prior_of
 from elastune.study.allocation.priority import trial_priority
 from elastune.study.allocation.throughput import Prior, ThroughputTable
 
@@ -197,8 +197,7 @@ def sharing(
             deadline_s=left_s,
             budget_s=left_worker_s / mesh.replica,
         )
-        low, high = bounds
-        within = low, high if told is None else max(low, min(high, told.most))
-        return Sharing(pool, clock, within, slots, rules, mesh.replica, courses, prior_of(told, mesh.replica))
+        prior = prior_of(told, mesh.replica)
+        return Sharing(pool, clock, bounded(told, bounds), slots, rules, mesh.replica, courses, prior)
 
     return make
