@@ -31,7 +31,6 @@ A run that is cut keeps its rows in ``--out``, and the same command goes on from
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -52,12 +51,10 @@ from combined_rows import ALONE, Found, Row, combined, singles, table, target_of
 from combined_told import PROGRAM, at_scale, say
 from genetic_mnist import RATES
 from genetic_replay import Search, Table, Training, replay
+from going_on import begun, ended, write
 from programs.combined_train import BATCH, JUDGES, STEPS
 
-from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.job.machine import machine_context
-from elastune.journal.atomic import atomic_write
 from elastune.recipes.datasets import digits, mnist
 
 REPLAYS_S = 90.0  # what is left for them of ``--minutes``
@@ -131,11 +128,8 @@ class Kept:
     @classmethod
     def begun(cls, settings: Found, out: Path | None) -> Kept:
         """What an earlier run with these settings has left in ``out``, if any."""
-        kept, plain = cls(settings, out), json.loads(json.dumps(settings))
-        if out is not None and out.exists():
-            told = json.loads(out.read_text())
-            if told["settings"] != plain:
-                raise UserError("a result goes on with its own settings", str(out), "use another --out, or remove it")
+        kept = cls(settings, out)
+        if (told := begun(out, settings)) is not None:
             raw = told["raw"]
             kept.facts, kept.trained, kept.searched, kept.loads = (
                 raw[name] for name in ("facts", "trained", "searched", "loads")
@@ -145,18 +139,8 @@ class Kept:
     def write(self, told: Found) -> None:
         """All of it, with what it comes to."""
         self.loads.append(round(os.getloadavg()[0], 2))
-        if self.out is None:
-            return
         raw = {"facts": self.facts, "trained": self.trained, "searched": self.searched, "loads": self.loads}
-        whole = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine_context(),
-            "settings": self.settings,
-            **told,
-            "raw": raw,
-        }
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.out, json.dumps(whole, indent=1).encode() + b"\n")
+        write(self.out, self.settings, {**told, "raw": raw})
 
 
 def images(name: str, folder: Path) -> Path:
@@ -314,19 +298,17 @@ def main() -> int:
         "most": size.most,
         "rates": RATES,
     }
-    try:
-        kept = Kept.begun(settings, options.out)
-        with tempfile.TemporaryDirectory() as folder:
-            pixels = images(size.data, Path(folder))
-            config = {"images": str(pixels), "flops_a_second": size.flops_a_second}
-            known = learn(size, kept, config)
-            measure(size, kept, config, known, seeds, began + 60 * minutes - REPLAYS_S)
-    except UserError as problem:
-        print(problem, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return 130
+    return ended(lambda: run(size, settings, seeds, began + 60 * minutes - REPLAYS_S, options.out))
+
+
+def run(size: Size, settings: Found, seeds: int, until: float, out: Path | None) -> int:
+    """All of it, as far as there is time; the exit code."""
+    kept = Kept.begun(settings, out)
+    with tempfile.TemporaryDirectory() as folder:
+        pixels = images(size.data, Path(folder))
+        config = {"images": str(pixels), "flops_a_second": size.flops_a_second}
+        known = learn(size, kept, config)
+        measure(size, kept, config, known, seeds, until)
     told = result(size, kept, known, size.replays)
     kept.write(told)
     say(told, kept.facts)

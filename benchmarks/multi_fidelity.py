@@ -30,6 +30,7 @@ from sampler import INSTANCES, OBJECTIVES, TEN, Floats, Surrogate, machine
 from sampler import yardstick as measured_by
 
 from elastune.core.errors import UserError
+from elastune.journal.atomic import atomic_write
 from elastune.search.stopping.registry import make_schedule
 
 COUNTS = (25, 50, 100)
@@ -196,15 +197,13 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     counts = tuple(count for count in COUNTS if count <= options.most)
     told = {key: row["hypervolume_at"] for key, row in cells.items()}
     missing = [cell for cell in wanted if str(counts[-1]) not in told.get(cell.key, {})]
-    by_instance = {instance: yardstick(folder, instance) for instance in {cell.instance for cell in missing}}
+    sticks = {instance: yardstick(folder, instance) for instance in {cell.instance for cell in missing}}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for cell in missing:
-        found = measure(cell, by_instance[cell.instance], counts)
+        found = measure(cell, sticks[cell.instance], counts)
         cells = {**measured(options.out), cell.key: found}  # another process may measure other samplers
         print(cell.key, found, flush=True)
-        fresh = options.out.with_name(options.out.name + ".new")
-        fresh.write_text(json.dumps(document(cells), indent=1) + "\n")
-        os.replace(fresh, options.out)
+        atomic_write(options.out, (json.dumps(document(cells), indent=1) + "\n").encode())
     for name, entry in summary(cells).items():
         shown = ", ".join(f"{n}: {entry[f'at_{n}']['median']:.3f}" for n in COUNTS if f"at_{n}" in entry)
         print(f"{name}: {shown} ({entry['seeds']} seeds, {entry['started']:g} trials)")

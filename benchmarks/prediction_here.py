@@ -39,6 +39,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from combined_live import Hosts
+from going_on import begun, ended, write
 from prediction_planned import Found, Planned, own_part, plan_of
 from scipy.stats import kendalltau
 
@@ -46,9 +47,7 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
 from elastune.frontier.measured_plans import MeasuredPlan, TrainingPlan, with_measured
-from elastune.job.machine import machine_context
 from elastune.job.run import JobFailed
-from elastune.journal.atomic import atomic_write
 from elastune.train.machine import cores
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "predicted_train.py")
@@ -95,10 +94,7 @@ class Kept:
     def begun(cls, settings: Found, out: Path | None) -> Kept:
         """What an earlier run with these settings has left in ``out``, if any."""
         kept = cls(settings, out)
-        if out is not None and out.exists():
-            told = json.loads(out.read_text())
-            if told.get("settings") != json.loads(json.dumps(settings)):
-                raise UserError("a result goes on with its own settings", str(out), "use another --out, or remove it")
+        if (told := begun(out, settings)) is not None:
             kept.facts, kept.rows = told["facts"], told["rows"]
         return kept
 
@@ -109,13 +105,8 @@ class Kept:
 
     def write(self) -> None:
         """All of it, with what it comes to."""
-        if self.out is None:
-            return
-        whole = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine_context(),
+        told = {
             "load_average": os.getloadavg(),
-            "settings": self.settings,
             "goals": GOALS,
             "whole": judge(self.rows),
             "by_model": {model: judge([row for row in self.rows if row["model"] == model]) for model in self.facts},
@@ -123,8 +114,7 @@ class Kept:
             "facts": self.facts,
             "rows": self.rows,
         }
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.out, json.dumps(whole, indent=1).encode() + b"\n")
+        write(self.out, self.settings, told)
 
 
 def key_of(plan: TrainingPlan) -> str:
@@ -267,25 +257,33 @@ def main() -> int:
         "seed": options.seed,
     }
     until = began + 60 * options.minutes
-    try:
-        kept = Kept.begun(settings, options.out)
-        for model in models:
-            if model not in kept.facts:
-                kept.facts[model] = predict(model, wanted, calibrate_s, learnt)
-                kept.write()
-            if not kept.left(model):
-                continue
-            with tempfile.TemporaryDirectory() as folder, Hosts(COUNT, f"{GBIT:g}gbit", Path(folder), EACH) as hosts:
-                config = {"model": model, "batch_size": BATCH, "steps": 2}
-                warm = plan_of("", Mesh(data=COUNT * EACH), BATCH, MICRO)
-                hosts.train(PROGRAM, config, warm.means)  # the first on a host takes longer
-                measure(model, kept, wanted, hosts, options.seed, until)
-    except UserError as problem:
-        print(problem, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return 130
+    return ended(lambda: run(models, wanted, settings, until, calibrate_s, learnt, options.out))
+
+
+def run(
+    models: Sequence[str],
+    wanted: Sequence[TrainingPlan],
+    settings: Found,
+    until: float,
+    calibrate_s: float,
+    learnt: Sequence[str],
+    out: Path | None,
+) -> int:
+    """All of it, as far as there is time; the exit code."""
+    kept = Kept.begun(settings, out)
+    for model in models:
+        if model not in kept.facts:
+            kept.facts[model] = predict(model, wanted, calibrate_s, learnt)
+            kept.write()
+        if unknown := [key for key in map(key_of, wanted) if key not in kept.facts[model]["predicted"]]:
+            raise UserError("all rows are predicted before any is measured", unknown[0], "use another --out")
+        if not kept.left(model):
+            continue
+        with tempfile.TemporaryDirectory() as folder, Hosts(COUNT, f"{GBIT:g}gbit", Path(folder), EACH) as hosts:
+            config = {"model": model, "batch_size": BATCH, "steps": 2}
+            warm = plan_of("", Mesh(data=COUNT * EACH), BATCH, MICRO)
+            hosts.train(PROGRAM, config, warm.means)  # the first on a host takes longer
+            measure(model, kept, wanted, hosts, settings["seed"], until)
     kept.write()
     whole = judge(kept.rows)
     print(json.dumps(whole, indent=1))
