@@ -17,6 +17,7 @@ from elastune.core.run import Config, Means, Mode
 from elastune.core.sync_choice import SYNC_NAMES, SyncChoice
 from elastune.core.topology import Topology
 from elastune.job.validate_adapt import NO_POLICY, policies_of
+from elastune.study.trial_results import means_in
 
 OF_WAYS = ("mode", "compress", "micro_batch")
 """The means that belong to a way; all others belong to a crew."""
@@ -103,8 +104,8 @@ class StepKind:
 
 
 def read_way(told: Mapping[str, Any]) -> tuple[Means, Way]:
-    """What ``Way.told`` gave. Raises ``UserError`` or ``TypeError`` for a journal that somebody else wrote."""
-    means = Means.from_json({name: value for name, value in told.items() if name not in ("policy", *SYNC_NAMES)})
+    """What ``Way.told`` gave. Raises ``UserError`` for a journal that somebody else wrote."""
+    means = means_in(told)
     return means, Way.of(means, SyncChoice.of(told), policies_of(told.get("policy", NO_POLICY)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from statistics import median
 from typing import Any
 
@@ -15,6 +14,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import PlanMade, TimesFitted, TrialFinished, TrialStarted
 from elastune.plan.planned_steps import check_program, predicted_step
 from elastune.report.gather import RunStory
+from elastune.study.trial_results import means_in
 
 BATCH = "batch_size"
 
@@ -53,7 +53,7 @@ def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) 
                 first.setdefault(key, begun)
     told, whole = list[str](), list[tuple[float, float]]()
     for key, ended in alike.items():
-        means, config = _means(first[key]), first[key].config
+        means, config = means_in(first[key].means), first[key].config
         steps = [one.run.step_s for one in ended if one.run is not None and one.run.step_s is not None]
         words, took = _trainings(made, means, config, ended)
         told.append(_told(made, means, config, steps) + words)
@@ -70,12 +70,6 @@ def fitted_prediction(times: TimesFitted | None) -> tuple[str, ...]:
     if times is None:
         return ()
     return tuple(f"{what}: predicted {number(ratio, 3)} x the measured time." for what, ratio in times.errors.items())
-
-
-def _means(begun: TrialStarted) -> Means:
-    """How a trial ran; its record has what else decided that beside them, such as its policy."""
-    own = {each.name for each in fields(Means)}
-    return Means.from_json({name: value for name, value in begun.means.items() if name in own})
 
 
 def _trainings(

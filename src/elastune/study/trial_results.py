@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -83,6 +83,12 @@ def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({
         "offload": parts.state != "replicated" or bool(parts.foreign),
     }
     return {**found, **{name: told[name] for name in OF_MESHES if name in told and goes_with[name]}}
+
+
+def means_in(told: Mapping[str, Any]) -> Means:
+    """The means among what a trial's record has of them: without how its workers agreed and what adapted it."""
+    own = {each.name for each in fields(Means)}
+    return Means.from_json({name: value for name, value in told.items() if name in own})
 
 
 def known(started: TrialStarted) -> dict[str, Any]:

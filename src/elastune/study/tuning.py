@@ -10,7 +10,7 @@ from typing import Any
 from elastune.cluster.run_files import RunFiles
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, Means, RunSpec
+from elastune.core.run import Elastic, RunSpec
 from elastune.core.start_from import StartFrom
 from elastune.core.sync_choice import SYNC_NAMES, SyncChoice, chooses, strategy_settings
 from elastune.elastic.protocol.client import left_behind
@@ -25,7 +25,7 @@ from elastune.search.space.objective import Objective
 from elastune.search.stopping.schedule import FixedTrial, IntermediateResult
 from elastune.study.loop.experiment import PreparedTrial
 from elastune.study.loop.keeper import trial_folder
-from elastune.study.trial_results import intermediate_result, judge, known, settings
+from elastune.study.trial_results import intermediate_result, judge, known, means_in, settings
 from elastune.study.validate import Plan
 
 LIKE, SOURCE, FRESH = "like", "source", "fresh"  # of a given trial's tags: whose settings, and whose weights
@@ -128,9 +128,7 @@ class Tuning:
     def left(self, life: TrialLife) -> RunSpec | None:
         if not self._plan.request.simulated and left_behind(self._folder(life.number)) is None:
             return None
-        told = Means.from_json(
-            {name: value for name, value in life.started.means.items() if name not in ("policy", *SYNC_NAMES)}
-        )
+        told = means_in(life.started.means)
         shared = self._plan.request.trial_workers is not None
         means = told.on(life.workers if shared else life.first_workers)
         return replace(self._going_on(life, life.until_epoch), means=means)
