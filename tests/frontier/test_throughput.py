@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from elastune.core.run import Means
 from elastune.frontier.throughput import MeansClimb, in_words
 from elastune.journal.records import RunFinished
@@ -68,9 +70,11 @@ def test_a_gain_within_the_noise_is_none() -> None:
     assert climb.best == FOUR
 
 
-def test_what_cannot_be_timed_is_left_as_it_is() -> None:
+@pytest.mark.parametrize("own", [None, RunFinished("same", 4, 2, 8, 1.0, {})])
+def test_what_cannot_be_timed_is_left_as_it_is(own: RunFinished | None) -> None:
+    """It failed, or had too few steps."""
     climb = MeansClimb(FOUR, 64, 8, free=True)
-    assert climbed(climb, {"own": None}) == ["as asked for"]
+    assert climbed(climb, {"own": own}) == ["as asked for"]
     assert climb.best == FOUR
     assert in_words([]) == ""
 
