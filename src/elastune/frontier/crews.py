@@ -49,7 +49,9 @@ def chosen_crew(crews: Sequence[Means], base: Means, like: Means, told: Mapping[
     Raises:
         UserError: For one that no training of such a frontier could speak for.
     """
-    said = {**like.to_json(), **told}
+    said, workers = {**like.to_json(), **told}, told.get("workers", 1)
+    if isinstance(workers, bool) or not isinstance(workers, int):
+        raise UserError("workers must be a whole number, at least one", repr(workers)[:100], "change space(trial)")
     if "workers" in told or "mesh" in told:
         said = {name: value for name, value in said.items() if name not in {"workers", "mesh"} - set(told)}
         if "mechanism" not in told:

@@ -15,9 +15,11 @@ from elastune.frontier.crews import chosen_crew, crews_of, first_of
 from elastune.frontier.lineup import Lineup, standing_of
 from elastune.frontier.trainings import Training
 from elastune.frontier.ways import OF_WAYS, Recipe, StepKind, Way
+from elastune.job.spot import spot_of
 from elastune.job.validate_adapt import NO_POLICY, check_adapt, policies_of
 from elastune.job.validate_means import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
+from elastune.policies.library.registry import build
 from elastune.search.samplers.registry import check_sampler
 from elastune.search.space.constraint import Constraint, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
@@ -29,6 +31,7 @@ from elastune.study.trial_results import OF_MEANS, SYSTEM_PARAMETERS
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 
 PROBED = 64  # configurations that are looked at before any is trained
+ONE_STRATEGY = "a frontier's step times are those of one strategy"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class FrontierPlan:
     """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's.
 
     ``lineup``: for whom it speaks; the search adds to it. ``named``: for whom, and in which ways, the space may train,
-    as far as it was looked at.
+    as far as it was looked at. ``timeable``: the most workers whose steps can be timed; None: any.
     """
 
     request: FrontierRequest
@@ -60,6 +63,7 @@ class FrontierPlan:
     lineup: Lineup
     program: LoadedProgram
     named: tuple[tuple[Means, Way], ...] = ()
+    timeable: int | None = None
 
     @property
     def crews(self) -> tuple[Means, ...]:
@@ -115,9 +119,9 @@ class FrontierPlan:
 
     def kind_of(self, training: Training) -> StepKind:
         """Of the steps of those for whom it was trained."""
-        if training.crew is not None:
-            return self.lineup.kind(training.crew, training.way)
-        return self.lineup.kind(self.lineup.first(training.parts), training.way)
+        if training.crew is None and training.parts in self.lineup.parts:
+            return self.kind(training.parts, training.way)
+        return self.kind_for_search(training)  # one that was begun for others than are asked about now: the widest
 
     def kind_for_search(self, training: Training) -> StepKind:
         """Of the steps by which the search judges it: on the crew that its space chose, or else on the widest."""
@@ -166,19 +170,24 @@ class FrontierPlan:
         return Proposed(Recipe(config, self.way), rule, crew, False)
 
     def check_way(self, crew: Means, way: Way) -> None:
-        """Raise ``UserError`` where ``crew`` cannot go ``way``, or no training could speak for it there."""
+        """Raise ``UserError`` where ``crew`` cannot go ``way``, or nothing could be told of it there."""
         request, means = self.request, way.on(crew)
+        _check_timeable(crew, self.timeable)
         if not way.alone and (request.trial_workers is not None or _stands_in(self.lineup, crew)):
             rule = "in fast mode, and under a policy, workers show in the result"
             fix = "leave out --trial-workers, and all but one mesh of as many parts; or use exact mode without policies"
             raise UserError(rule, f"{crew.first_mesh}, {self.lineup.ways(crew, way) or crew.mode}", fix)
         if way.agreed.schedule.changes:
-            rule = "a frontier's step times are those of one strategy"
-            raise UserError(rule, str(way.agreed.schedule), "compare schedules with elastune tune")
+            raise UserError(ONE_STRATEGY, str(way.agreed.schedule), "compare schedules with elastune tune")
         sync, adapt = way.agreed.sync, Adapt(way.policies)
         spec = RunSpec(request.program, request.out, seed=request.seed, means=means, sync=sync, adapt=adapt)
         check_means(spec)
         check_adapt(adapt, self.program, spec)
+        if spot_of(adapt, self.program):
+            raise UserError("a deadline is for one run", "the policy spot in a frontier", "leave it out")
+        for text in way.policies:
+            if build(text, self.program.policies).policy.strategies(means.num_slots, means.workers):
+                raise UserError(ONE_STRATEGY, f"the policy {text}", "compare such policies with elastune tune")
 
     def goes(self, crew: Means, way: Way) -> bool:
         """Whether ``crew`` can go ``way``."""
@@ -249,7 +258,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
     (quality,) = parse_objectives({name: dict(objectives)[name]})
     lineup, constraints = Lineup(crews, request.means), parse_constraints(request.constraints)
-    plan = FrontierPlan(request, config, quality, program.space, constraints, lineup, program)
+    plan = FrontierPlan(request, config, quality, program.space, constraints, lineup, program, timeable=timeable)
     check_sampler(request.sampler, plan.searched)
     if make_schedule(request.stopping, plan.searched, request.seed, space=plan.space).parents:
         rule = "a frontier needs trainings that their own settings decide"
@@ -266,13 +275,22 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     if request.trial_workers is not None and request.means.mode == "fast":
         rule = "workers can change only where they do not show in the result"
         raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
-    for policy in request.policies:
-        for crew in plan.crews:
-            plan.check_way(crew, replace(plan.way, policies=policies_of(policy)))
+    _check_policies(plan)
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     named = _named(plan, samples)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     return replace(plan, named=named)
+
+
+def _check_policies(plan: FrontierPlan) -> None:
+    """Refuse policies that were given and cannot be compared with static settings."""
+    given = plan.request.policies
+    if len({policies_of(text) for text in (NO_POLICY, *given)}) <= len(given):
+        fix = "leave out none, and what is named twice"
+        raise UserError("each policy is compared with none, once", ", ".join(given), fix)
+    for text in given:
+        for crew in plan.crews:
+            plan.check_way(crew, replace(plan.way, policies=policies_of(text)))
 
 
 def _named(plan: FrontierPlan, samples: Sequence[Sample]) -> tuple[tuple[Means, Way], ...]:
@@ -298,16 +316,20 @@ def _stands_in(lineup: Lineup, crew: Means) -> bool:
     return crew.num_slots in lineup.parts and standing_of(lineup.first(crew.num_slots)) != standing_of(crew)
 
 
+def _check_timeable(crew: Means, timeable: int | None) -> None:
+    if timeable is not None and crew.first_mesh.tensor > 1 and crew.workers > timeable:
+        rule = "what dividing layers saves is measured here, not modelled"
+        fix = f"use meshes along tensor of at most {timeable} workers, or a larger machine"
+        raise UserError(rule, f"{crew.first_mesh} on {timeable} cores", fix)
+
+
 def _checked_crews(request: FrontierRequest, timeable: int | None) -> tuple[Means, ...]:
     """Raise ``UserError`` for workers that cannot run, that cannot be timed, or that no training could speak for."""
     crews = crews_of(request.means, request.workers, request.meshes)
     for crew in crews:
         elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
         check_means(RunSpec(request.program, request.out, seed=request.seed, means=crew, elastic=elastic))
-        if timeable is not None and crew.first_mesh.tensor > 1 and crew.workers > timeable:
-            rule = "what dividing layers saves is measured here, not modelled"
-            fix = f"use meshes along tensor of at most {timeable} workers, or a larger machine"
-            raise UserError(rule, f"{crew.first_mesh} on {timeable} cores", fix)
+        _check_timeable(crew, timeable)
         same = first_of(crews, crew.num_slots)
         if crew.mode == "fast" and same is not crew:
             rule = "in fast mode a mesh shows in the result, so that only one may cut a batch into as many parts"
