@@ -26,6 +26,7 @@ from elastune.study.request import FrontierRequest
 from elastune.testing.frontiers import MODEL, TARGETED, training
 from elastune.train.machine import cores
 
+TINY = Path(__file__).parents[1] / "programs" / "tiny.py"
 SPACE = """
 def space(trial):
     chosen = {"sync": trial.suggest_categorical("sync", ["allreduce", "local"])}
@@ -133,10 +134,38 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("'mode': 'fast', 'mesh': 'shard=4'", {}, "workers show in the result"),
     ("'policy': 'warmup:steps=2'", {"trial_workers": (1, 2)}, "workers show in the result"),
     ("'policy': 'no_such'", {}, "a policy must be known"),
+    ("'policy': 'sync_by_size:above=2'", {}, "those of one strategy"),
+    ("'policy': 'spot:deadline_h=1,prices=prices.csv'", {}, "a deadline is for one run"),
+    ("'workers': '2', 'mechanism': 'tensor'", {}, "workers must be a whole number"),
     ("'compress': 'int8'", {}, "do not add up to the same bits"),
     ("'sync': 'local', 'learners': 2, 'every': 2, 'sync_schedule': '9=allreduce'", {}, "those of one strategy"),
     ("'topology': 'tree', 'mesh': 'shard=4'", {}, "a topology is that of sums of whole replicas"),
 ]
+
+
+@pytest.mark.parametrize("policies", [("none",), ("warmup:steps=2", "warmup:steps=2")])
+def test_each_policy_is_compared_once(tmp_path: Path, tiny: Program, policies: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match="each policy is compared with none, once"):
+        check(asked(tiny, tmp_path / "out", policies=policies))
+
+
+def test_a_space_chooses_no_divided_layers_that_cannot_be_timed(
+    tmp_path: Path, searching: Callable[[str], Program]
+) -> None:
+    """Their saving is measured: the model knows nothing of it."""
+    space = "def space(trial):\n    return {'mesh': 'tensor=2,data=2'}\n\n\n"
+    meshes = (Mesh(tensor=2), Mesh(data=4))
+    request = asked(searching(space), tmp_path / "out", workers=(), meshes=meshes)
+    assert [crew.workers for crew, _ in check(request, timeable=4).named] == [4]
+    with pytest.raises(UserError, match="measured here, not modelled"):
+        check(request, timeable=2)
+
+
+def test_what_was_trained_for_others_is_judged_on_the_widest(tmp_path: Path, tiny: Program) -> None:
+    """A frontier may go on with fewer workers than it was begun with."""
+    plan = check(asked(tiny, tmp_path / "out", workers=(1, 2)))
+    assert plan.kind_of(replace(training(0.9, slots=1), way=plan.way)).mesh == Mesh()
+    assert plan.kind_of(replace(training(0.9, slots=8), way=plan.way)).mesh == Mesh(data=2)
 
 
 @pytest.mark.parametrize(("chosen", "changes", "said"), REFUSED)
@@ -217,3 +246,18 @@ def test_throughput_is_told_in_the_journal_and_the_answer(cluster: LocalCluster,
     assert any(reason.text.startswith("throughput: of ") for reason in answer.reasons)
     trials = begun(tmp_path / "out")
     assert {trial.means["threads"] for trial in trials if trial.phase == "naive"} == {1}
+
+
+def test_what_cannot_be_timed_in_the_end_is_modelled(cluster: LocalCluster, tmp_path: Path, program: Any) -> None:
+    """One worker trains for two, whose own steps are the first to fail."""
+    text = TINY.read_text()
+    first, last = text.index("def space"), text.index("def data")
+    space = "def space(trial):\n    return {'batch_size': 60, 'epochs': 1}\n\n\n"
+    begins = "    config = session.config\n"
+    fails = "    if config['batch_size'] == 60 and session.rank == 1:\n        raise ArithmeticError('too wide')\n"
+    mine = program((text[:first] + space + text[last:]).replace(begins, begins + fails, 1))
+    answer = frontier(asked(mine, tmp_path / "out", workers=(1, 2), target=99.0), cluster=cluster)
+    failed = [r for r in records(tmp_path / "out") if isinstance(r, TrialFinished) and "too wide" in r.reason]
+    assert failed, "this machine has two cores"
+    (row,) = [row for row in answer.rows if row.workers == 2 and row.batch_size == 60]
+    assert row.seconds_label == "modelled"

@@ -53,15 +53,16 @@ class Calibration:
         self._asked: set[Timing] = set()
         self._grad_bytes = 0
 
-    def schedule(self, wanted: Iterable[Timing], phase: Phase = "calibrate") -> FixedTrials:
-        """Time a few steps of each that is wanted, alone on the machine, once only; in the phase "throughput" one may
-        fail, and is then not chosen.
+    def schedule(self, wanted: Iterable[Timing], phase: Phase = "calibrate", *, may_fail: bool = False) -> FixedTrials:
+        """Time a few steps of each that is wanted, alone on the machine, once only.
 
-        Where training diverges at a batch size, or the program takes too few steps to time, nothing is learned.
+        Where training diverges at a batch size, or the program takes too few steps to time, nothing is learned. Where
+        it fails otherwise, the frontier does, unless it ``may_fail``: by means that nobody asked for, say.
         """
         new = [timing for timing in dict.fromkeys(wanted) if timing not in self._asked]
         self._asked |= set(new)
-        return _OneByOne(phase, [self._trial(timing, phase) for timing in new], self._refuse_failures)
+        check = _accept if may_fail else self._refuse_failures
+        return _OneByOne(phase, [self._trial(timing, phase) for timing in new], check)
 
     def fit(self) -> tuple[Times, TimesFitted]:
         """The model from what was measured so far; steps of several workers that share batches check it."""
@@ -120,8 +121,6 @@ class Calibration:
         """Raise ``UserError`` where a program fails by itself: no scaling would help it."""
         for life in self._ended():
             assert life.finished is not None
-            if life.started.phase == "throughput":
-                continue  # what cannot be had is not chosen
             if life.finished.run is None and not life.finished.reason.startswith("diverged"):
                 fix = "fix the program's own settings before scaling them"
                 raise UserError("the program must train with its own settings", life.finished.reason, fix)
@@ -129,6 +128,10 @@ class Calibration:
     def _trial(self, timing: Timing, phase: Phase) -> FixedTrial:
         config = {**self._plan.config, "batch_size": timing.batch}
         return FixedTrial(config, self._plan.request.seed, timing.crew, phase, STEPS, timing.spread)
+
+
+def _accept() -> None:
+    """Whatever has failed."""
 
 
 class _OneByOne(FixedTrials):

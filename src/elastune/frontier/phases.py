@@ -200,7 +200,7 @@ class _Frontier:
         if found := [
             t for parts, each in tuned.items() for recipe in each for t in self._to_measure(parts, recipe, by)
         ]:
-            self._run(calibration.schedule(found), Bounds())
+            self._run(calibration.schedule(found, may_fail=True), Bounds())  # what is not measured is modelled
         by = self._fitted(calibration)
         answer = conclude(self._plan, choice, self._trainings, tuned, self._experiment.rules, by, self._tuned)
         self.loop.tell(answer)
@@ -266,13 +266,13 @@ class _Frontier:
 
     def _throughput(self, calibration: Calibration, threads: int) -> None:
         """Time what the space names beside what was asked for; look for means that give the same bits sooner."""
-        self._run(calibration.schedule(self._named(), "throughput"), Bounds())
+        self._run(calibration.schedule(self._named(), "throughput", may_fail=True), Bounds())
         for crew in [crew for crew in self._plan.crews if self._request.throughput and crew.workers <= self._timeable]:
             free = self._request.means.mechanism == "replicated" and crew.mesh is None
             climb = MeansClimb(crew, self._plan.base_batch * crew.num_slots, threads, free)
             for means in climb.rounds():
                 timings = [Timing(climb.batch, each, nth=int(climb.repeats)) for each in means]
-                self._run(calibration.schedule(timings, "throughput"), Bounds())
+                self._run(calibration.schedule(timings, "throughput", may_fail=True), Bounds())
                 if self._interrupts():
                     raise Interrupted
                 for timing in timings:
