@@ -137,6 +137,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("'policy': 'sync_by_size:above=2'", {}, "those of one strategy"),
     ("'policy': 'spot:deadline_h=1,prices=prices.csv'", {}, "a deadline is for one run"),
     ("'workers': '2', 'mechanism': 'tensor'", {}, "workers must be a whole number"),
+    ("'batch_size': 'all'", {}, "both must be positive numbers"),
+    ("'lr': None", {}, "both must be positive numbers"),
     ("'compress': 'int8'", {}, "do not add up to the same bits"),
     ("'sync': 'local', 'learners': 2, 'every': 2, 'sync_schedule': '9=allreduce'", {}, "those of one strategy"),
     ("'topology': 'tree', 'mesh': 'shard=4'", {}, "a topology is that of sums of whole replicas"),

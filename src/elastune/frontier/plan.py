@@ -147,6 +147,7 @@ class FrontierPlan:
         if "batch_size" not in found:
             sizes = sorted({self.base_batch * parts for parts in (1, *self.parts)})
             found["batch_size"] = trial.suggest_categorical("batch_size", sizes)
+        _check_scalable({**self.config, **found})
         found["lr_rule"] = trial.suggest_categorical("lr_rule", list(LR_RULES))
         return in_full({**self.config, **found}, self.config)
 
@@ -244,11 +245,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
     config = merge(program.config, request.config)
-    for name in ("lr", "batch_size"):
-        value = config.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            rule = "the naive rule multiplies config lr and batch_size, so both must be positive numbers"
-            raise UserError(rule, f"{name} = {value!r}", "name the program's settings lr and batch_size")
+    _check_scalable(config)
     objectives = [(n, d) for n, d in program.objectives.items() if n not in MEASURED]
     if not objectives:
         raise UserError("a frontier needs a quality objective", "none", "objectives = {'accuracy': 'max'} in the file")
@@ -280,6 +277,14 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     named = _named(plan, samples)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     return replace(plan, named=named)
+
+
+def _check_scalable(config: Mapping[str, Any]) -> None:
+    for name in ("lr", "batch_size"):
+        value = config.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            rule = "the naive rule multiplies config lr and batch_size, so both must be positive numbers"
+            raise UserError(rule, f"{name} = {value!r}"[:100], "name the program's settings lr and batch_size")
 
 
 def _check_policies(plan: FrontierPlan) -> None:
