@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elastune.adapters.fabric import Fabric
 from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.errors import UserError
-from elastune.core.run import Program
+from elastune.core.run import Means, Program
 from elastune.core.seeds import derive
 from elastune.journal.records import Record, Reported
 from elastune.testing.elastic_runs import Ran, Runs
@@ -270,6 +270,42 @@ def test_batches_that_a_script_adds_up_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"each batch of a loader is a step.*--micro-batch"):
         in_session(tried)(lone_session(tmp_path))
+
+
+def test_two_losses_of_a_batch_are_told_from_batches_that_are_added_up(tmp_path: Path) -> None:
+    def tried(session: Any) -> None:
+        fabric, model = Fabric(), nn.Linear(2, 1)
+        model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for (x,) in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)):
+            fabric.backward(model(x).square().mean())
+            fabric.backward(model(x).mean())
+
+    with pytest.raises(UserError, match=r"a second time in one.*one \+ other"):
+        in_session(tried)(lone_session(tmp_path))
+
+
+def test_an_optimizer_may_evaluate_a_batch_several_times(tmp_path: Path) -> None:
+    """By a closure, as LBFGS does."""
+    losses: list[float] = []
+
+    def tried(session: Any) -> None:
+        fabric, model = Fabric(), nn.Linear(2, 1)
+        model, optimizer = fabric.setup(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
+        for (x,) in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)):
+
+            def closure(x: torch.Tensor = x) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                fabric.backward(loss)
+                losses.append(float(loss.detach()))
+                return loss
+
+            optimizer.step(closure)
+        assert session.step == 2
+
+    in_session(tried)(lone_session(tmp_path, means=Means(mode="fast", num_slots=1)))
+    assert len(losses) > 2
+    assert losses[-1] < losses[0]
 
 
 def test_outside_of_a_run_it_says_so() -> None:

@@ -66,6 +66,7 @@ def test_under_another_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     [
         (["--join", "127.0.0.1:1", "--patience", "0.1s"], "a controller must listen there"),
         (["--join", "rubbish"], "must be HOST:PORT"),
+        (["--join", "n1..domain:70"], "must name a host"),
         (["--join", "127.0.0.1:1", "--workers", "0"], "room for 1 to 65536 workers"),
         (["--join", "127.0.0.1:1", "--interface", "none0"], "--interface must name"),
     ],

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import json
 import re
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +91,41 @@ def test_what_is_met_in_the_first_hour_has_a_page(tmp_path: Path, name: str) -> 
     with pytest.raises(UserError) as raised:
         act(lone_session(tmp_path))
     assert str(raised.value).endswith(f" ({page})")
+
+
+def test_it_is_told_in_another_process_with_its_page() -> None:
+    """Whoever makes it there is of another room."""
+    with pytest.raises(UserError) as raised:
+        Mesh.parse("data=none")
+    told = json.loads(json.dumps(raised.value.told))
+    assert str(UserError(*told)) == str(copy.copy(raised.value)) == str(raised.value)
+    assert str(raised.value).endswith(" (docs/meshes.md)")
+
+
+def test_a_value_that_looks_like_a_page_is_none() -> None:
+    with pytest.raises(UserError) as raised:
+        load(Program(Path("docs/none.py")))
+    assert str(raised.value).endswith(" (README.md#your-program)")
+
+
+def test_it_keeps_nothing_that_the_lines_which_made_it_had() -> None:
+    class Large:
+        """A model, say."""
+
+    def fails() -> None:
+        held = Large()
+        seen.append(weakref.ref(held))
+        raise UserError("a range is one", 3, "use two")
+
+    seen: list[weakref.ref[Large]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(UserError):
+            fails()
+        assert seen[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_fix_that_names_a_page_is_enough() -> None:

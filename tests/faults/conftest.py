@@ -24,8 +24,12 @@ def runs(cluster: LocalCluster, tmp_path: Path, request: pytest.FixtureRequest) 
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Ran:
-    """What every history of the module's ``PROGRAM`` must come to: one worker, and nothing happens to it."""
-    ran = Runs(cluster, tmp_path_factory.mktemp("undisturbed"), request.module.PROGRAM)(1)
+    """What every history of the module's ``PROGRAM`` must come to: one worker, and nothing happens to it.
+
+    ``ALONE``: its means, where the module says them.
+    """
+    module, folder = request.module, tmp_path_factory.mktemp("undisturbed")
+    ran = Runs(cluster, folder, module.PROGRAM)(1, means=getattr(module, "ALONE", None))
     assert ran.ledger.exact
     return ran
 

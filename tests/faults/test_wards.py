@@ -13,26 +13,12 @@ import pytest
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Restarted, StateLost
-from elastune.testing.elastic_runs import Ran, Runs
+from elastune.testing.elastic_runs import Ran, Runs, check_kept_on
 from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
 from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """One worker with all blocks."""
-    return Runs(cluster, tmp_path_factory.mktemp("undisturbed"), PROGRAM)(1, means={"mechanism": "tensor"})
-
-
-def kept_on(ran: Ran, undisturbed: Ran) -> None:
-    """Equal to the bit, every sample once, and nobody went back to a checkpoint."""
-    assert ran.sha256 == undisturbed.sha256
-    assert ran.ledger.exact, ran.ledger
-    assert [r["loss"] for r in ran.reports if "loss" in r] == [r["loss"] for r in undisturbed.reports if "loss" in r]
-    assert not [r for r in ran.records if isinstance(r, Restarted | StateLost)]
+ALONE = {"mechanism": "tensor"}  # one worker with all blocks
 
 
 @pytest.mark.parametrize("place", ["forward", "lending", "gate", "gated", "stepped"])
@@ -40,7 +26,7 @@ def test_killed_in_a_replica_that_is_alone(runs: Runs, undisturbed: Ran, place: 
     """Of two workers, each with half of the blocks, one is left with all of them."""
     means = {"mechanism": "tensor", "mesh": Mesh(tensor=2), "virtual_tensor": 4}
     ran = runs(2, means=means, faults=[f"kill 1 5 {place}"], elastic=Elastic(low=1, high=2))
-    kept_on(ran, undisturbed)
+    check_kept_on(ran, undisturbed)
     assert ran.lost == [1]
 
 
@@ -48,7 +34,7 @@ def test_one_after_the_other(runs: Runs, undisturbed: Ran) -> None:
     """Four blocks on four workers."""
     faults = ["kill 3 4 lending", "kill 0 8 gated", "kill 1 13 backward"]
     ran = runs(4, means={"mechanism": "tensor", "mesh": Mesh(tensor=4)}, faults=faults)
-    kept_on(ran, undisturbed)
+    check_kept_on(ran, undisturbed)
     assert ran.lost == [3, 0, 1]
 
 
@@ -72,7 +58,7 @@ def test_killed_in_a_pipeline_that_is_alone(runs: Runs, unpiped: Ran, dies: int,
     """BatchNorm, a frozen layer and one without gradients among what only one of two stages computes with."""
     means = {"mechanism": "pipeline", "mesh": Mesh(pipeline=2)}
     ran = runs(2, means=means, faults=[f"kill {dies} 5 {place}"], elastic=Elastic(low=1, high=2), late=False)
-    kept_on(ran, unpiped)
+    check_kept_on(ran, unpiped)
     assert ran.lost == [dies]
 
 
@@ -97,5 +83,5 @@ def test_a_whole_host_is_lost(two_hosts: NamespaceLauncher, tmp_path: Path, undi
     runs = HostRuns(two_hosts, tmp_path, PROGRAM)
     means = {"mechanism": "tensor", "mesh": Mesh(tensor=4)}
     ran = runs(4, act=act, means=means, faults=[f"kill {worker} 5 {place}" for worker in (0, 1)])
-    kept_on(ran, undisturbed)
+    check_kept_on(ran, undisturbed)
     assert sorted(ran.lost) == [0, 1]

@@ -15,10 +15,13 @@ from elastune.job.run import JobFailed, run_job
 from elastune.journal.records import RunFinished
 
 PROGRAM = Path(__file__).parent / "programs" / "layers.py"
+TRUNK = PROGRAM.with_name("trunk.py")  # by a plan with a data-parallel trunk
 
 
-def trained(cluster: LocalCluster, out: Path, means: dict[str, Any], **config: Any) -> RunFinished:
-    spec = RunSpec(Program(PROGRAM), out, config=config, means=Means(**means), checkpoint_every_steps=0)
+def trained(
+    cluster: LocalCluster, out: Path, means: dict[str, Any], program: Path = PROGRAM, **config: Any
+) -> RunFinished:
+    spec = RunSpec(Program(program), out, config=config, means=Means(**means), checkpoint_every_steps=0)
     return run_job(spec, cluster=cluster)
 
 
@@ -60,14 +63,18 @@ def test_blocks_that_lie_between_two_layers_whose_parameters_are_gathered(
     assert found[0].sha256 == found[1].sha256
 
 
-def test_a_checkpoint_goes_on_under_another_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "chosen"), [(PROGRAM, {"model": "cnn", "plan": "cnn"}), (TRUNK, {"optimizer": "sgd"})]
+)
+def test_a_checkpoint_goes_on_under_another_mesh(
+    cluster: LocalCluster, tmp_path: Path, program: Path, chosen: dict[str, Any]
+) -> None:
     """Written in pieces by those that hold them: blocks that two workers had, then one, then three."""
-    chosen = {"model": "cnn", "plan": "cnn"}
-    wanted = trained(cluster, tmp_path / "whole", {"mechanism": "tensor"}, **chosen)
+    wanted = trained(cluster, tmp_path / "whole", {"mechanism": "tensor"}, program, **chosen)
     means = [Means(mesh=Mesh(data=2, tensor=2)), Means(mechanism="tensor"), Means(mesh=Mesh(tensor=3))]
     for stop, mesh in zip((2, 4, None), means, strict=True):
         spec = RunSpec(
-            Program(PROGRAM), tmp_path / "parts", config=chosen, means=mesh, max_steps=stop, resume=stop != 2
+            Program(program), tmp_path / "parts", config=chosen, means=mesh, max_steps=stop, resume=stop != 2
         )
         found = run_job(replace(spec, checkpoint_every_steps=1), cluster=cluster)
     assert found.sha256 == wanted.sha256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -56,13 +58,35 @@ def test_it_is_named_by_what_may_be_a_file(tmp_path: Path) -> None:
     assert session.once("mail-1")
     assert not session.once("mail-1")
     assert "worker 0, after step 0" in (tmp_path / "once" / "mail-1").read_text()
-    for name in ("", "../mail", "a b", 3):
-        with pytest.raises(UserError, match="letters, digits"):
+    for name in ("", "../mail", "a b", "a" * 81, 3):
+        with pytest.raises(UserError, match="up to 80 letters, digits"):
             session.once(name)  # type: ignore[arg-type]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "once").write_text("a file where a folder is to be")
     with pytest.raises(UserError, match=r"must be writable.*another --out"):
         lone_session(tmp_path / "other").once("mail")
+
+
+def test_what_could_not_be_marked_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, on which there is room for a name and not for its content."""
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="No space left"):
+            lone_session(tmp_path).once("mail")
+    assert lone_session(tmp_path).once("mail")
+
+
+def test_a_run_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    session = lone_session(tmp_path / "out")
+    assert session.once("first")
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(UserError, match="removed or replaced"):
+        session.once("mail")
 
 
 def test_the_batch_that_completes_a_step_is_asked_for(tmp_path: Path) -> None:

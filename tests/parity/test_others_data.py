@@ -13,6 +13,7 @@ from elastune.core.run import Means, Program
 from elastune.testing.elastic_runs import SLOTS, Runs
 from elastune.testing.sessions import lone_session
 
+CUT = r"all its parts \(got \S*shard-2.tar: sample 0021 has id, and no cls\)"
 PROGRAM = Program(Path(__file__).parent / "programs" / "others_data.py")
 
 
@@ -43,18 +44,18 @@ def test_each_sample_is_used_once_an_epoch_whoever_dies(cluster: LocalCluster, f
 
 
 @pytest.mark.parametrize(
-    ("left", "collates", "told"),
+    ("left", "kind", "told"),
     [
-        (3 * 1024 + 512, False, r"a tar file of a stream is whole \(got \S*shard-2.tar: unexpected end of data"),
-        (3 * 1024, False, r"all its parts \(got \S*shard-2.tar: sample 0021 has id, and no cls\)"),
-        (3 * 1024, True, r"all its parts \(got \S*shard-2.tar: sample 0021 has id, and no cls\)"),
+        (3 * 1024 + 512, "mapped", r"a tar file of a stream is whole \(got \S*shard-2.tar: unexpected end of data"),
+        *((3 * 1024, kind, CUT) for kind in ("mapped", "collated", "tuples")),
     ],
 )
-def test_a_tar_file_that_was_cut_is_named(folder: Path, left: int, collates: bool, told: str) -> None:
+def test_a_tar_file_that_was_cut_is_named(folder: Path, left: int, kind: str, told: str) -> None:
     file = folder / "shard-2.tar"
     file.write_bytes(file.read_bytes()[:left])
     session = lone_session(folder / "alone", config={"kind": "tars", "folder": str(folder), "faults": []})
-    opened = others_data.raw_tars if collates else others_data.tars
+    raw = others_data.raw_tars(str(folder))
+    opened = {"mapped": others_data.tars(str(folder)), "collated": raw, "tuples": raw.to_tuple("id", "cls")}[kind]
     with pytest.raises(UserError, match=told):
-        for _ in session.batches(opened(str(folder)), 16, train=False):
+        for _ in session.batches(opened, 16, train=False):
             pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,3 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path, wanted
     assert {**found.metrics, "samples": 0.0} == {**wanted.metrics, "samples": 0.0}
     if mesh.tensor != 3:
         assert found.metrics["samples"] == wanted.metrics["samples"]
-
-
-def test_a_checkpoint_goes_on_under_another_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
-    chosen = {"optimizer": "sgd"}
-    undisturbed = trained(cluster, tmp_path / "whole", {"mechanism": "tensor"}, **chosen)
-    means = [Means(mesh=Mesh(data=2, tensor=2)), Means(mechanism="tensor"), Means(mesh=Mesh(tensor=3))]
-    for stop, each in zip((2, 4, None), means, strict=True):
-        spec = RunSpec(
-            Program(PROGRAM), tmp_path / "parts", config=chosen, means=each, max_steps=stop, resume=stop != 2
-        )
-        found = run_job(replace(spec, checkpoint_every_steps=1), cluster=cluster)
-    assert found.sha256 == undisturbed.sha256

@@ -76,7 +76,7 @@ class FabricStrategy(SingleDeviceStrategy):
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         model = self._prepared
         if model is not None and model.training and torch.is_grad_enabled():
-            return self.passes.train(loader)
+            return self._steps.of(self.passes.train(loader))
         return first_batch(loader) if self.passes.again else iter(loader)
 
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *given: Any, **options: Any) -> None:
@@ -87,8 +87,9 @@ class FabricStrategy(SingleDeviceStrategy):
 
     def optimizer_step(self, optimizer: Any, **options: Any) -> Any:
         """As Fabric's."""
-        self._steps.stepped()
-        return super().optimizer_step(optimizer, **options)
+        found = super().optimizer_step(optimizer, **options)
+        self._steps.stepped()  # its closure, if it has one, makes backward passes
+        return found
 
     def clip_gradients_norm(
         self, module: Any, optimizer: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = True

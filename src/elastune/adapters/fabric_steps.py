@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from elastune.train.session import Session
 
 
 class FabricSteps:
-    """Backward passes, and the optimizer's step that belongs behind each; of a batch's parts the last one counts."""
+    """Batches, and the optimizer's step that belongs to each; of a batch's parts the last one counts."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -25,15 +26,20 @@ class FabricSteps:
         if self._scaler is not None:
             self._session.track("fabric scaler", self._scaler)
 
-    def backward(self, loss: torch.Tensor, module: nn.Module | None) -> None:
-        """As ``session.backward``. Raises ``UserError`` where no optimizer has stepped since the last batch or part:
+    def of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches`` to train on. Raises ``UserError`` where no optimizer has stepped by the end of one, or of a part:
         a script that adds up several means one step by them, and counts what differs from worker to worker."""
-        if self._due:
-            fix = "give its DataLoader the batch of a step, which --micro-batch cuts"
-            raise UserError("each batch of a loader is a step", "a second one before optimizer.step()", fix)
+        for batch in batches:
+            yield batch
+            if self._due:
+                fix = "give its DataLoader the batch of a step, which --micro-batch cuts"
+                raise UserError("each batch of a loader is a step", "one without optimizer.step()", fix)
+
+    def backward(self, loss: torch.Tensor, module: nn.Module | None) -> None:
+        """As ``session.backward``."""
         self._session.backward(loss if self._scaler is None else self._scaler.scale(loss), module)
         self._due = True
 
     def stepped(self) -> None:
-        """An optimizer makes its step."""
+        """An optimizer has made its step."""
         self._due = False

@@ -17,25 +17,33 @@ class UserError(Exception):
         rule: what must hold, as a sentence: "a batch holds at least one sample".
         value: what was given instead.
         fix: what to do about it.
+        page: of an error that was made elsewhere, and told in these words (``told``); None: it is made here.
 
     Example:
         >>> raise UserError("a batch holds at least one sample", 0, "use --set batch_size=64")
     """
 
-    def __init__(self, rule: str, value: object, fix: str) -> None:
+    def __init__(self, rule: str, value: object, fix: str, page: str | None = None) -> None:
         super().__init__(rule, value, fix)
         self.rule = rule
         self.value = value
         self.fix = fix
-        here = inspect.currentframe()
-        maker = None if here is None else here.f_back
-        self.page = "" if maker is None else page_of(str(maker.f_globals.get("__name__", "")))
+        if page is None:
+            here = inspect.currentframe()
+            maker = None if here is None else here.f_back
+            page = "" if maker is None else page_of(str(maker.f_globals.get("__name__", "")))
+            del here, maker  # a frame that knows itself keeps what all of its callers hold, until the garbage goes
+        self.page = page
+
+    @property
+    def told(self) -> tuple[str, str, str, str]:
+        """Its words, for another process: ``UserError(*told)`` says there what this one does."""
+        return self.rule, str(self.value), self.fix, self.page
 
     def __str__(self) -> str:
         shown = " ".join(str(self.value).split())
-        told = f"{self.rule} (got {shown}): {self.fix}"
-        names_one = not self.page or "docs/" in told or ".md" in self.fix
-        return told if names_one else f"{told} ({self.page})"
+        line = f"{self.rule} (got {shown}): {self.fix}"
+        return line if not self.page or ".md" in self.fix else f"{line} ({self.page})"
 
 
 class Diverged(Exception):

@@ -52,7 +52,8 @@ def _check_strategies(named: Named, spec: RunSpec) -> None:
         try:
             check_strategy(SyncPlan.parse(text), spec)
         except UserError as error:
-            raise UserError(error.rule, f"{error.value}, of the policy {named.name}", error.fix) from None
+            rule, value, fix, page = error.told
+            raise UserError(rule, f"{value}, of the policy {named.name}", fix, page) from None
 
 
 def policies_of(value: object) -> tuple[str, ...]:

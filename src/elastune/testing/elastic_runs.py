@@ -14,7 +14,16 @@ from elastune.cluster.elastic_run import ElasticRun
 from elastune.core.run import Elastic, Means, Program, RunSpec
 from elastune.job.supervisor import JobSupervisor
 from elastune.journal.entry import Entry
-from elastune.journal.records import Record, Regrouped, Reported, RunFailed, RunFinished, WorkerGone
+from elastune.journal.records import (
+    Record,
+    Regrouped,
+    Reported,
+    Restarted,
+    RunFailed,
+    RunFinished,
+    StateLost,
+    WorkerGone,
+)
 from elastune.report.tables.sample_ledger import Ledger, ledger
 
 LIMIT_S = 120.0
@@ -49,6 +58,21 @@ class Ran:
     @property
     def reports(self) -> list[dict[str, float]]:
         return [r.metrics for r in self.records if isinstance(r, Reported)]
+
+
+def check_same(ran: Ran, undisturbed: Ran) -> None:
+    """Equal to the bit, every sample once; and what evaluations found: reports within an epoch are of who is there."""
+    assert ran.sha256 == undisturbed.sha256
+    assert ran.ledger.exact, ran.ledger
+    losses, wanted = ([r["loss"] for r in each.reports if "loss" in r] for each in (ran, undisturbed))
+    assert losses == wanted
+
+
+def check_kept_on(ran: Ran, undisturbed: Ran) -> None:
+    """And nobody went back to a checkpoint."""
+    check_same(ran, undisturbed)
+    back = [r for r in ran.records if isinstance(r, Restarted | StateLost)]
+    assert not back, back
 
 
 def together(workers: int) -> Callable[[list[Record]], bool]:

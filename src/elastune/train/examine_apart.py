@@ -78,7 +78,7 @@ def main() -> int:
     loaded = load(Program(Path(asked["path"]), asked["train"]))
     refused = refusal_of(loaded, asked["config"], Means.from_json(asked["means"]), told.parent, asked["seed"])
     answer = told.with_suffix(".part")
-    answer.write_text(json.dumps(refused and [refused.rule, str(refused.value), refused.fix]))
+    answer.write_text(json.dumps(refused and refused.told))
     answer.rename(told)  # whole, or not there
     return 0
 

@@ -29,15 +29,19 @@ def claim(home: OutFolder, name: str, who: str) -> bool:
             mark = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             return False
-        with open(mark, "wb") as file:
-            file.write(f"{who}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
-        there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(there)
-        finally:
-            os.close(there)
+            with open(mark, "wb") as file:
+                file.write(f"{who}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+            there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(there)
+            finally:
+                os.close(there)
+        except OSError:  # on a full disk a name may be made, and nothing written: nothing was begun
+            (folder / name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise UserError("a run's folder must be writable", error, "free space, or use another --out") from None
     return True

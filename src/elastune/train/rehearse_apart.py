@@ -46,7 +46,7 @@ def main() -> int:
     try:
         answer = asdict(rehearse(load(program), program, asked["config"], asked["seed"]))
     except UserError as error:
-        answer = {"error": [str(error.rule), str(error.value), str(error.fix)]}
+        answer = {"error": error.told}
     told.write_text(json.dumps(answer))
     return 0
 

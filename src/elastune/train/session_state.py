@@ -60,7 +60,7 @@ class SessionState(SessionAssets):
         """
         if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
             fix = 'such as session.once("mail-3")'
-            raise UserError("what is done once is named by letters, digits, _ and -", repr(name)[:60], fix)
+            raise UserError("what is done once is named by up to 80 letters, digits, _ and -", repr(name)[:60], fix)
         if self._spec.spool is not None:
             rule, fix = "what was done once is noted in a folder that all share", "use a cluster without folder=local"
             raise UserError(rule, "a folder of each host's own", fix)

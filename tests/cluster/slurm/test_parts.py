@@ -206,6 +206,7 @@ def test_the_next_controller_finds_the_jobs_of_the_one_before(tmp_path: Path) ->
         '{"name": "elastune-0123abcd,mine", "address": "n1", "port": 7}',
         '{"name": "elastune-0123abcd", "address": "n1", "port": 0}',
         '{"name": "elastune-0123abcd", "address": "n1", "port": "7"}',
+        '{"name": "elastune-0123abcd", "address": "..", "port": 7}',
         '{"name": "elastune-0123abcd", "address": "n1", "port": 7, "more": 1}',
         "[]",
         "\x00",

@@ -30,7 +30,10 @@ def test_it_is_where_it_was_until_the_file_says_another_host(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"address": 7}', '{"address": ""}', '{"address": "a b"}', '{"address": "a/b"}', "\x00"],
+    [
+        *("", "{", "[]", "{}", "\x00", '{"address": 7}', '{"address": "n2"'),
+        *(f'{{"address": "{host}"}}' for host in ("", "a b", "a/b", "..", ".n2", "n" * 64, "\\ud800")),
+    ],
 )
 def test_what_a_file_should_not_say_changes_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
-from elastune.recipes.datasets import digits
+from elastune.testing.digit_rows import digit_rows
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes
 
@@ -57,11 +57,9 @@ def train(session) -> None:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.7)
     model, optimizer, each_step, plateau = session.prepare(model, optimizer, each_step, plateau)
     reach = inject(session)
-    images, labels = digits().train[: config["samples"]]
-    samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
+    samples, unseen = digit_rows(config["samples"])
     if config["loaders"]:  # a plain tensor needs none
         samples = Subset(samples, range(len(samples)))
-    unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
     changes = {step: (name, value) for step, name, value in (text.split() for text in config["change"])}
     wishes, strategies = parse_wishes(config["resize"]), parse_wishes(config["agree"])
     pace = Rests(session, config["epochs"] * -(-len(samples) // config["batch_size"]), wishes)

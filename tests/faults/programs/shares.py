@@ -9,11 +9,10 @@ import signal
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from elastune.comm.group import GroupBroken
 from elastune.elastic.worker.elastic_group import ElasticWorkerGroup
-from elastune.recipes.datasets import digits
+from elastune.testing.digit_rows import digit_rows
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes
 from elastune.train.checkpoints.run_folder import RunFolder
@@ -94,9 +93,7 @@ def train(session) -> None:
     model, optimizer, each_step = session.prepare(model, optimizer, each_step)
     reach = inject(session)
     net.drop.register_forward_hook(lambda *_: reach("forward"))
-    images, labels = digits().train[: config["samples"]]
-    samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
-    unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
+    samples, unseen = digit_rows(config["samples"])
     wishes = parse_wishes(config["reshape"])
     pace = Rests(session, config["epochs"] * -(-len(samples) // config["batch_size"]), wishes)
     for _ in session.epochs(config["epochs"]):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
 
-from elastune.recipes.datasets import digits
+from elastune.testing.digit_rows import digit_rows
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes
 
@@ -36,9 +35,7 @@ def train(session) -> None:
     reach = inject(session)
     for block in net.blocks:
         block[0].register_forward_hook(lambda *_: reach("forward"))
-    images, labels = digits().train[: config["samples"]]
-    samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation[:96]
-    unseen = TensorDataset(unseen[0].flatten(1), unseen[1])
+    samples, unseen = digit_rows(config["samples"], 96)
     wishes = parse_wishes(config["reshape"])
     pace = Rests(session, config["epochs"] * -(-len(samples) // 64), wishes)
     for _ in session.epochs(config["epochs"]):

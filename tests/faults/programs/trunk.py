@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from elastune.mechanisms.tensor.plan import TrunkByData
-from elastune.recipes.datasets import digits
+from elastune.testing.digit_rows import digit_rows
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes
 
@@ -26,9 +25,7 @@ def train(session) -> None:
     reach = inject(session)
     trunk.register_forward_hook(lambda *_: reach("trunk"))
     inside.register_forward_hook(lambda *_: reach("tail"))  # while all run it for one of them
-    images, labels = digits().train[: config["samples"]]
-    samples, unseen = TensorDataset(images.flatten(1), labels), digits().validation
-    unseen = TensorDataset(unseen[:][0].flatten(1), unseen[:][1])
+    samples, unseen = digit_rows(config["samples"])
     wishes = parse_wishes(config["reshape"])
     pace = Rests(session, config["epochs"] * -(-len(samples) // config["batch_size"]), wishes)
     for _ in session.epochs(config["epochs"]):

@@ -39,7 +39,7 @@ MESHES = (*(Mesh(tensor=n) for n in (1, 2, 3, 4)), Mesh(data=2, tensor=2), Mesh(
 
 
 class Cnn(nn.Module):
-    """BatchNorm and dropout on both sides; a layer of the trunk that only some slots use; one behind the tail."""
+    """BatchNorm and dropout on both sides, and behind the tail; a layer of the trunk that only some slots use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ class Cnn(nn.Module):
             nn.Dropout(0.2), nn.Linear(54, 41), nn.BatchNorm1d(41), nn.ReLU(inplace=True), nn.Dropout(0.4),
             nn.Linear(41, 10),
         )  # fmt: skip
-        self.last = nn.Linear(10, 10)
+        self.last, self.behind = nn.Linear(10, 10), nn.BatchNorm1d(10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.max_pool2d(F.relu(self.drop(self.norm(self.conv(x)))), 2).flatten(1)
         if float(x.detach().sum()) > self.bound:
             x = x + self.rare(x)
-        return self.last(F.dropout(self.classifier(x).relu_(), 0.1))
+        return self.behind(self.last(F.dropout(self.classifier(x).relu_(), 0.1)))
 
     bound = 195.0
 

@@ -27,8 +27,42 @@ if TYPE_CHECKING:
     from elastune.elastic.protocol.elsewhere import Elsewhere
 
 
+Room = Annotated[int | None, typer.Option(help="Room for so many workers. [default: this machine's cores]")]
 AGAIN_LIMIT_S = 0.5  # for one look for the next controller
 LOOK_S = 5.0  # for one at the address where the first is, or was
+
+
+@dataclasses.dataclass(frozen=True)
+class ThisMachine:
+    """What this machine has room for, and what it is."""
+
+    workers: Room = None
+    interface: Interface = None
+    name: Annotated[str | None, typer.Option(help="What to call this machine. [default: its own name]")] = None
+    kind: Annotated[
+        str, typer.Option(metavar="spot|on-demand", help="Whether this machine may be taken away at any time.")
+    ] = ON_DEMAND
+
+    def hello(self, label: str) -> AgentHello:
+        """What its agent says first. Raises ``UserError``."""
+        from elastune.cluster.agents.agent import hello_of
+        from elastune.train.machine import cores, software
+
+        host = self.name or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        return hello_of(software(), host, cores() if self.workers is None else self.workers, self.kind, label)
+
+
+@dataclasses.dataclass(frozen=True)
+class StartedBy:
+    """What the launcher that starts an agent says to it."""
+
+    label: Annotated[str, typer.Option(help="What whoever starts this agent calls it.", hidden=True)] = ""
+    moves: Annotated[
+        str, typer.Option(help="The file that says on which host the next controller listens.", hidden=True)
+    ] = ""
+    parent: Annotated[
+        int | None, typer.Option(help="The process that has started this one, which dies with it.", hidden=True)
+    ] = None
 
 
 @flatten
@@ -36,14 +70,8 @@ def agent(
     join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the controller listens for agents.")],
     token_file: Annotated[Path, typer.Option(metavar="FILE", help="The controller's token file, copied here.")],
     notices: Notices,
-    workers: Annotated[
-        int | None, typer.Option(help="Room for so many workers. [default: this machine's cores]")
-    ] = None,
-    interface: Interface = None,
-    name: Annotated[str | None, typer.Option(help="What to call this machine. [default: its own name]")] = None,
-    kind: Annotated[
-        str, typer.Option(metavar="spot|on-demand", help="Whether this machine may be taken away at any time.")
-    ] = ON_DEMAND,
+    machine: ThisMachine,
+    started: StartedBy,
     patience: Annotated[str, typer.Option(metavar="TIME", help="How long to look for the controller.")] = "10m",
     grace: Annotated[
         str, typer.Option(metavar="TIME", help="How long workers may take to leave after a SIGTERM to this process.")
@@ -51,13 +79,6 @@ def agent(
     folder: Annotated[
         Path | None,
         typer.Option(help="For logs and checkpoints of runs whose folder is not on this machine. [default: a new one]"),
-    ] = None,
-    label: Annotated[str, typer.Option(help="What whoever starts this agent calls it.", hidden=True)] = "",
-    moves: Annotated[
-        str, typer.Option(help="The file that says on which host the next controller listens.", hidden=True)
-    ] = "",
-    parent: Annotated[
-        int | None, typer.Option(help="The process that has started this one, which dies with it.", hidden=True)
     ] = None,
 ) -> int:
     """Serve the controller at HOST:PORT (elastune run --cluster hosts:PORT ...) with workers on this machine.
@@ -68,7 +89,7 @@ def agent(
     with code 75.
     """
     from elastune.cluster.agents import agent as agents
-    from elastune.cluster.agents.agent import Agent, hello_of
+    from elastune.cluster.agents.agent import Agent
     from elastune.cluster.agents.token import read_token
     from elastune.cluster.fork.launcher import ForkLauncher
     from elastune.cluster.fork.server import die_with
@@ -77,28 +98,25 @@ def agent(
     from elastune.comm.interfaces import address_of, interface_with
     from elastune.elastic.protocol.elsewhere import Elsewhere
     from elastune.elastic.worker.host_name import HOST
-    from elastune.train.machine import cores, software
 
-    if parent is not None:
-        die_with(parent)
+    if started.parent is not None:
+        die_with(started.parent)
     patience_s, grace_s = parse.duration(patience, "--patience"), parse.duration(grace, "--grace")
-    if interface is not None:
-        address_of(interface)
-    host = name or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    token = read_token(token_file)
-    hello = hello_of(software(), host, cores() if workers is None else workers, kind, label)
+    if machine.interface is not None:
+        address_of(machine.interface)
+    token, hello = read_token(token_file), machine.hello(started.label)
     sources = notices.sources()
     asked: list[float] = []  # to leave, within so many seconds
     signal.signal(signal.SIGTERM, lambda *_: asked.append(grace_s))
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(notices.notice_seconds))
-    where = Elsewhere(join, moves)
+    where = Elsewhere(join, started.moves)
     link = _join(where, token, hello, patience_s)
-    own = interface or interface_with(link.socket.getsockname()[0])
-    os.environ.update({HOST: host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
+    own = machine.interface or interface_with(link.socket.getsockname()[0])
+    os.environ.update({HOST: hello.host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
     logs = folder or Path(tempfile.mkdtemp(prefix="elastune-agent-"))
     launcher = ForkLauncher(hello.workers, preload=(*PRELOAD, WORK.partition(":")[0]))
     try:
-        print_error(f"host {host}: serving {where.now} by {own}, room for {hello.workers} workers")
+        print_error(f"host {hello.host}: serving {where.now} by {own}, room for {hello.workers} workers")
         served = Agent(
             link,
             launcher,
@@ -106,7 +124,7 @@ def agent(
             notices=sources,
             leaving=lambda: min(asked, default=None),
             again=lambda kept: agents.join(where.now, token, dataclasses.replace(hello, kept=kept), AGAIN_LIMIT_S),
-            moves=moves,
+            moves=started.moves,
             tell=print_error,
         )
         why = served.serve()

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
+from elastune.elastic.protocol.elsewhere import HostName
 from elastune.elastic.protocol.entry import exactly
 from elastune.elastic.protocol.handshake import PROTOCOL
 from elastune.elastic.protocol.tls import of_anybody
@@ -33,7 +34,7 @@ class Remembered:
     """``name``: of all jobs or actors of a controller; their agents come to ``address``:``port``."""
 
     name: Annotated[str, Field(pattern=r"^elastune-[0-9a-f]{8}$")]
-    address: Annotated[str, Field(max_length=255)]
+    address: HostName
     port: Annotated[int, Field(ge=1, le=65535)]
 
 

@@ -9,16 +9,25 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 LOOK_S = 1.0  # between two looks at the file, which may lie on a file system of the network
 LIMIT_BYTES = 4096
 
 
+def _looked_up(host: str) -> str:
+    host.encode("idna")  # as ``socket`` does, which raises ``UnicodeError`` for a part that is empty or too long
+    return host
+
+
+HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), AfterValidator(_looked_up)]
+"""A name or an address that a file may say, and that can be asked for."""
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
 class _Said:
-    address: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$")]
+    address: HostName
 
 
 _ADAPTER = TypeAdapter(_Said)
@@ -46,7 +55,7 @@ class Elsewhere:
             try:
                 with Path(self._file).open("rb") as file:
                     said = _ADAPTER.validate_json(file.read(LIMIT_BYTES), strict=True)
-            except (OSError, ValueError):  # nobody has come yet, or a file system shows half of it
+            except (OSError, ValueError):  # nobody has come yet, a file system shows half of it, or it names no host
                 return self._where
             self._where = at_host(self._where, said.address)
         return self._where

@@ -95,6 +95,9 @@ def dial(address: str, limit_s: float = DIAL_LIMIT_S) -> socket.socket:
             if time.monotonic() + RETRY_S >= until:
                 raise Unreachable(*error.args) from None
             time.sleep(RETRY_S)
+        except UnicodeError:  # of looking its name up: it has an empty part, or one that is too long
+            fix = "take the one that the run announced"
+            raise UserError("a coordinator's address must name a host", address, fix) from None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     repeat_soon(connection)
     return connection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, get_args
 
@@ -96,7 +96,7 @@ class Mail:
         except (GroupBroken, GeneratorExit):
             raise
         except UserError as error:
-            self._tell_failure([error.rule, str(error.value), error.fix])
+            self._tell_failure(error.told)
             raise
         except Exception as error:
             line = " ".join(str(error).split())[:300]
@@ -112,7 +112,7 @@ class Mail:
         with suppress(GroupBroken):  # then they know
             self.tell_all("dropped", 0, "")
 
-    def _tell_failure(self, told: list[str]) -> None:
+    def _tell_failure(self, told: Sequence[str]) -> None:
         with suppress(GroupBroken):  # then everybody knows already
             self.tell_all("failure", 0, json.dumps(told))
             self._post.close(TELLING_S)

@@ -40,14 +40,12 @@ class _Passed:
         output: What the tail gave for it, the beginning of a graph of its own.
         doors: By slot of the pass: what the tail was given.
         outputs: By slot: what it gave.
-        buffers: By slot: floating-point buffers behind the tail.
     """
 
     inputs: torch.Tensor
     output: torch.Tensor
     doors: list[torch.Tensor]
     outputs: list[torch.Tensor]
-    buffers: list[list[torch.Tensor]]
 
 
 class TrunkDivision(TensorDivision):
@@ -111,8 +109,8 @@ class TrunkDivision(TensorDivision):
         rows = self._gathered(given)
         counters = [b.detach().clone() for b in self._counters]
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
-        buffers: list[list[torch.Tensor]] = []
         state: Sequence[torch.Tensor] = ()
+        buffers: Sequence[torch.Tensor] = ()
         with torch.set_grad_enabled(learns):
             for slot, row in enumerate(rows):
                 if row is None:
@@ -123,16 +121,15 @@ class TrunkDivision(TensorDivision):
                 _put(self._counters, counters)
                 draw_from(drawn)
                 found.append((door, self._tensor(run(door.clone() if learns else door))))
-                buffers.append([b.detach().clone() for b in self._floats])
                 if slot == rank:
-                    state, own = drawn_state(), len(found) - 1
+                    state, buffers, own = drawn_state(), self._moved(), len(found) - 1
         draw_from(state)
-        self._put_buffers(buffers[own])
+        self._put_buffers(buffers)
         if not learns:
             output = found[own][1]
             return _Closed.apply(given, output) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
         output = found[own][1].detach().requires_grad_(found[own][1].requires_grad)
-        self._passed = _Passed(given, output, [d for d, _ in found], [y for _, y in found], buffers)
+        self._passed = _Passed(given, output, [d for d, _ in found], [y for _, y in found])
         self._left -= 1
         return output.clone()  # the program may change it in place
 
@@ -160,6 +157,10 @@ class TrunkDivision(TensorDivision):
             return whole
         rule = "what holds the divided layers of a TrunkByData returns one tensor"
         raise UserError(rule, type(whole).__name__, "put them into a module of their own")
+
+    def _moved(self) -> list[torch.Tensor]:
+        """Floating-point buffers, as they are."""
+        return [b.detach().clone() for b in self._floats]
 
     def _put_buffers(self, values: Sequence[torch.Tensor]) -> None:
         _put(self._floats, values)
@@ -194,6 +195,7 @@ class TrunkDivision(TensorDivision):
             rule = "a TrunkByData learns from what its divided layers returned"
             raise UserError(rule, "no call of the model for this batch", "call model(...) before session.backward")
         together, rank = part.together or (part,), self.axis.group.rank
+        moved = self._moved()  # behind the whole forward pass: a layer after the tail has moved its own by now
         if part.weight:
             (loss * part.weight).backward()
         if any(p.grad is not None for p in self._inside):
@@ -203,13 +205,13 @@ class TrunkDivision(TensorDivision):
         came = passed.doors[rank].grad
         if part.weight and came is not None:
             torch.autograd.backward([passed.inputs], [came])
-        outside = self._trunks()
+        outside, buffers = self._from_all(moved)
         last = max((slot for slot, each in enumerate(together) if each.weight), default=-1)
         for slot, each in enumerate(together):
             if each.weight:
                 _give(self._inside, inside[slot])
                 _give(self._outside, outside[slot])
-                self._put_buffers(passed.buffers[slot])
+                self._put_buffers(buffers[slot])
                 yield replace(each, ends_step=part.ends_step and slot == last)
 
     def _tail_backwards(self, passed: _Passed, counts: Sequence[bool]) -> list[_Gradients]:
@@ -224,21 +226,20 @@ class TrunkDivision(TensorDivision):
             found.append(_taken(self._inside))
         return found
 
-    def _trunks(self) -> list[_Gradients]:
-        """By slot: the gradients of all other parameters, each from the worker that has run the slot."""
+    def _from_all(self, moved: Sequence[torch.Tensor]) -> tuple[list[_Gradients], list[list[torch.Tensor]]]:
+        """By slot, each from the worker that has run it: the gradients of all other parameters, and ``moved``."""
         trained = [p for p in self._outside if p.requires_grad]
-        if not trained:
-            return [[None] * len(self._outside) for _ in range(self.axis.group.size)]
         own = [None if p.grad is None else p.grad.to_dense() if p.grad.is_sparse else p.grad for p in trained]
         used = torch.tensor([each is not None for each in own], dtype=torch.uint8)
         _taken(self._outside)
-        given = [used, *(torch.zeros_like(p) if each is None else each for p, each in zip(trained, own, strict=True))]
-        rows = self.axis.swap(given, [[each.shape for each in given]] * self.axis.group.size)
+        given = [*moved, used, *(torch.zeros_like(p) if g is None else g for p, g in zip(trained, own, strict=True))]
+        size, cut = self.axis.group.size, len(moved)
+        rows = self.axis.swap(given, [[each.shape for each in given]] * size) if trained or moved else [given] * size
         found = []
-        for flags, *values in rows:
+        for flags, *values in (row[cut:] for row in rows):
             of = {p: value for p, value, flag in zip(trained, values, flags.tolist(), strict=True) if flag}
             found.append([of.get(p) for p in self._outside])
-        return found
+        return found, [row[:cut] for row in rows]
 
 
 class _Closed(torch.autograd.Function):
