@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from elastune.core.errors import UserError
 from elastune.core.run import Means
+from elastune.journal.entry import Entry
 from elastune.journal.records import PlanMade
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.terms import CONSTANTS, seconds
@@ -18,6 +19,12 @@ from elastune.plan.steps.work import chain_of
 OWN = ("replicated", "zero", "sharded", "tensor", "pipeline")  # parts of mechanisms that the step model speaks of
 
 UNTOLD = 1e-12  # seconds of a constant that plans of before did not have
+
+
+def plan_told(entries: Sequence[Entry]) -> PlanMade | None:
+    """The last plan that a journal tells of."""
+    made = [entry.record for entry in entries if isinstance(entry.record, PlanMade)]
+    return made[-1] if made else None
 
 
 def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:

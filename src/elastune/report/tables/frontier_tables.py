@@ -59,6 +59,37 @@ def settings_table(found: FrontierFound) -> Table:
     return Table("Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(found))
 
 
+def volumes_table(found: FrontierFound) -> Table:
+    """What the naive rule, the same with settings tuned, and the search have found with as much to spend."""
+    header = ("found by", "hypervolume (95 % interval)", "seeds", "points", "trainings", "worker time", "scoring")
+    told = found.volumes
+    rows = tuple(
+        (
+            plain(each.side, 200),
+            estimate(each.volume, each.ci),
+            str(each.seeds),
+            str(each.points),
+            str(each.of) if each.trainings == each.of else f"first {each.trainings} of {each.of}",
+            duration(each.spent_s) + ("" if each.equal else ", all there was"),
+            duration(each.scoring_s) if each.scoring_s else "–",
+        )
+        for each in told.sides
+    )
+    note = "More is better: the part that each side's own points cover of one box, "
+    if told.reference:
+        quality, seconds, price = (told.reference[name] for name in (found.quality, "seconds", "cost"))
+        corner = f"{plain(found.quality, 60)} {number(quality)}, {duration(seconds)}"
+        note += f"whose worst corner is {corner} and {cost(price, found.price_per_worker_hour)}; "
+    note += (
+        f"time and cost by their logarithm. Budget: {duration(told.budget_s)} of one worker, which the naive rule's "
+    )
+    note += (
+        "trainings took. What was chosen after one seed is then trained with fresh ones, if there is time: scoring, "
+    )
+    note += "which is not in that budget. Intervals are over seeds."
+    return Table("Hypervolume at equal budget", header, rows, frozenset({2, 3}), note)
+
+
 def reasons_table(found: FrontierFound) -> Table:
     """What the answer rests on."""
     return Table("Why", ("weight", "reason"), tuple((each.weight, plain(each.text, 1000)) for each in found.reasons))
