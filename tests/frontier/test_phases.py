@@ -138,9 +138,15 @@ def test_the_front_and_the_pick(found: tuple[FrontierFound, Path]) -> None:
             point(o) != point(r) and all(a <= b for a, b in zip(point(o), point(r), strict=True)) for o in answer.rows
         )
         assert r.on_front is not beaten
-    assert 0 <= answer.hypervolume_naive <= 1
-    assert 0 <= answer.hypervolume_tuned <= 1
-    assert "the naive rule's 6 trainings took" in answer.hypervolume_note
+    naive, tuned, searched = answer.volumes.sides
+    assert [each.side for each in answer.volumes.sides] == ["naive rule", "naive rule, tuned", "search"]
+    assert (naive.trainings, naive.seeds, naive.points, naive.spent_s) == (6, 2, 3, answer.volumes.budget_s)
+    assert all(0 <= each.volume <= 1 and each.spent_s <= answer.volumes.budget_s for each in answer.volumes.sides)
+    assert searched.equal
+    assert searched.of >= tuned.of
+    assert searched.seeds == 2, "there was time for fresh seeds"
+    assert searched.ci is not None
+    assert searched.scoring_s > 0
     reaching = [r for r in answer.rows if r.verdict == "holds"]
     assert all(r.ci is not None and r.ci[1] <= 1.5 for r in reaching)
     assert answer.pick is not None

@@ -35,7 +35,11 @@ def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     micro = min(means.micro_batch or batch, math.ceil(batch / mesh.batch))
     columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
-    known = {name: size[name] for name in ("whole_flops", "tensor_sums", "summed_bytes", "gathered") if name in size}
+    known = {
+        name: size[name]
+        for name in ("whole_flops", "tensor_sums", "summed_bytes", "gathered", "divided")
+        if name in size
+    }
     work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)
     sharded = np.array(["sharded" in means.mechanism.split("+")])
     constants = np.array([made.constants.get(name, UNTOLD) for name in CONSTANTS])

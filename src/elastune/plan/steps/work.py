@@ -34,6 +34,7 @@ class StepWork:
         tensor_sums: Of one block along ``tensor``, forward and backward; not of a sample.
         summed_bytes: What all of these sum; None: one tensor between two blocks each.
         gathered: In how many parts the whole model's parameters are gathered, where they lie in shares.
+        whole_bytes: That part of ``block_bytes`` which ``tensor`` does not divide.
     """
 
     blocks: Floats
@@ -47,6 +48,7 @@ class StepWork:
     tensor_sums: Floats = field(default_factory=lambda: np.array(float(TENSOR_SUMS)))
     summed_bytes: Floats | None = None
     gathered: Floats = field(default_factory=lambda: np.array(1.0))
+    whole_bytes: Floats = field(default_factory=lambda: np.array(0.0))
 
     def __post_init__(self) -> None:
         for name, told in self._told().items():
@@ -55,8 +57,9 @@ class StepWork:
             low = 1.0 if name == "blocks" else 0.0
             if not (np.isfinite(values).all() and (values >= low).all()):
                 raise ValueError(f"{name} of a model are finite and at least {low:g}")
-        if (self.whole_flops > self.block_flops * (1 + 1e-9)).any():
-            raise ValueError("whole_flops of a model are a part of block_flops")
+        for part, of in (("whole_flops", self.block_flops), ("whole_bytes", self.block_bytes)):
+            if (getattr(self, part) > of * (1 + 1e-9)).any():
+                raise ValueError(f"{part} of a model are a part of all")
 
     @property
     def tensor_bytes(self) -> Floats:
@@ -113,14 +116,16 @@ def chain_of(
     tensor_sums: float | None = None,
     summed_bytes: float = 0.0,
     gathered: float = 1.0,
+    divided: float = 1.0,
 ) -> StepWork:
     """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients.
 
     ``tensor_sums``: how many there are in a pass, of ``summed_bytes``; None: as many as a transformer's blocks have.
-    ``gathered``: as in ``StepWork``.
+    ``gathered``: as in ``StepWork``. ``divided``: the share of gradients in layers that ``tensor`` divides.
     """
     each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
     told = [np.array(float(one)) for one in (layers, *each, 0.0, 0.0, whole_flops / layers)]
     if tensor_sums is not None:
         told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
-    return replace(StepWork(*told), gathered=np.array(float(gathered)))
+    whole_bytes = np.array(gradient_bytes / layers * (1 - divided))
+    return replace(StepWork(*told), gathered=np.array(float(gathered)), whole_bytes=whole_bytes)
