@@ -99,7 +99,7 @@ def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> Fron
         )
         told.append(volume)
     worst = low + 1.1 * span
-    reference = {by.quality.name: _sign(by) * worst[0], "seconds": np.exp(worst[1]), "cost": np.exp(worst[2])}
+    reference = {"quality": _sign(by) * worst[0], "seconds": np.exp(worst[1]), "cost": np.exp(worst[2])}
     whole = {name: float(value) for name, value in reference.items()} if len(every) else {}
     return FrontierVolumes(budget_s, whole, told)
 

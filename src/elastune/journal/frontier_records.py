@@ -146,7 +146,7 @@ class SideVolume:
 class FrontierVolumes:
     """Hypervolumes at equal budget: ``budget_s``, the worker-seconds that the naive rule's trainings took.
 
-    Each is a part of one box, from the best values of all points to ``reference`` (quality, seconds and cost, by name):
+    Each is a part of one box, from the best values of all points to ``reference`` ("quality", "seconds" and "cost"):
     a tenth of their range beyond the worst. Time and cost count by their logarithm.
     """
 

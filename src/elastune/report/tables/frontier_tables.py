@@ -77,7 +77,7 @@ def volumes_table(found: FrontierFound) -> Table:
     )
     note = "More is better: the part that each side's own points cover of one box, "
     if told.reference:
-        quality, seconds, price = (told.reference[name] for name in (found.quality, "seconds", "cost"))
+        quality, seconds, price = (told.reference[name] for name in ("quality", "seconds", "cost"))
         corner = f"{plain(found.quality, 60)} {number(quality)}, {duration(seconds)}"
         note += f"whose worst corner is {corner} and {cost(price, found.price_per_worker_hour)}; "
     note += (
