@@ -19,6 +19,7 @@ from elastune.journal.records import (
     LinkMeasured,
     Measured,
     PolicyFailed,
+    ReferencePoint,
     Reported,
     RunFailed,
     RunFinished,
@@ -91,7 +92,7 @@ def found_frontier():
         rows=frontier_rows(),
         volumes=FrontierVolumes(
             312.0,
-            {"quality": 0.91, "seconds": 44.0, "cost": 0.02},
+            ReferencePoint(0.91, 44.0, 0.02),
             [
                 SideVolume("naive rule", 0.8312, (0.8113, 0.8501), 3, 5, 15, 15, 312.0, True),
                 SideVolume("search", 0.9541, None, 1, 4, 12, 30, 305.0, True),

@@ -15,7 +15,7 @@ from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.trainings import FOR_WORKERS, Spent, Training
 from elastune.frontier.ways import StepKind, read_way
 from elastune.job.validate_adapt import policies_of
-from elastune.journal.records import FrontierVolumes, SideVolume, TrialStarted
+from elastune.journal.records import FrontierVolumes, ReferencePoint, SideVolume, TrialStarted
 from elastune.plan.intervals import bounded_ci
 from elastune.search.analysis.front import hypervolume, nondominated
 
@@ -99,9 +99,8 @@ def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> Fron
         )
         told.append(volume)
     worst = low + 1.1 * span
-    reference = {"quality": _sign(by) * worst[0], "seconds": np.exp(worst[1]), "cost": np.exp(worst[2])}
-    whole = {name: float(value) for name, value in reference.items()} if len(every) else {}
-    return FrontierVolumes(budget_s, whole, told)
+    corner = ReferencePoint(_sign(by) * float(worst[0]), *(float(np.exp(value)) for value in worst[1:]))
+    return FrontierVolumes(budget_s, corner if len(every) else None, told)
 
 
 def _of_rule(name: str, plan: FrontierPlan, choice: Choice, policies: tuple[str, ...], budget_s: float | None) -> Side:

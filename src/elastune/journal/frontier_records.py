@@ -143,15 +143,24 @@ class SideVolume:
 
 
 @dataclass(frozen=True, config=_RULES)
+class ReferencePoint:
+    """The corner of a box from which hypervolumes are measured."""
+
+    quality: float
+    seconds: float
+    cost: float
+
+
+@dataclass(frozen=True, config=_RULES)
 class FrontierVolumes:
     """Hypervolumes at equal budget: ``budget_s``, the worker-seconds that the naive rule's trainings took.
 
-    Each is a part of one box, from the best values of all points to ``reference`` ("quality", "seconds" and "cost"):
-    a tenth of their range beyond the worst. Time and cost count by their logarithm.
+    Each is a part of one box, from the best values of all points to ``reference``, a tenth of their range beyond the
+    worst; None: there are no points. Time and cost count by their logarithm.
     """
 
     budget_s: float
-    reference: dict[str, float]
+    reference: ReferencePoint | None
     sides: list[SideVolume]
 
 

@@ -18,6 +18,7 @@ from elastune.journal.frontier_records import (
     FrontierRow,
     FrontierVolumes,
     MeansTimed,
+    ReferencePoint,
     SideVolume,
     ThroughputTuned,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "ProposalAsked",
     "Reason",
     "Record",
+    "ReferencePoint",
     "Regrouped",
     "Reported",
     "Restarted",

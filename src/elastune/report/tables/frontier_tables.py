@@ -75,19 +75,22 @@ def volumes_table(found: FrontierFound) -> Table:
         )
         for each in told.sides
     )
-    note = "More is better: the part that each side's own points cover of one box, "
-    if told.reference:
-        quality, seconds, price = (told.reference[name] for name in ("quality", "seconds", "cost"))
-        corner = f"{plain(found.quality, 60)} {number(quality)}, {duration(seconds)}"
-        note += f"whose worst corner is {corner} and {cost(price, found.price_per_worker_hour)}; "
-    note += (
-        f"time and cost by their logarithm. Budget: {duration(told.budget_s)} of one worker, which the naive rule's "
+    return Table("Hypervolume at equal budget", header, rows, frozenset({2, 3}), _of_volumes(found))
+
+
+def _of_volumes(found: FrontierFound) -> str:
+    """What they are, and what they were found with."""
+    told, corner = found.volumes, ""
+    if (worst := told.reference) is not None:
+        price = cost(worst.cost, found.price_per_worker_hour)
+        corner = f"whose worst corner is {plain(found.quality, 60)} {number(worst.quality)}, "
+        corner += f"{duration(worst.seconds)} and {price}; "
+    return (
+        f"More is better: the part that each side's own points cover of one box, {corner}time and cost by their "
+        f"logarithm. Budget: {duration(told.budget_s)} of one worker, which the naive rule's trainings took. What was "
+        "chosen after one seed is then trained with fresh ones, if there is time: scoring, which is not in that budget. "
+        "Intervals are over seeds"
     )
-    note += (
-        "trainings took. What was chosen after one seed is then trained with fresh ones, if there is time: scoring, "
-    )
-    note += "which is not in that budget. Intervals are over seeds."
-    return Table("Hypervolume at equal budget", header, rows, frozenset({2, 3}), note)
 
 
 def reasons_table(found: FrontierFound) -> Table:
