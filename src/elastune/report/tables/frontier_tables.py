@@ -88,7 +88,7 @@ def _of_volumes(found: FrontierFound) -> str:
     return (
         f"More is better: the part that each side's own points cover of one box, {corner}time and cost by their "
         f"logarithm. Budget: {duration(told.budget_s)} of one worker, which the naive rule's trainings took. What was "
-        "chosen after one seed is then trained with fresh ones, if there is time: scoring, which is not in that budget. "
+        "chosen after one seed is then trained with fresh ones, if there is time: that scoring is in no budget. "
         "Intervals are over seeds"
     )
 
