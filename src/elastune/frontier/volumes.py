@@ -125,7 +125,8 @@ def _found(name: str, searched: Sequence[Spent], plan: FrontierPlan, by: Frontie
     if spots:
         table = np.array([_point(spot, by, spot[0].result.metrics[by.quality.name]) for spot in spots])
         spots = [spot for spot, keeps in zip(spots, nondominated(table), strict=True) if keeps]
-    cells = [(t.recipe, t.parts) for t, _ in spots if t.parts in plan.lineup.parts]
+    known = all(t.parts in plan.lineup.parts for t, _ in spots)  # else some are for workers that nobody speaks of
+    cells = [(t.recipe, t.parts) for t, _ in spots] if known else []
     trials = frozenset(each.started.trial for each in inside)
     own = {plan.request.seed: spots} if spots else {}
     return Side(name, own, trials, len(searched), sum(seconds[: len(inside)]), sum(seconds), cells)
@@ -138,9 +139,11 @@ def _affordable(seconds: Sequence[float], budget_s: float) -> int:
 
 def _scored(side: Side, choice: Choice) -> Spots:
     """By fresh seeds, of which those count that all settings have; else by those that they were found with."""
-    (spots,) = side.spots.values() if len(side.spots) == 1 else ((),)
+    if not side.cells:
+        return side.spots
+    (spots,) = side.spots.values()
     fresh: dict[int, list[Spot]] = {}
-    for seed in choice.seeds(FRESH_SEEDS) if spots and len(side.cells) == len(spots) else ():
+    for seed in choice.seeds(FRESH_SEEDS):
         again = [choice.of_seed(*cell, seed) for cell in side.cells]
         trained = [(t, kind) for t, (_, kind) in zip(again, spots, strict=True) if t is not None]
         if len(trained) == len(spots):
