@@ -121,7 +121,8 @@ def _found(name: str, searched: Sequence[Spent], plan: FrontierPlan, by: Frontie
     """The search's own choice: by validation, which is all that it sees."""
     seconds = [each.worker_seconds for each in searched]
     inside = searched[: _affordable(seconds, budget_s)]
-    spots = [(t, plan.kind_of(t)) for each in inside if (t := each.training) is not None and t.run is not None]
+    ended = [each.training for each in inside if each.training is not None]
+    spots = [(t, plan.kind_of(t)) for t in ended if t.run is not None and t.result.state == "complete"]
     if spots:
         table = np.array([_point(spot, by, spot[0].result.metrics[by.quality.name]) for spot in spots])
         spots = [spot for spot, keeps in zip(spots, nondominated(table), strict=True) if keeps]
