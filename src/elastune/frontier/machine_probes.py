@@ -294,4 +294,5 @@ def work_of(size: ProgramSize) -> StepWork:
         summed_bytes=size.summed_bytes,
         gathered=size.gathered,
         divided=size.divided,
+        fullest=size.fullest,
     )

@@ -36,7 +36,7 @@ def rehearse_apart(program: Program, config: Config, seed: int = 0) -> ProgramSi
         found = json.loads(told.read_text())
     if "error" in found:
         raise UserError(*found["error"])
-    return ProgramSize(**found)
+    return ProgramSize(**{**found, "fullest": tuple(found["fullest"])})
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,13 @@ def test_a_pipeline_idles_by_one_pass_for_every_further_stage() -> None:
     c = constants(flop_s=1.0)
     assert one(c, splits()) == pytest.approx(8 * 4)
     assert one(c, splits(pipeline=4)) == pytest.approx((8 + 4 - 1) * 1)  # passes + stages - 1, each of one block
+
+
+def test_the_fullest_stage_holds_up_every_pass_and_the_others_one() -> None:
+    """Three stages of 4 blocks, the fullest with half of their arithmetic; of four stages nothing is known."""
+    c, of = constants(flop_s=1.0), replace(work(), fullest=(1.0, 0.6, 0.5))
+    for stages, most in ((1, 4.0), (2, 2.4), (3, 2.0), (4, 1.0)):
+        assert one(c, splits(pipeline=stages), of) == pytest.approx(8 * most + (4 - most))
 
 
 def test_the_edge_holds_up_every_pass_but_is_in_no_other_stage() -> None:

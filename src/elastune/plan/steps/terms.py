@@ -93,14 +93,14 @@ def parts(
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch
     edge = micro * work.edge_flops / tensor * c["edge_flop_s"]
-    held = work.blocks / stages
+    held = work.stage_blocks(stages)
     sending = _sending(c, work, splits)
     gradients = _gradients(work, splits)
     return {
         "compute": passes * (held * computing + edge),
         "launch": passes * (held * (launched - busy) + c["pass_s"]),
         "tensor": passes * held * (meeting + moving),
-        "pipeline": (stages - 1) * (held * block + c["pass_s"]) + (passes + stages - 2) * sending,
+        "pipeline": (work.blocks - held) * block + (stages - 1) * c["pass_s"] + (passes + stages - 2) * sending,
         "gradients": _summing(c, work, splits, gradients) if sharded is None else _shared(c, work, splits, sharded),
         "update": gradients / splits.shard * c["update_byte_s"],
         "fixed": np.broadcast_to(c["fixed_s"], block.shape),

@@ -6,6 +6,7 @@ block's). Every field is a number or an array with one entry a plan, so that pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
@@ -35,6 +36,8 @@ class StepWork:
         summed_bytes: What all of these sum; None: one tensor between two blocks each.
         gathered: In how many parts the whole model's parameters are gathered, where they lie in shares.
         whole_bytes: That part of ``block_bytes`` which ``tensor`` does not divide.
+        fullest: Of all plans: by the number of stages, from one on, the share of arithmetic in the stage that has most;
+            of more stages, as without it, all have as much.
     """
 
     blocks: Floats
@@ -49,6 +52,7 @@ class StepWork:
     summed_bytes: Floats | None = None
     gathered: Floats = field(default_factory=lambda: np.array(1.0))
     whole_bytes: Floats = field(default_factory=lambda: np.array(0.0))
+    fullest: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, told in self._told().items():
@@ -66,9 +70,18 @@ class StepWork:
         """What all of a block's sums along ``tensor`` sum."""
         return self.tensor_sums * self.boundary_bytes if self.summed_bytes is None else self.summed_bytes
 
+    def stage_blocks(self, stages: Floats) -> Floats:
+        """How many blocks' arithmetic the fullest of so many stages has."""
+        if not self.fullest:
+            return np.asarray(self.blocks / stages, dtype=np.float64)
+        known = np.array(self.fullest)
+        share = known[np.minimum(stages, len(known)).astype(np.intp) - 1]
+        return np.asarray(self.blocks * np.where(stages <= len(known), share, 1 / stages), dtype=np.float64)
+
     def _told(self) -> dict[str, Floats]:
         """All that is said, by its name."""
-        return {f.name: told for f in fields(self) if (told := getattr(self, f.name)) is not None}
+        told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "fullest"}
+        return {name: each for name, each in told.items() if each is not None}
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
         """Of some plans alone; what is one number for all plans stays one."""
@@ -117,15 +130,18 @@ def chain_of(
     summed_bytes: float = 0.0,
     gathered: float = 1.0,
     divided: float = 1.0,
+    fullest: Sequence[float] = (),
 ) -> StepWork:
     """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients.
 
     ``tensor_sums``: how many there are in a pass, of ``summed_bytes``; None: as many as a transformer's blocks have.
     ``gathered``: as in ``StepWork``. ``divided``: the share of gradients in layers that ``tensor`` divides.
+    ``fullest``: as in ``StepWork``.
     """
     each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
     told = [np.array(float(one)) for one in (layers, *each, 0.0, 0.0, whole_flops / layers)]
     if tensor_sums is not None:
         told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
     whole_bytes = np.array(gradient_bytes / layers * (1 - divided))
-    return replace(StepWork(*told), gathered=np.array(float(gathered)), whole_bytes=whole_bytes)
+    parts = np.array(float(gathered))
+    return replace(StepWork(*told), gathered=parts, whole_bytes=whole_bytes, fullest=tuple(fullest))
