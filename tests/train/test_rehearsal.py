@@ -72,6 +72,8 @@ def test_the_fullest_stage_is_that_of_the_cut_which_a_pipeline_makes(tmp_path: P
     whole = 3 * narrow + wide + last
     assert size.layers == len(size.fullest) == 6
     assert size.fullest[:4] == pytest.approx((1.0, (3 * narrow + wide) / whole, wide / whole, wide / whole))
+    held = 3 * 9 * 8 + 9 * 128 + 129 * 4
+    assert size.fullest_bytes[:3] == pytest.approx((1.0, (held - 129 * 4) / held, 9 * 128 / held))
 
 
 def test_arithmetic_outside_of_layers_is_in_no_stage(program: Program, tmp_path: Path) -> None:

@@ -295,4 +295,5 @@ def work_of(size: ProgramSize) -> StepWork:
         gathered=size.gathered,
         divided=size.divided,
         fullest=size.fullest,
+        fullest_bytes=size.fullest_bytes,
     )

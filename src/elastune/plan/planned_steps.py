@@ -37,7 +37,7 @@ def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     splits = StepSplits(*(np.array([each], float) for each in columns))
     known = {
         name: size[name]
-        for name in ("whole_flops", "tensor_sums", "summed_bytes", "gathered", "divided", "fullest")
+        for name in ("whole_flops", "tensor_sums", "summed_bytes", "gathered", "divided", "fullest", "fullest_bytes")
         if name in size
     }
     work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)

@@ -59,6 +59,7 @@ class ProgramSize:
         summed_bytes: Of one sample: what these sum.
         gathered: In how many parts parameters are gathered where each worker holds a share of them.
         fullest: By the number of stages, from one on: the share of ``flops`` in that which has most. Empty: not known.
+        fullest_bytes: The same of parameters.
     """
 
     samples: int
@@ -79,6 +80,7 @@ class ProgramSize:
     summed_bytes: float = 0.0
     gathered: int = 1
     fullest: tuple[float, ...] = ()
+    fullest_bytes: tuple[float, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -158,7 +160,7 @@ class Rehearsal:
         assert self._optimizer is not None
         assert self._counted is not None
         counted, kept = self._counted, sum(self._counted.kept.values())
-        parts, fullest = counted.parts, counted.stages.fullest
+        parts, stages = counted.parts, counted.stages.found
         self._kept = kept = max(kept, self._kept)
         loss.backward()
         if more:  # what it has kept is let go of
@@ -185,7 +187,8 @@ class Rehearsal:
             tensor_sums=parts.sums,
             summed_bytes=parts.summed_bytes / self._taken,
             gathered=sum(bool(block.leaves) for block in blocks_of(model, parameters)),
-            fullest=fullest,
+            fullest=stages.flops,
+            fullest_bytes=stages.parameters,
         )
         raise Rehearsed
 

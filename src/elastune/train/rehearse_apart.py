@@ -36,7 +36,8 @@ def rehearse_apart(program: Program, config: Config, seed: int = 0) -> ProgramSi
         found = json.loads(told.read_text())
     if "error" in found:
         raise UserError(*found["error"])
-    return ProgramSize(**{**found, "fullest": tuple(found["fullest"])})
+    found |= {name: tuple(told) for name, told in found.items() if isinstance(told, list)}
+    return ProgramSize(**found)
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,15 @@ from elastune.mechanisms.pipeline.layers import Layers, layers_of
 
 STAGES = 16  # looked at, at most
 SEEN = 0.9  # of all operations, in layers: else nobody knows where they are
+
+
+@dataclass(frozen=True)
+class StagesFound:
+    """By the number of stages, from one on: which part of all operations the stage has that has most of them, and of
+    all parameters. Empty where layers are not seen."""
+
+    flops: tuple[float, ...] = ()
+    parameters: tuple[float, ...] = ()
 
 
 class StageParts:
@@ -45,19 +55,20 @@ class StageParts:
         return handles
 
     @property
-    def fullest(self) -> tuple[float, ...]:
-        """By the number of stages, from one on: which part of the operations the stage has that has most of them.
-
-        Stages are cut by what layers are taken to cost, which need not be operations. Empty where they are not seen.
-        """
+    def found(self) -> StagesFound:
+        """Of the pass so far. Stages are cut by what layers are taken to cost, which need not be operations."""
         whole, done = sum(self._done), self._flops()
         if self._layers is None or not done or whole < SEEN * done:
-            return ()
+            return StagesFound()
         costs = self._plan.costs or (self._done if self._plan.example else estimated_costs(self._layers))
         if len(costs) != self.count:
-            return ()
+            return StagesFound()
         cuts = [cut_by_cost(costs, stages) for stages in range(1, min(STAGES, self.count) + 1)]
-        return tuple(max(sum(self._done[i] for i in run) for run in runs) / whole for runs in cuts)
+        held = [[sum(p.numel() for p in self._layers.parameters_of(run)) for run in runs] for runs in cuts]
+        return StagesFound(
+            tuple(max(sum(self._done[i] for i in run) for run in runs) / whole for runs in cuts),
+            tuple(max(parts) / max(1, sum(parts)) for parts in held),
+        )
 
     def _enter(self, *_: Any) -> None:
         self._begun.append(self._flops())

@@ -157,6 +157,12 @@ def test_neighbours_that_a_nodes_edge_cuts_through_meet_between_nodes() -> None:
     assert splits(tensor=3, data=8).nodes == 3, "not four nodes with two trios each"
 
 
+def test_sums_along_tensor_go_from_each_to_each_over_one_link_a_node() -> None:
+    c = constants(across_byte_s=1.0)
+    told = parts(c, work(), splits(tensor=8, per_node=2))["tensor"][0]
+    assert told == pytest.approx(8 * 4 * 4 * 2 * 2 * 6 / 8)  # passes, blocks, sums; two workers, to six of eight, twice
+
+
 def test_one_worker_sums_and_sends_nothing() -> None:
     told = parts(np.ones(len(NAMES)), work(), splits())
     assert told["gradients"][0] == told["tensor"][0] == told["pipeline"][0] == 0

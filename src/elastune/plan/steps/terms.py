@@ -84,11 +84,10 @@ def parts(
         + work.boundary_bytes * c["whole_byte_s"]
     )
     across = splits.across(tensor)
-    far = np.where(across, c["across_byte_s"], c["tensor_byte_s"])
     first = c["tensor_sum_s"] + np.where(across, c["across_hop_s"], 0.0)
     hops = 2 * (tensor - 1)
     begun = np.where(tensor > 1, c["tensor_begin_s"], 0.0)
-    meeting, moving = work.tensor_sums * (begun + hops * first), hops * micro * work.tensor_bytes / tensor * far
+    meeting, moving = work.tensor_sums * (begun + hops * first), micro * work.tensor_bytes * _tensor_byte_s(c, splits)
     busy = computing + moving
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch
@@ -113,6 +112,14 @@ def _shared(c: Mapping[str, float], work: StepWork, splits: StepSplits, sharded:
     gradients = _gradients(work, splits)
     gathering = splits.passes * 1.5 * _summing(c, work, splits, gradients, work.gathered)
     return np.where(sharded, gathering, _summing(c, work, splits, gradients))
+
+
+def _tensor_byte_s(c: Mapping[str, float], splits: StepSplits) -> Floats:
+    """Seconds of a byte that workers along ``tensor`` sum: each sends its part to each, there and back. Between nodes
+    those of one node share its link."""
+    tensor, near = splits.tensor, np.minimum(splits.tensor, splits.per_node)
+    among = 2 * near * np.maximum(tensor - near, 1) / tensor * c["across_byte_s"]
+    return np.asarray(np.where(splits.across(tensor), among, 2 * (tensor - 1) / tensor * c["tensor_byte_s"]))
 
 
 def _gradients(work: StepWork, splits: StepSplits) -> Floats:

@@ -38,6 +38,7 @@ class StepWork:
         whole_bytes: That part of ``block_bytes`` which ``tensor`` does not divide.
         fullest: Of all plans: by the number of stages, from one on, the share of arithmetic in the stage that has most;
             of more stages, as without it, all have as much.
+        fullest_bytes: The same of parameters.
     """
 
     blocks: Floats
@@ -53,6 +54,7 @@ class StepWork:
     gathered: Floats = field(default_factory=lambda: np.array(1.0))
     whole_bytes: Floats = field(default_factory=lambda: np.array(0.0))
     fullest: tuple[float, ...] = ()
+    fullest_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, told in self._told().items():
@@ -72,21 +74,32 @@ class StepWork:
 
     def stage_blocks(self, stages: Floats) -> Floats:
         """How many blocks' arithmetic the fullest of so many stages has."""
-        if not self.fullest:
-            return np.asarray(self.blocks / stages, dtype=np.float64)
-        known = np.array(self.fullest)
-        share = known[np.minimum(stages, len(known)).astype(np.intp) - 1]
-        return np.asarray(self.blocks * np.where(stages <= len(known), share, 1 / stages), dtype=np.float64)
+        return np.asarray(self.blocks * _of_fullest(self.fullest, stages), dtype=np.float64)
+
+    def stage_share(self, stages: Floats, tensor: Floats) -> Floats:
+        """The share of all parameters that one worker along ``tensor`` has of the stage that has most of them."""
+        held = self.blocks * _of_fullest(self.fullest_bytes, stages)
+        divided = held * (self.block_bytes - self.whole_bytes) + self.edge_bytes
+        whole = np.maximum(self.blocks * self.block_bytes + self.edge_bytes, np.finfo(float).tiny)
+        share = (divided / tensor + held * self.whole_bytes) / whole
+        return np.where(whole > 1, share, 1 / (stages * tensor))  # nothing is known of blocks: evenly
 
     def _told(self) -> dict[str, Floats]:
         """All that is said, by its name."""
-        told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "fullest"}
+        told = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("fullest")}
         return {name: each for name, each in told.items() if each is not None}
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
         """Of some plans alone; what is one number for all plans stays one."""
         told = self._told().items()
         return replace(self, **{name: values if values.ndim == 0 else values[index] for name, values in told})
+
+
+def _of_fullest(shares: Sequence[float], stages: Floats) -> Floats:
+    """Of as many stages as ``shares`` tells, theirs; of more an equal one."""
+    known = np.array(shares or (1.0,))
+    share = known[np.minimum(stages, len(known)).astype(np.intp) - 1]
+    return np.asarray(np.where(stages <= len(known), share, 1 / stages), dtype=np.float64)
 
 
 def transformer(
@@ -131,12 +144,13 @@ def chain_of(
     gathered: float = 1.0,
     divided: float = 1.0,
     fullest: Sequence[float] = (),
+    fullest_bytes: Sequence[float] = (),
 ) -> StepWork:
     """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients.
 
     ``tensor_sums``: how many there are in a pass, of ``summed_bytes``; None: as many as a transformer's blocks have.
     ``gathered``: as in ``StepWork``. ``divided``: the share of gradients in layers that ``tensor`` divides.
-    ``fullest``: as in ``StepWork``.
+    ``fullest`` and ``fullest_bytes``: as in ``StepWork``.
     """
     each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
     told = [np.array(float(one)) for one in (layers, *each, 0.0, 0.0, whole_flops / layers)]
@@ -144,4 +158,5 @@ def chain_of(
         told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
     whole_bytes = np.array(gradient_bytes / layers * (1 - divided))
     parts = np.array(float(gathered))
-    return replace(StepWork(*told), gathered=parts, whole_bytes=whole_bytes, fullest=tuple(fullest))
+    shares = {"fullest": tuple(fullest), "fullest_bytes": tuple(fullest_bytes)}
+    return replace(StepWork(*told), gathered=parts, whole_bytes=whole_bytes, **shares)
