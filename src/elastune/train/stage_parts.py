@@ -48,7 +48,9 @@ class StageParts:
     def watch(self) -> list[RemovableHandle]:
         """Until the handles are removed."""
         handles = list[RemovableHandle]()
-        for layer in range(self.count) if self._layers is not None else ():
+        if self._layers is None:
+            return handles
+        for layer in range(self.count):
             for module in self._layers.modules_of(range(layer, layer + 1)):
                 handles.append(module.register_forward_pre_hook(self._enter))
                 handles.append(module.register_forward_hook(self._leaver(layer)))

@@ -158,5 +158,6 @@ def chain_of(
         told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
     whole_bytes = np.array(gradient_bytes / layers * (1 - divided))
     parts = np.array(float(gathered))
-    shares = {"fullest": tuple(fullest), "fullest_bytes": tuple(fullest_bytes)}
-    return replace(StepWork(*told), gathered=parts, whole_bytes=whole_bytes, **shares)
+    shares = tuple(fullest), tuple(fullest_bytes)
+    plain = StepWork(*told)
+    return replace(plain, gathered=parts, whole_bytes=whole_bytes, fullest=shares[0], fullest_bytes=shares[1])
