@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +91,8 @@ class StepWork:
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
         """Of some plans alone; what is one number for all plans stays one."""
-        told = self._told().items()
-        return replace(self, **{name: values if values.ndim == 0 else values[index] for name, values in told})
+        told: dict[str, Any] = {n: each if each.ndim == 0 else each[index] for n, each in self._told().items()}
+        return replace(self, **told)
 
 
 def _of_fullest(shares: Sequence[float], stages: Floats) -> Floats:
@@ -152,12 +152,23 @@ def chain_of(
     ``gathered``: as in ``StepWork``. ``divided``: the share of gradients in layers that ``tensor`` divides.
     ``fullest`` and ``fullest_bytes``: as in ``StepWork``.
     """
-    each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
-    told = [np.array(float(one)) for one in (layers, *each, 0.0, 0.0, whole_flops / layers)]
-    if tensor_sums is not None:
-        told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
-    whole_bytes = np.array(gradient_bytes / layers * (1 - divided))
-    parts = np.array(float(gathered))
-    shares = tuple(fullest), tuple(fullest_bytes)
-    plain = StepWork(*told)
-    return replace(plain, gathered=parts, whole_bytes=whole_bytes, fullest=shares[0], fullest_bytes=shares[1])
+    kept, none = np.array(kept_bytes / layers), np.array(0.0)
+    sums, summed = (
+        (TENSOR_SUMS, None) if tensor_sums is None else (tensor_sums / layers, np.array(summed_bytes / layers))
+    )
+    return StepWork(
+        blocks=np.array(float(layers)),
+        block_flops=np.array(flops / layers),
+        split_bytes=kept,
+        boundary_bytes=kept,
+        block_bytes=np.array(gradient_bytes / layers),
+        edge_flops=none,
+        edge_bytes=none,
+        whole_flops=np.array(whole_flops / layers),
+        tensor_sums=np.array(float(sums)),
+        summed_bytes=summed,
+        gathered=np.array(float(gathered)),
+        whole_bytes=np.array(gradient_bytes / layers * (1 - divided)),
+        fullest=tuple(fullest),
+        fullest_bytes=tuple(fullest_bytes),
+    )
