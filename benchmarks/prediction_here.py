@@ -7,7 +7,7 @@ is named. ``probed`` rows are among those runs, so that they test the fit alone;
 
 - **Hosts** are network namespaces of this machine with 2 workers each, links shaped to 0.5 Gbit/s, which is declared to
   the planner (*emulated*). Workers of one host have loopback in common.
-- **Compute is emulated**: workers' products and convolutions are paced to 0.05 GFLOP/s (MLP), 0.3 (CNN) and 0.25
+- **Compute is emulated**: workers' products and convolutions are paced to 0.05 GFLOP/s (MLP), 0.3 (CNN) and 0.1
   (transformer), so that 8 workers seldom wait for 2 cores; all else, sums and launches, is real. ``busy`` says which
   part of this machine's cores the workers took while they trained: where it nears 1 they did wait.
 - **Memory** is the most that the fullest worker's process held. Of its prediction the part beside the program (Python,

@@ -62,15 +62,15 @@ class Planned:
                     self.more_s[name] = self._beyond(row.step_s, row.measured_step_s) / times(plan)
 
     def _beyond(self, told_s: float, measured_s: float) -> float:
-        """How much longer, or shorter, as far as it is more than two runs of one plan are apart."""
-        more = measured_s - told_s
-        return math.copysign(max(0.0, abs(more) - self.noise * told_s), more)
+        """How much longer, as far as it is more than two runs of one plan are apart. Nothing is done in less than no
+        time: what took less than was told says that the rest of the model is off."""
+        return max(0.0, measured_s - told_s - self.noise * told_s)
 
     def row(self, plan: TrainingPlan) -> MeasuredPlan:
         """What is said of it."""
         told = predicted_plan(plan, self._forecast, self.each)
         more = self.more_s.get(own_part(plan), 0.0) * times(plan)
-        step_s = max(told.step_s + more, told.step_s / 10)
+        step_s = told.step_s + more
         low, high = (math.exp(math.log(step_s) + math.log(end / told.step_s)) for end in told.step_interval_s)
         return replace(told, step_s=step_s, step_interval_s=(low, high))
 

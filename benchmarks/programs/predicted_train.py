@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from paced import Paced
 
-FLOPS_A_SECOND = {"mlp": 5e7, "cnn": 3e8, "transformer": 2.5e8}  # so slow that 8 workers seldom wait for 2 cores
+FLOPS_A_SECOND = {"mlp": 5e7, "cnn": 3e8, "transformer": 1e8}  # so slow that 8 workers seldom wait for 2 cores
 config = {"model": "mlp", "batch_size": 32, "lr": 1e-3, "steps": 16}
 
 

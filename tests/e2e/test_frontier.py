@@ -71,8 +71,10 @@ def test_every_worker_count_has_a_naive_and_a_tuned_row(found: tuple[Path, dict[
             "measured" if measured else "modelled"
         }
     assert rows["naive", 16]["quality"] < rows["naive", 1]["quality"], "the naive rule costs accuracy here"
-    assert 0 <= result["hypervolume_tuned"] <= 1
-    assert "At equal budget" in result["hypervolume_note"]
+    sides = {side["side"]: side for side in result["volumes"]["sides"]}
+    assert set(sides) == {"naive rule", "naive rule, tuned", "search"}
+    assert all(0 <= side["volume"] <= 1 for side in sides.values())
+    assert sides["naive rule"]["ci"] is not None
 
 
 def test_what_is_said_is_what_was_shown(found: tuple[Path, dict[str, Any]]) -> None:

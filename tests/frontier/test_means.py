@@ -263,3 +263,5 @@ def test_what_cannot_be_timed_in_the_end_is_modelled(cluster: LocalCluster, tmp_
     assert failed, "this machine has two cores"
     (row,) = [row for row in answer.rows if row.workers == 2 and row.batch_size == 60]
     assert row.seconds_label == "modelled"
+    (told,) = [reason for reason in answer.reasons if "no step could be timed of data=2" in reason.text]
+    assert "too wide" in told.text

@@ -138,9 +138,12 @@ def test_the_front_and_the_pick(found: tuple[FrontierFound, Path]) -> None:
             point(o) != point(r) and all(a <= b for a, b in zip(point(o), point(r), strict=True)) for o in answer.rows
         )
         assert r.on_front is not beaten
-    assert 0 <= answer.hypervolume_naive <= 1
-    assert 0 <= answer.hypervolume_tuned <= 1
-    assert "the naive rule's 6 trainings took" in answer.hypervolume_note
+    naive, tuned, searched = answer.volumes.sides
+    assert [each.side for each in answer.volumes.sides] == ["naive rule", "naive rule, tuned", "search"]
+    assert (naive.trainings, naive.seeds, naive.points, naive.spent_s) == (6, 2, 3, answer.volumes.budget_s)
+    assert all(0 <= each.volume <= 1 and each.spent_s <= answer.volumes.budget_s for each in answer.volumes.sides)
+    assert searched.of >= tuned.of
+    assert (searched.ci is None) is (searched.seeds < 2), "as far as there was time for fresh seeds"
     reaching = [r for r in answer.rows if r.verdict == "holds"]
     assert all(r.ci is not None and r.ci[1] <= 1.5 for r in reaching)
     assert answer.pick is not None
@@ -201,9 +204,12 @@ def test_a_small_space_ends_the_search(cluster: LocalCluster, tmp_path: Path, pr
     small = "def space(trial):\n    return {'lr': trial.suggest_categorical('lr', [0.02]), 'batch_size': 20}\n\n\n"
     mine = program(text[: cut[0]] + small + text[cut[1] :])
     asked = request(mine, tmp_path / "out", workers=(1, 2), budget_s=60.0)
-    frontier(asked, cluster=cluster)
+    *_, searched = frontier(asked, cluster=cluster).volumes.sides
     (end,) = of_kind(records(tmp_path / "out"), StudyFinished)
     assert end.seconds < 30
+    assert (searched.side, searched.seeds) == ("search", 2), "its own seed is none of these"
+    assert searched.ci is not None
+    assert searched.scoring_s > 0
 
 
 def test_in_fast_mode_as_many_workers_train_as_are_told_of(tmp_path: Path, tiny: Program) -> None:

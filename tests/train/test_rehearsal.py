@@ -61,6 +61,28 @@ def test_the_sizes_of_two_layers_are_those_of_a_pencil(program: Program) -> None
     assert (size.whole_flops, size.tensor_sums, size.summed_bytes) == (0.0, 2, 4 * (8 + 4))
 
 
+def test_the_fullest_stage_is_that_of_the_cut_which_a_pipeline_makes(tmp_path: Path) -> None:
+    """By parameters: a wide layer behind three narrow ones is a stage of its own, and so is each of these."""
+    rows = (
+        "nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4 * width), nn.ReLU(), nn.Linear(4 * width, 4)"
+    )
+    (tmp_path / "four.py").write_text(TWO_LAYERS.replace("nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4)", rows))
+    size = size_of(Program(tmp_path / "four.py"))
+    narrow, wide, last = 64, 8 * 128, 128 * 4
+    whole = 3 * narrow + wide + last
+    assert size.layers == len(size.fullest) == 6
+    assert size.fullest[:4] == pytest.approx((1.0, (3 * narrow + wide) / whole, wide / whole, wide / whole))
+    held = 3 * 9 * 8 + 9 * 128 + 129 * 4
+    assert size.fullest_bytes[:3] == pytest.approx((1.0, (held - 129 * 4) / held, 9 * 128 / held))
+
+
+def test_arithmetic_outside_of_layers_is_in_no_stage(program: Program, tmp_path: Path) -> None:
+    assert size_of(program).fullest[0] == 1.0
+    outside = TWO_LAYERS.replace("mse_loss(model(x), y)", "mse_loss(model(x) @ torch.ones(4, 4), y)")
+    (tmp_path / "outside.py").write_text(outside)
+    assert size_of(Program(tmp_path / "outside.py"), width=8).fullest == ()
+
+
 def test_a_layer_that_is_not_divided_does_its_arithmetic_whole(tmp_path: Path) -> None:
     other = TWO_LAYERS.replace("nn.Sequential(nn.Linear(8", "nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8")
     other = other.replace("nn.Tanh()", "nn.Softmax(1)")  # between two layers that are then no pair

@@ -21,8 +21,9 @@ from elastune.journal.entry import Entry
 from elastune.journal.money import money
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, RunFailed, RunFinished
+from elastune.plan.planned_steps import plan_told
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
-from elastune.report.plan_story import gather_plan, plan_lines
+from elastune.report.plan_story import plan_lines
 from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
@@ -32,7 +33,7 @@ from elastune.report.tables.adapting import (
     gather_adaptation,
 )
 from elastune.report.tables.changes import Changes, changes_line, gather_changes, left_out_table
-from elastune.report.tables.frontier_tables import frontier_table, settings_table
+from elastune.report.tables.frontier_tables import frontier_table, settings_table, volumes_table
 from elastune.report.tables.memory import memory_line
 from elastune.report.tables.study_tables import assets_table, front_table, subset_table
 from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_line, sync_table
@@ -82,7 +83,7 @@ def result_of(out: Path, wish: Wish | None = None) -> Result:
         raise UserError("--target needs a run", out, "give the --out of elastune run, or --target to elastune tune")
     if study is not None and not study.is_frontier:
         return _study(study, entries, out, wish)
-    if (made := gather_plan(entries)) is not None and study is None:
+    if (made := plan_told(entries)) is not None and study is None:
         return Result({"kind": "plan", **made.found, "out": str(out)}, lines=tuple(plan_lines(made)))
     if wish.any:
         raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
@@ -303,7 +304,7 @@ def _frontier(story: StudyStory, out: Path) -> Result:
         data = {"kind": "frontier", "unfinished": True, "trials": len(story.ended), **ending}
         return Result(data, lines=("no frontier yet",), stopped=ending["reason"])
     data = {**asdict(found), "kind": "frontier", **ending}
-    tables = (frontier_table(found), settings_table(found))
+    tables = (frontier_table(found), settings_table(found), volumes_table(found))
     return Result(data, tables, _frontier_lines(found), stopped=ending["reason"])
 
 

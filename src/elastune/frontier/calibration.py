@@ -17,7 +17,7 @@ from elastune.frontier.criteria import Times, batch_of
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.trainings import TIMED
 from elastune.frontier.ways import StepKind
-from elastune.journal.records import LinkMeasured, Phase, RunFinished, TimesFitted
+from elastune.journal.records import LinkMeasured, Phase, RunFinished, TimesFitted, TrialFinished
 from elastune.journal.trials import TrialLife, TrialTable
 from elastune.plan.step_time import Fit, Observation, fit
 from elastune.search.stopping.schedule import FixedTrial, Next
@@ -93,10 +93,23 @@ class Calibration:
 
     def run_of(self, timing: Timing) -> RunFinished | None:
         """How the last short run for it ended; None where it was not made, or failed."""
+        end = self._end_of(timing)
+        return None if end is None else end.run
+
+    def untimed(self, wanted: Iterable[Timing]) -> list[str]:
+        """Whose steps were to be timed and could not be, and why."""
+        ends = {timing: end for timing in dict.fromkeys(wanted) if (end := self._end_of(timing)) is not None}
+        return [
+            f"{timing.crew.first_mesh}, {timing.crew.mechanism}, batch {timing.batch}: {end.reason or 'too few steps'}"
+            for timing, end in ends.items()
+            if end.run is None or end.run.step_s is None
+        ]
+
+    def _end_of(self, timing: Timing) -> TrialFinished | None:
         for life in reversed(self._ended()):
-            started, end = life.started, life.finished
-            if (batch_of(started.config), started.means) == (timing.batch, timing.crew.to_json()) and end is not None:
-                return end.run
+            started = life.started
+            if (batch_of(started.config), started.means) == (timing.batch, timing.crew.to_json()):
+                return life.finished
         return None
 
     def _timed(self) -> dict[tuple[int, StepKind, int], Observation]:

@@ -47,10 +47,14 @@ class Choice:
         of_recipe = [t for t in self._trainings.done.values() if t.recipe == recipe]
         return [t for t in of_recipe if t.parts == parts] or of_recipe
 
-    def with_own_seeds(self, parts: int) -> list[Training]:
-        """The trainings of the naive rule for ``parts``."""
-        naive = self._plan.naive_recipe(parts)
-        found = [self._trainings.done.get(self._key(naive, seed, parts)) for seed in self.seeds()]
+    def of_seed(self, recipe: Recipe, parts: int, seed: int) -> Training | None:
+        """The training of ``recipe`` for ``parts`` with ``seed``, if it was made."""
+        return self._trainings.done.get(self._key(recipe, seed, parts))
+
+    def with_own_seeds(self, parts: int, policies: tuple[str, ...] = ()) -> list[Training]:
+        """The trainings of the naive rule for ``parts``, perhaps under policies."""
+        naive = self._plan.naive_recipe(parts, policies)
+        found = [self.of_seed(naive, parts, seed) for seed in self.seeds()]
         return [training for training in found if training is not None]
 
     def baseline(self) -> list[Training]:

@@ -14,8 +14,8 @@ from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.rows import mark_front, row
 from elastune.frontier.throughput import in_words
-from elastune.frontier.trainings import Training, Trainings, name_of
-from elastune.frontier.volumes import volumes
+from elastune.frontier.trainings import Training, name_of
+from elastune.frontier.volumes import Side, volumes
 from elastune.frontier.ways import Recipe
 from elastune.journal.records import FrontierFound, FrontierReason, FrontierRow, ThroughputTuned
 from elastune.search.analysis.front import pick
@@ -26,25 +26,26 @@ from elastune.study.results.command import run_command
 def conclude(
     plan: FrontierPlan,
     choice: Choice,
-    trainings: Trainings,
     tuned: Mapping[int, Sequence[Recipe]],
     rules: Mapping[str, str],
     by: FrontierCriteria,
+    found: Sequence[Side],
     throughput: Sequence[ThroughputTuned] = (),
+    untimed: Sequence[str] = (),
 ) -> FrontierFound:
     """The answer. ``tuned``: parts of a batch -> recipes; ``rules``: by ``name_of(config)``, its learning rate's.
-    ``throughput``: what the phase of that name found.
+    ``found``: what is compared at equal budget; ``throughput``: what the phase of that name found; ``untimed``: whose
+    steps could not be timed here, and why.
 
     Raises ``UserError`` where no training succeeded.
     """
     made = _rows(plan, choice, tuned, rules, by)
     rows = mark_front([each for each, _ in made], by)
-    naive = [t for parts in plan.parts for t in choice.with_own_seeds(parts)]
-    volume = volumes(rows, naive, trainings.searched, by, plan.kind_of)
     chosen, faster = pick_row(plan.axes, rows, by)
     shown = None if chosen is None else next(t for t in made[chosen][1] if t.run is not None)
     advice = Advice(by, plan.parts, tuple(rows), chosen, faster)
     timed = in_words(throughput) if chosen is not None else ""
+    failed = [FrontierReason("hint", f"time: modelled, since no step could be timed of {each}") for each in untimed]
     return FrontierFound(
         quality=by.quality.name,
         direction=by.quality.direction,
@@ -52,11 +53,9 @@ def conclude(
         price_per_worker_hour=by.price_per_worker_hour,
         prices_change=by.prices is not None,
         rows=rows,
-        hypervolume_naive=volume.naive,
-        hypervolume_tuned=volume.tuned,
-        hypervolume_note=volume.note,
+        volumes=volumes(found, choice, by),
         answer=advice.answer(),
-        reasons=[*advice.reasons(), *([FrontierReason("decides", timed)] if timed else [])],
+        reasons=[*advice.reasons(), *([FrontierReason("decides", timed)] if timed else []), *failed],
         model_errors=dict(by.times.errors),
         links=by.times.links,
         pick=chosen,

@@ -293,4 +293,7 @@ def work_of(size: ProgramSize) -> StepWork:
         tensor_sums=size.tensor_sums,
         summed_bytes=size.summed_bytes,
         gathered=size.gathered,
+        divided=size.divided,
+        fullest=size.fullest,
+        fullest_bytes=size.fullest_bytes,
     )

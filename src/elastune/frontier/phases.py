@@ -33,6 +33,7 @@ from elastune.frontier.found_crews import found_crews
 from elastune.frontier.plan import FrontierPlan, check
 from elastune.frontier.throughput import MeansClimb
 from elastune.frontier.trainings import Trainings, name_of
+from elastune.frontier.volumes import sides
 from elastune.frontier.ways import Recipe, StepKind
 from elastune.job.output_dir import check_out
 from elastune.job.output_journal import journal_in
@@ -195,14 +196,15 @@ class _Frontier:
             self._run(self._search, Bounds(budget_s=request.budget_s, reserve_s=reserve_s))
         for crew in found_crews(self._plan, [*self._trainings.done.values(), *self._experiment.twins], by):
             self._plan.lineup.join(crew)
-        self._confirm(by)
+        compared = sides(self._plan, choice, self._trainings.searched, by)
+        self._confirm(by, [cell for side in reversed(compared) for cell in side.cells])
         tuned = {parts: choice.bests(parts, by, confirmed_only=True) for parts in self._plan.lineup.parts}
-        if found := [
-            t for parts, each in tuned.items() for recipe in each for t in self._to_measure(parts, recipe, by)
-        ]:
+        found = [t for parts, each in tuned.items() for recipe in each for t in self._to_measure(parts, recipe, by)]
+        if found:
             self._run(calibration.schedule(found, may_fail=True), Bounds())  # what is not measured is modelled
         by = self._fitted(calibration)
-        answer = conclude(self._plan, choice, self._trainings, tuned, self._experiment.rules, by, self._tuned)
+        rules, untimed = self._experiment.rules, calibration.untimed(found)
+        answer = conclude(self._plan, choice, tuned, rules, by, compared, self._tuned, untimed)
         self.loop.tell(answer)
         self.loop.finish("interrupted" if self._interrupts() else f"a budget of {request.budget_s:g} s")
         return answer
@@ -306,11 +308,12 @@ class _Frontier:
         if self._interrupts():
             raise Interrupted  # a missing row would read as one that diverged
 
-    def _confirm(self, by: FrontierCriteria) -> None:
-        """Train what looks best with fresh seeds, while the budget lasts."""
+    def _confirm(self, by: FrontierCriteria, compared: list[Cell]) -> None:
+        """Train what looks best with fresh seeds, then what is ``compared``, seed by seed, while the budget lasts."""
 
         def wanted() -> list[FixedTrial]:
-            return self._fixed("confirm", self._choice.unconfirmed(by), FRESH_SEEDS)
+            best = self._fixed("confirm", self._choice.unconfirmed(by), FRESH_SEEDS)
+            return best or sorted(self._fixed("confirm", compared, FRESH_SEEDS), key=lambda trial: trial.seed)
 
         schedule = Confirm(wanted, lambda: bool(self._trainings.open("confirm")))
         self._run(schedule, Bounds(budget_s=self._request.budget_s, reserve_s=0.0))

@@ -70,9 +70,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Spent:
-    """Worker-seconds that a trial of the search took here, and its training; None where it paused and rests."""
+    """Worker-seconds that a trial took here, and its training; None where it paused and rests."""
 
     worker_seconds: float
+    started: TrialStarted
     training: Training | None
 
 
@@ -109,7 +110,10 @@ class Trainings:
         """All that the search began and does not run just now, in the order in which it ended or paused."""
         lives = [life for life in self._table.trials.values() if life.started.phase == "search"]
         resting = sorted((life for life in lives if life.state != "running"), key=lambda life: life.last_s)
-        return [Spent(life.worker_seconds, training_of(life) if life.state == "over" else None) for life in resting]
+        return [
+            Spent(life.worker_seconds, life.started, training_of(life) if life.state == "over" else None)
+            for life in resting
+        ]
 
     def open(self, phase: str) -> set[str]:
         """The keys of those of ``phase`` that run, or will go on."""

@@ -1,91 +1,179 @@
-"""What the search is worth against the naive rule: the hypervolumes of both, at equal budget. Pure."""
+"""What the search is worth against the naive rule: hypervolumes of what each has found at equal budget. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
-from elastune.core.text import count, duration
-from elastune.frontier.criteria import FrontierCriteria
-from elastune.frontier.trainings import Spent, Training
-from elastune.frontier.ways import StepKind
-from elastune.journal.records import FrontierRow
+from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice
+from elastune.frontier.criteria import FrontierCriteria, batch_of
+from elastune.frontier.plan import FrontierPlan
+from elastune.frontier.trainings import FOR_WORKERS, Spent, Training
+from elastune.frontier.ways import StepKind, read_way
+from elastune.job.validate_adapt import policies_of
+from elastune.journal.records import FrontierVolumes, ReferencePoint, SideVolume, TrialStarted
+from elastune.plan.intervals import bounded_ci
 from elastune.search.analysis.front import hypervolume, nondominated
+
+NAIVE, TUNED, SEARCH = "naive rule", "naive rule, tuned", "search"
+ENOUGH = 0.95  # of the budget: trainings differ in time from one to the next
+
+Spot = tuple[Training, StepKind]
+"""A training, and by whose steps it is timed."""
+
+Spots = Mapping[int, Sequence[Spot]]
+"""By seed: every settings' training with it."""
 
 
 @dataclass(frozen=True)
-class Volumes:
-    """Parts of one box, from the best to a tenth beyond the worst of any point; ``note``: what was compared."""
+class Side:
+    """What one manner of finding settings has found with a budget. ``spots``: by the seeds that they were found with.
 
-    naive: float
-    tuned: float
-    note: str
-
-
-def volumes(
-    rows: Sequence[FrontierRow],
-    naive: Sequence[Training],
-    searched: Sequence[Spent],
-    by: FrontierCriteria,
-    kind_of: Callable[[Training], StepKind],
-) -> Volumes:
-    """Of the naive rows, and of what the search had found when it had used as much.
-
-    ``naive``: the trainings of the naive rule; their worker-seconds, as they were spent here, are the budget.
-    ``searched``: all trainings of the search, in the order in which they ended or paused. They count until they have
-    used the budget, each as one point by steps of ``kind_of`` it, those of the workers that it was trained for; the
-    front of these by validation is scored on held-out data, as naive rows are. Nothing of the naive rule is among them.
-    Time and cost count by their logarithm: twice as fast is worth the same anywhere.
+    ``inside``: the trials that count of ``of``: they took ``spent_s``, in worker-seconds, of ``had_s`` that all took.
+    ``cells``: settings that are worth what they reach with fresh seeds: they were chosen by how they did with one.
     """
-    budget_s = sum(t.worker_seconds for t in naive)
-    used = np.cumsum([each.worker_seconds for each in searched])
-    inside = [each for each, _ in takewhile(lambda pair: pair[1] <= budget_s, zip(searched, used, strict=True))]
-    found = [each.training for each in inside if each.training is not None and each.training.run is not None]
-    chosen = _front(found, by, kind_of)
-    before = [[_sign(by) * r.quality, r.seconds, r.cost] for r in rows if r.role == "naive"]
-    after = [_point(t, by, kind_of(t), _scored(t, by)) for t in chosen]
-    table = np.array(before + after).reshape(-1, 3)
-    note = (
-        f"At equal budget: the naive rule's {count(len(naive), 'training')} took {_spent(budget_s)}; of the search "
-        f"count the first {len(inside)} of {count(len(searched), 'training')}, which took as much or less, each with "
-        "its one seed"
-    )
-    if not len(table):
-        return Volumes(0.0, 0.0, note)
-    table[:, 1:] = np.log(table[:, 1:])
-    low, high = table.min(axis=0), table.max(axis=0)
-    scaled = (table - low) / np.where(high > low, high - low, 1.0)
-    reference = np.full(3, 1.1)
-    box = float(np.prod(reference))
-    parts = [hypervolume(part, reference) / box for part in (scaled[: len(before)], scaled[len(before) :])]
-    return Volumes(parts[0], parts[1], note)
+
+    name: str
+    spots: Spots
+    inside: frozenset[int]
+    of: int
+    spent_s: float
+    had_s: float
+    cells: Sequence[Cell] = ()
 
 
-def _front(found: Sequence[Training], by: FrontierCriteria, kind_of: Callable[[Training], StepKind]) -> list[Training]:
+def sides(plan: FrontierPlan, choice: Choice, searched: Sequence[Spent], by: FrontierCriteria) -> list[Side]:
+    """The naive rule, the same under each policy that was given, the same with settings tuned, and the whole search.
+
+    The budget is what the naive rule's trainings took, in worker-seconds as they were spent here. Of others the first
+    trainings count, as they ended or paused, until they have used it. Of a search that is its front by validation, each
+    settings judged by the steps of those that it was trained for; nothing of the naive rule's is among them. Those of
+    the rule, tuned, are of the search's that follow its batch and its learning rate (``follows_rule``).
+    """
+    naive = _of_rule(NAIVE, plan, choice, (), None)
+    found = [naive]
+    for text in plan.request.policies:
+        found.append(_of_rule(f"{NAIVE}, policy {text}", plan, choice, policies_of(text), naive.had_s))
+    ruled = [each for each in searched if follows_rule(plan, each.started)]
+    return [*found, *(_found(*each, plan, by, naive.had_s) for each in ((TUNED, ruled), (SEARCH, searched)))]
+
+
+def follows_rule(plan: FrontierPlan, started: TrialStarted) -> bool:
+    """Whether a trial of the search scales batch and learning rate by the workers that it is for, as the rule does.
+
+    What they are scaled from is tuned, and so are the other settings; the way is that which was asked for.
+    """
+    means, way = read_way(started.means)
+    batch = batch_of(started.config)
+    scaled = batch == plan.base_batch or started.tags.get("lr_rule") == "linear"
+    return way == plan.way and scaled and batch == plan.base_batch * started.tags.get(FOR_WORKERS, means.num_slots)
+
+
+def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> FrontierVolumes:
+    """What each side's settings cover, by held-out data, in the mean over seeds: fresh ones where all have them."""
+    known = [_scored(side, choice) for side in found]
+    tables = [{seed: _points(spots, by) for seed, spots in each.items()} for each in known]
+    every = np.concatenate([np.zeros((0, 3)), *(table for each in tables for table in each.values())])
+    budget_s = found[0].had_s
+    low, high = (every.min(axis=0), every.max(axis=0)) if len(every) else (np.zeros(3), np.ones(3))
+    span = np.where(high > low, high - low, 1.0)
+    told = []
+    for side, spots, by_seed in zip(found, known, tables, strict=True):
+        parts = [_part((table - low) / span) for table in by_seed.values()]
+        more = {t.trial: t.worker_seconds for each in spots.values() for t, _ in each if t.trial not in side.inside}
+        volume = SideVolume(
+            side=side.name,
+            volume=fmean(parts) if parts else 0.0,
+            ci=bounded_ci(parts, 0.0, 1.0) if parts else None,
+            seeds=len(parts),
+            points=max((len(table) for table in by_seed.values()), default=0),
+            trainings=len(side.inside),
+            of=side.of,
+            spent_s=side.spent_s,
+            equal=side.had_s >= ENOUGH * budget_s,
+            scoring_s=sum(more.values()),
+        )
+        told.append(volume)
+    worst = low + 1.1 * span
+    corner = ReferencePoint(_sign(by) * float(worst[0]), *(float(np.exp(value)) for value in worst[1:]))
+    return FrontierVolumes(budget_s, corner if len(every) else None, told)
+
+
+def _of_rule(name: str, plan: FrontierPlan, choice: Choice, policies: tuple[str, ...], budget_s: float | None) -> Side:
+    """The rule's settings for all crews that were asked about. ``budget_s``: None: whatever they took."""
+    way = plan.naive_recipe(1, policies).way
+    made = [t for parts in plan.parts for t in choice.with_own_seeds(parts, policies)]
+    seconds = [t.worker_seconds for t in made]
+    inside = made[: len(made) if budget_s is None else _affordable(seconds, budget_s)]
+    of = {parts: {t.seed: t for t in inside if t.parts == parts} for parts in plan.parts}
+    reached = [crew for crew in plan.crews if of[crew.num_slots]]
+    seeds = [seed for seed in choice.seeds() if reached and all(seed in of[crew.num_slots] for crew in reached)]
+    spots = {seed: [(of[crew.num_slots][seed], plan.lineup.kind(crew, way)) for crew in reached] for seed in seeds}
+    trials = frozenset(t.trial for t in inside)
+    return Side(name, spots, trials, len(made), sum(seconds[: len(inside)]), sum(seconds))
+
+
+def _found(name: str, searched: Sequence[Spent], plan: FrontierPlan, by: FrontierCriteria, budget_s: float) -> Side:
     """The search's own choice: by validation, which is all that it sees."""
-    if not found:
-        return []
-    points = [_point(t, by, kind_of(t), t.result.metrics[by.quality.name]) for t in found]
-    keep = nondominated(np.array(points))
-    return [training for training, on_front in zip(found, keep, strict=True) if on_front]
+    seconds = [each.worker_seconds for each in searched]
+    inside = searched[: _affordable(seconds, budget_s)]
+    ended = [each.training for each in inside if each.training is not None]
+    spots = [(t, plan.kind_of(t)) for t in ended if t.run is not None and t.result.state == "complete"]
+    if spots:
+        table = np.array([_point(spot, by, spot[0].result.metrics[by.quality.name]) for spot in spots])
+        spots = [spot for spot, keeps in zip(spots, nondominated(table), strict=True) if keeps]
+    known = all(t.parts in plan.lineup.parts for t, _ in spots)  # else some are for workers that nobody speaks of
+    cells = [(t.recipe, t.parts) for t, _ in spots] if known else []
+    trials = frozenset(each.started.trial for each in inside)
+    own = {plan.request.seed: spots} if spots else {}
+    return Side(name, own, trials, len(searched), sum(seconds[: len(inside)]), sum(seconds), cells)
 
 
-def _point(training: Training, by: FrontierCriteria, kind: StepKind, quality: float) -> list[float]:
-    seconds, _ = by.seconds(training, kind)
-    return [_sign(by) * quality, seconds, by.cost(kind.workers, seconds)]
+def _affordable(seconds: Sequence[float], budget_s: float) -> int:
+    """How many of the first ones have taken no more, all together."""
+    return int(np.searchsorted(np.cumsum(seconds), budget_s, side="right"))
 
 
-def _scored(training: Training, by: FrontierCriteria) -> float:
-    metrics = training.result.metrics
-    return metrics.get(f"test_{by.quality.name}", metrics[by.quality.name])
+def _scored(side: Side, choice: Choice) -> Spots:
+    """By fresh seeds, of which those count that all settings have; else by those that they were found with."""
+    if not side.cells:
+        return side.spots
+    (spots,) = side.spots.values()
+    fresh: dict[int, list[Spot]] = {}
+    for seed in choice.seeds(FRESH_SEEDS):
+        again = [choice.of_seed(*cell, seed) for cell in side.cells]
+        trained = [(t, kind) for t, (_, kind) in zip(again, spots, strict=True) if t is not None]
+        if len(trained) == len(spots):
+            fresh[seed] = trained
+    return fresh or side.spots
+
+
+def _points(spots: Sequence[Spot], by: FrontierCriteria) -> NDArray[np.float64]:
+    """Quality on held-out data where there are any, and logarithms of time and cost; those that diverged have none."""
+    rows = []
+    for training, kind in spots:
+        if training.run is not None:
+            metrics = training.result.metrics
+            rows.append(_point((training, kind), by, metrics.get(f"test_{by.quality.name}", metrics[by.quality.name])))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    table[:, 1:] = np.log(table[:, 1:])
+    return table
+
+
+def _point(spot: Spot, by: FrontierCriteria, quality: float) -> list[float]:
+    seconds, _ = by.seconds(*spot)
+    return [_sign(by) * quality, seconds, by.cost(spot[1].workers, seconds)]
+
+
+def _part(scaled: NDArray[np.float64]) -> float:
+    """Of the box up to a tenth beyond all, what these points cover."""
+    reference = np.full(3, 1.1)
+    return min(1.0, hypervolume(scaled, reference) / float(np.prod(reference)))
 
 
 def _sign(by: FrontierCriteria) -> float:
     return -1.0 if by.quality.direction == "max" else 1.0
-
-
-def _spent(worker_seconds: float) -> str:
-    return f"{duration(worker_seconds)} of one worker"

@@ -122,6 +122,49 @@ class FrontierReason:
 
 
 @dataclass(frozen=True, config=_RULES)
+class SideVolume:
+    """The hypervolume of what one manner of finding settings, ``side``, has found with the naive rule's budget.
+
+    ``volume``: the mean over ``seeds``, each of ``points``; ``ci``: its 95 % interval over them, None of less than two.
+    The first ``trainings`` of ``of`` are within the budget: they took ``spent_s``. ``equal``: whether there was as much
+    to spend. ``scoring_s``: of further trainings, by which the points have more seeds: they found nothing.
+    """
+
+    side: str
+    volume: float
+    ci: tuple[float, float] | None
+    seeds: Count
+    points: Count
+    trainings: Count
+    of: Count
+    spent_s: float
+    equal: bool
+    scoring_s: float = 0.0
+
+
+@dataclass(frozen=True, config=_RULES)
+class ReferencePoint:
+    """The corner of a box from which hypervolumes are measured."""
+
+    quality: float
+    seconds: float
+    cost: float
+
+
+@dataclass(frozen=True, config=_RULES)
+class FrontierVolumes:
+    """Hypervolumes at equal budget: ``budget_s``, the worker-seconds that the naive rule's trainings took.
+
+    Each is a part of one box, from the best values of all points to ``reference``, a tenth of their range beyond the
+    worst; None: there are no points. Time and cost count by their logarithm.
+    """
+
+    budget_s: float
+    reference: ReferencePoint | None
+    sides: list[SideVolume]
+
+
+@dataclass(frozen=True, config=_RULES)
 class FrontierFound:
     """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
 
@@ -129,8 +172,7 @@ class FrontierFound:
     what it reports, ``command_note`` says so.
     ``answer`` is the one conclusion, ``reasons`` what it rests on. ``model_errors``: predicted over measured of the
     step-time model, by what; ``links``: those of the model "within a host" and "across hosts", where there are several
-    hosts. Hypervolumes are of naive rows, and of the search's points alone; ``hypervolume_note``
-    says at which budget. ``prices_change``: ``price_per_worker_hour`` is that of the beginning.
+    hosts. ``prices_change``: ``price_per_worker_hour`` is that of the beginning.
     """
 
     quality: str
@@ -138,8 +180,7 @@ class FrontierFound:
     target: float | None
     price_per_worker_hour: float
     rows: list[FrontierRow]
-    hypervolume_naive: float
-    hypervolume_tuned: float
+    volumes: FrontierVolumes
     answer: str
     pick: Count | None = None
     command: str = ""
@@ -148,7 +189,6 @@ class FrontierFound:
     command_note: str = ""
     reasons: list[FrontierReason] = field(default_factory=list)
     model_errors: dict[str, float] = field(default_factory=dict)
-    hypervolume_note: str = ""
     links: dict[str, LinkFitted] = field(default_factory=dict)
     prices_change: bool = False
     kind: Literal["frontier_found"] = "frontier_found"

@@ -12,7 +12,16 @@ from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
 from elastune.journal.compile_records import Compiled
-from elastune.journal.frontier_records import FrontierFound, FrontierReason, FrontierRow, MeansTimed, ThroughputTuned
+from elastune.journal.frontier_records import (
+    FrontierFound,
+    FrontierReason,
+    FrontierRow,
+    FrontierVolumes,
+    MeansTimed,
+    ReferencePoint,
+    SideVolume,
+    ThroughputTuned,
+)
 from elastune.journal.holdings import HostsHeld, StepsPlanned
 from elastune.journal.link_records import LinkMeasured, TopologyLaid
 from elastune.journal.plan_records import PlanMade
@@ -89,6 +98,7 @@ __all__ = [
     "FrontierFound",
     "FrontierReason",
     "FrontierRow",
+    "FrontierVolumes",
     "HostsHeld",
     "LearnerLeftOut",
     "LinkFitted",
@@ -106,6 +116,7 @@ __all__ = [
     "ProposalAsked",
     "Reason",
     "Record",
+    "ReferencePoint",
     "Regrouped",
     "Reported",
     "Restarted",
@@ -115,6 +126,7 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "ScalingPredicted",
+    "SideVolume",
     "SingleScore",
     "StagesCut",
     "StartedFrom",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from elastune.core.errors import UserError
 from elastune.core.run import Means
+from elastune.journal.entry import Entry
 from elastune.journal.records import PlanMade
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.terms import CONSTANTS, seconds
@@ -20,6 +21,12 @@ OWN = ("replicated", "zero", "sharded", "tensor", "pipeline")  # parts of mechan
 UNTOLD = 1e-12  # seconds of a constant that plans of before did not have
 
 
+def plan_told(entries: Sequence[Entry]) -> PlanMade | None:
+    """The last plan that a journal tells of."""
+    made = [entry.record for entry in entries if isinstance(entry.record, PlanMade)]
+    return made[-1] if made else None
+
+
 def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     """Seconds by the plan's physical form; None for mechanisms that it does not speak of."""
     if any(part not in OWN for part in means.mechanism.split("+")):
@@ -28,7 +35,11 @@ def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
     micro = min(means.micro_batch or batch, math.ceil(batch / mesh.batch))
     columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
-    known = {name: size[name] for name in ("whole_flops", "tensor_sums", "summed_bytes", "gathered") if name in size}
+    known = {
+        name: size[name]
+        for name in ("whole_flops", "tensor_sums", "summed_bytes", "gathered", "divided", "fullest", "fullest_bytes")
+        if name in size
+    }
     work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)
     sharded = np.array(["sharded" in means.mechanism.split("+")])
     constants = np.array([made.constants.get(name, UNTOLD) for name in CONSTANTS])

@@ -25,6 +25,7 @@ def explain_frontier(story: StudyStory) -> Explanation:
     parts = (
         Part("The answer", _answer(story)),
         Part("What each number of workers reaches", () if story.found is None else _rows(story.found)),
+        Part("At equal budget", () if story.found is None else _volumes(story.found)),
         Part("How it was found", _how(story)),
         Part("What failed", _failed(story)),
     )
@@ -61,6 +62,17 @@ def _row(found: FrontierFound, row: FrontierRow) -> str:
     emulated = " emulated" if row.quality_label == "emulated" else ""
     value = f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)}{emulated} ({row.verdict})"
     return f"{value} in {duration(row.seconds)}{label}{diverged}"
+
+
+def _volumes(found: FrontierFound) -> tuple[str, ...]:
+    """One line for each side."""
+    lines = [f"The budget is {duration(found.volumes.budget_s)} of one worker, as the naive rule's trainings took."]
+    for each in found.volumes.sides:
+        spent = f"{count(each.trainings, 'training')} in {duration(each.spent_s)}"
+        less = "" if each.equal else ", all there was"
+        covers = f"covers {estimate(each.volume, each.ci)} by {count(each.seeds, 'seed')}"
+        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).")
+    return tuple(lines)
 
 
 def _how(story: StudyStory) -> tuple[str, ...]:

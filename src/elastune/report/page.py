@@ -8,10 +8,11 @@ from typing import Any
 
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
-from elastune.core.text import count, duration, flat, number, plain
+from elastune.core.text import count, duration, flat, plain
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, PlanMade, RunStarted, StudyStarted
+from elastune.plan.planned_steps import plan_told
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.explain import Part, explain
 from elastune.report.figures import adapting as adapting_figure
@@ -19,7 +20,7 @@ from elastune.report.figures import frontier as frontier_figures
 from elastune.report.figures import search as search_figures
 from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
-from elastune.report.plan_story import gather_plan, plan_page
+from elastune.report.plan_story import plan_page
 from elastune.report.tables import adapting, frontier_tables, study_tables, tables
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.changes import (
@@ -81,7 +82,7 @@ def write_frontier_report(entries: Sequence[Entry], out_dir: Path) -> Path:
 
 def write_plan_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     """The report of the cluster's plan in ``entries``."""
-    made = gather_plan(entries)
+    made = plan_told(entries)
     if made is None:
         raise _nothing("plan", out_dir)
     return write(plan_page(made), out_dir)
@@ -219,9 +220,7 @@ def frontier_page(study: StudyStory) -> Page:
         return Page("frontier", f"{words} {page.answer}", page.state, page.ended, page.figures, sections, page.command)
     history = study_figures.history(study)
     figures = [frontier_figures.tradeoff(found), frontier_figures.front(found)] if found.rows else []
-    naive, tuned = number(found.hypervolume_naive), number(found.hypervolume_tuned)
-    covered = f"Hypervolume: {tuned} by the search's points alone, {naive} by the naive rule (more is better). "
-    covered += f"{plain(found.hypervolume_note, 600)}."
+    covered = frontier_tables.volumes_table(found)
     why = (Section("Why", (frontier_tables.reasons_table(found),)),) if found.reasons else ()
     return Page(
         kind="frontier",
@@ -231,7 +230,8 @@ def frontier_page(study: StudyStory) -> Page:
         figures=tuple(figures + ([history] if history else [])),
         sections=(
             *why,
-            Section("The frontier", (frontier_tables.frontier_table(found), Note(covered))),
+            Section("The frontier", (frontier_tables.frontier_table(found),)),
+            Section(covered.title, (covered,)),
             Section("Settings of the rows", (frontier_tables.settings_table(found),)),
             *_study_sections(study, found),
         ),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.text import byte_count, cost, count, duration, flat, number, plain
-from elastune.journal.entry import Entry
 from elastune.journal.records import PlanMade
 from elastune.report.document import Note, Page, Section
 from elastune.report.tables.tables import Table
@@ -15,12 +14,6 @@ from elastune.report.tables.tables import Table
 Found = Mapping[str, Any]
 NAMES = {"width": "trainings at once"}
 FLOAT_BYTES = 4
-
-
-def gather_plan(entries: Sequence[Entry]) -> PlanMade | None:
-    """The last plan that a journal tells of."""
-    made = [entry.record for entry in entries if isinstance(entry.record, PlanMade)]
-    return made[-1] if made else None
 
 
 def plan_lines(made: PlanMade) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from os.path import abspath
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
@@ -98,7 +99,7 @@ def tune(
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
     plan = replace(plan, request=_with_kept_rules(plan.request, before))
-    earlier, told = earlier_studies(request, before), predicted_in(before) or _predicted(plan)
+    earlier, told = earlier_studies(request, before), _told(plan, before)
     if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
@@ -197,6 +198,17 @@ def _loop(
         holding=holding,
         rules=rules,
     )
+
+
+def _told(plan: Plan, before: Sequence[Entry]) -> ScalingPredicted | None:
+    """What is predicted of the study's trials: what its journal has, since all that was shared out rests on that."""
+    known, asked = predicted_in(before), plan.request.plan
+    if known is None:
+        return _predicted(plan)
+    if asked is not None and abspath(asked) != abspath(known.source):
+        fix = f"use {known.source}, or leave out --plan"
+        raise UserError("a study resumes with the plan it was begun with", asked, fix)
+    return known
 
 
 def _predicted(plan: Plan) -> ScalingPredicted | None:

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_iter
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
 from elastune.mechanisms.owned.blocks import blocks_of
-from elastune.mechanisms.pipeline.layers import layers_of
 from elastune.mechanisms.tensor.plan import chosen
 from elastune.train.compiling import uncompiled
 from elastune.train.data.asked import asked_of
@@ -30,6 +29,7 @@ from elastune.train.program.causes import cause_of
 from elastune.train.program.guest import as_guest
 from elastune.train.program.load import LoadedProgram, merge
 from elastune.train.several import Prepared
+from elastune.train.stage_parts import StageParts
 from elastune.train.tensor_parts import PartsFound, TensorParts
 
 SAMPLES = (4, 2)  # of a pass, at most: what grows with them is told from what does not
@@ -58,6 +58,8 @@ class ProgramSize:
         tensor_sums: How many sums there are along ``tensor`` in one pass, forward and backward; None: not known.
         summed_bytes: Of one sample: what these sum.
         gathered: In how many parts parameters are gathered where each worker holds a share of them.
+        fullest: By the number of stages, from one on: the share of ``flops`` in that which has most. Empty: not known.
+        fullest_bytes: The same of parameters.
     """
 
     samples: int
@@ -77,6 +79,8 @@ class ProgramSize:
     tensor_sums: int | None = None
     summed_bytes: float = 0.0
     gathered: int = 1
+    fullest: tuple[float, ...] = ()
+    fullest_bytes: tuple[float, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -156,7 +160,7 @@ class Rehearsal:
         assert self._optimizer is not None
         assert self._counted is not None
         counted, kept = self._counted, sum(self._counted.kept.values())
-        parts = counted.parts
+        parts, stages = counted.parts, counted.stages.found
         self._kept = kept = max(kept, self._kept)
         loss.backward()
         if more:  # what it has kept is let go of
@@ -176,13 +180,15 @@ class Rehearsal:
             parameter_bytes=_bytes([*parameters, *model.buffers()]),
             gradient_bytes=_bytes([p for p in parameters if p.requires_grad]),
             optimizer_bytes=_bytes(state),
-            layers=_layers(model),
+            layers=counted.stages.count,
             divided=_divided(model),
             fake=False,
             whole_flops=counted.flops / self._taken * parts.whole,
             tensor_sums=parts.sums,
             summed_bytes=parts.summed_bytes / self._taken,
             gathered=sum(bool(block.leaves) for block in blocks_of(model, parameters)),
+            fullest=stages.flops,
+            fullest_bytes=stages.parameters,
         )
         raise Rehearsed
 
@@ -252,6 +258,7 @@ class _Counted:
         self._modes = ExitStack()
         self._parameters = list(model.parameters())
         self._tensor = TensorParts(model, self._counter.get_total_flops)
+        self.stages = StageParts(model, self._counter.get_total_flops)
 
     @property
     def parts(self) -> PartsFound:
@@ -263,7 +270,7 @@ class _Counted:
             self._modes.enter_context(uncompiled())
         self._modes.enter_context(self._counter)
         self._modes.enter_context(self.live)
-        for handle in (*self.live.watch(self._parameters), *self._tensor.watch()):
+        for handle in (*self.live.watch(self._parameters), *self._tensor.watch(), *self.stages.watch()):
             self._modes.callback(handle.remove)
         self._modes.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept))
         return self
@@ -285,14 +292,6 @@ class _Counted:
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _layers(model: nn.Module) -> int:
-    """Where the chain of layers can be cut; 1 where nobody can follow it."""
-    try:
-        return layers_of(model).count
-    except UserError:
-        return 1
 
 
 def _divided(model: nn.Module) -> float:

@@ -36,6 +36,7 @@ def rehearse_apart(program: Program, config: Config, seed: int = 0) -> ProgramSi
         found = json.loads(told.read_text())
     if "error" in found:
         raise UserError(*found["error"])
+    found |= {name: tuple(told) for name, told in found.items() if isinstance(told, list)}
     return ProgramSize(**found)
 
 

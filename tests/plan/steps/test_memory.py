@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -52,6 +53,13 @@ def test_buffers_are_divided_as_the_parameters_that_are_computed_with() -> None:
     )
     for mesh, buffers in plans:
         assert peak_bytes(held, EVEN, column(mesh))[0] == pytest.approx(80 * buffers)
+
+
+def test_the_stage_with_most_parameters_holds_most_and_what_tensor_leaves_whole_is_on_each() -> None:
+    held = HeldAlone(100.0, 0.0, 0.0, 0.0, 0.0)
+    uneven = replace(EVEN, whole_bytes=np.array(20.0), fullest_bytes=(1.0, 0.7))
+    assert peak_bytes(held, uneven, column(Mesh(pipeline=2)))[0] == pytest.approx(70)
+    assert peak_bytes(held, uneven, column(Mesh(tensor=4)))[0] == pytest.approx(80 / 4 + 20)
 
 
 def test_an_edge_makes_its_stage_the_fullest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,13 @@ def test_a_pipeline_idles_by_one_pass_for_every_further_stage() -> None:
     c = constants(flop_s=1.0)
     assert one(c, splits()) == pytest.approx(8 * 4)
     assert one(c, splits(pipeline=4)) == pytest.approx((8 + 4 - 1) * 1)  # passes + stages - 1, each of one block
+
+
+def test_the_fullest_stage_holds_up_every_pass_and_the_others_one() -> None:
+    """Three stages of 4 blocks, the fullest with half of their arithmetic; of four stages nothing is known."""
+    c, of = constants(flop_s=1.0), replace(work(), fullest=(1.0, 0.6, 0.5))
+    for stages, most in ((1, 4.0), (2, 2.4), (3, 2.0), (4, 1.0)):
+        assert one(c, splits(pipeline=stages), of) == pytest.approx(8 * most + (4 - most))
 
 
 def test_the_edge_holds_up_every_pass_but_is_in_no_other_stage() -> None:
@@ -109,11 +117,50 @@ def test_plans_that_divide_parameters_gather_each_part_in_every_pass() -> None:
 
 
 def test_workers_of_a_node_share_the_link_to_the_next() -> None:
-    """Four of a node, in two pairs of tensor parallel workers: each sums its half, both over one link."""
+    """Two nodes of two tensor parallel workers: each sums its half with its like, both over one link."""
     c = constants(across_byte_s=1.0)
     assert one(c, splits(data=4, per_node=4)) == pytest.approx(0.0, abs=1e-20)
-    both = parts(c, work(), splits(data=4, tensor=2, per_node=4))["gradients"][0]
+    both = parts(c, work(), splits(data=2, tensor=2, per_node=2))["gradients"][0]
     assert both == pytest.approx(2 * (1 / 2) * 20 * 2)
+
+
+@pytest.mark.parametrize(
+    ("axes", "columns"), [({"shard": 8}, 1), ({"data": 2, "shard": 4}, 1), ({"data": 4, "tensor": 2}, 2)]
+)
+def test_where_state_is_divided_everybody_sends_to_everybody(axes: dict[str, int], columns: int) -> None:
+    """Of 40 bytes, there and back: each worker of a node sends its share of them to each elsewhere, over one link."""
+    size, around = 40 / columns, 8 // columns
+    here = 4 // columns
+    sent = columns * here * (around - here) * size / around
+    told = parts(constants(across_byte_s=1.0), work(), splits(per_node=4, **axes))["gradients"][0]
+    assert told == pytest.approx(2 * sent)
+
+
+def test_stages_send_as_many_copies_over_a_link_as_tensor_has_workers_there() -> None:
+    c = constants(across_byte_s=1.0)
+    for tensor, copies in ((1, 1), (2, 2), (4, 2)):
+        told = parts(c, work(tensor_sums=0.0), splits(tensor=tensor, pipeline=4, per_node=2))["pipeline"][0]
+        assert told == pytest.approx((8 + 4 - 2) * 2 * copies)
+
+
+def test_what_tensor_leaves_whole_every_worker_sums() -> None:
+    told = parts(constants(gradient_byte_s=1.0, update_byte_s=1.0), work(whole_bytes=4.0), splits(data=2, tensor=4))
+    assert told["gradients"][0] == told["update"][0] == pytest.approx(4 * (6 / 4 + 4))
+
+
+def test_neighbours_that_a_nodes_edge_cuts_through_meet_between_nodes() -> None:
+    """Three along tensor: of the third ones of eight to a node one stands on the next."""
+    c = constants(tensor_sum_s=1.0, across_hop_s=10.0)
+    for data, hop in ((1, 1), (2, 1), (8, 11)):
+        told = parts(c, work(), splits(tensor=3, data=data))["tensor"][0]
+        assert told == pytest.approx(np.ceil(8 / data) * 4 * 4 * 4 * hop)  # passes, blocks, sums, hops
+    assert splits(tensor=3, data=8).nodes == 3, "not four nodes with two trios each"
+
+
+def test_sums_along_tensor_go_from_each_to_each_over_one_link_a_node() -> None:
+    c = constants(across_byte_s=1.0)
+    told = parts(c, work(), splits(tensor=8, per_node=2))["tensor"][0]
+    assert told == pytest.approx(8 * 4 * 4 * 2 * 2 * 6 / 8)  # passes, blocks, sums; two workers, to six of eight, twice
 
 
 def test_one_worker_sums_and_sends_nothing() -> None:

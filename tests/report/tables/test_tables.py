@@ -7,7 +7,7 @@ from rich.console import Console
 from elastune.core.text import number
 from elastune.journal.records import LinkFitted, TimesFitted, WorkerSteps
 from elastune.report.gather import front_trials, gather_run, gather_study
-from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table
+from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table, volumes_table
 from elastune.report.tables.study_tables import failures_table, front_table, trials_table
 from elastune.report.tables.tables import (
     Table,
@@ -76,7 +76,7 @@ def test_frontier_tables_fit_a_terminal(found, with_rows, width, quality):
         {i: {"quality_label": "emulated", "noise_scale": 1412.3, "noise_scale_error": 122.0} for i in range(8)}
     )
     shown = replace(wide, quality=quality)
-    for table in (frontier_table(shown), settings_table(shown)):
+    for table in (frontier_table(shown), settings_table(shown), volumes_table(shown)):
         text = printed(table, width)
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= width

@@ -33,18 +33,19 @@ def explain(
     """
     from elastune.job.output_dir import JOURNAL
     from elastune.journal.reader import read
+    from elastune.plan.planned_steps import plan_told
     from elastune.report.explain import Explanation, Part
     from elastune.report.explain import explain as explained
     from elastune.report.explain_frontier import explain_frontier
     from elastune.report.explain_run import explain_run
     from elastune.report.gather import gather_run, gather_study
-    from elastune.report.plan_story import gather_plan, plan_lines
+    from elastune.report.plan_story import plan_lines
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
     from elastune.study.allocation.predicted import plan_in, plan_left, predicted_in
     from elastune.study.results.study import Study
 
     entries = read(out / JOURNAL)
-    story, run, own = gather_study(entries), gather_run(entries), gather_plan(entries)
+    story, run, own = gather_study(entries), gather_run(entries), plan_told(entries)
     told, made = predicted_in(entries), None if plan is None else plan_in(plan)
     lines: tuple[str, ...] = ()
     if own is not None and story is None and run is None:

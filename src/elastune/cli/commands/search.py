@@ -125,8 +125,9 @@ def frontier(
     of the means is not as asked for), ...}], pick (a
     row's number or null), answer, reasons: [{weight, text}], command, command_trial, command_metrics and command_note
     (the training of the pick's row that the command repeats, what it reports, and that in words), model_errors
-    (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), hypervolume_naive,
-    hypervolume_tuned, hypervolume_note, seconds, reason, out, report}.
+    (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), volumes (hypervolumes at
+    equal budget: {budget_s, reference: {quality, seconds, cost}, sides: [{side, volume, ci, seeds, points, trainings,
+    of, spent_s, equal, scoring_s}]}), seconds, reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.crews import COUNTS

@@ -47,6 +47,12 @@ def plan_stages(model: nn.Module, plan: Pipeline) -> nn.Module:
     return model
 
 
+def pipeline_of(model: nn.Module) -> Pipeline:
+    """What ``plan_stages`` has noted."""
+    plan: Pipeline = model.__dict__.get("_pipeline_plan") or Pipeline()
+    return plan
+
+
 def divide(division: Division, means: Means) -> PipelineDivision:
     """``division`` in stages, as ``plan_stages`` has noted.
 
@@ -54,7 +60,7 @@ def divide(division: Division, means: Means) -> PipelineDivision:
         UserError: Where the model cannot be followed or has fewer layers than the mesh has stages; the same on every
             worker.
     """
-    plan: Pipeline = division.module.__dict__.get("_pipeline_plan") or Pipeline()
+    plan = pipeline_of(division.module)
     layers = layers_of(division.module, plan.cuts)
     layers = layers.without_cuts(division.in_parts([str(n.target) for n in layers.nodes if n.op == "call_module"]))
     check_stages(layers, means.mesh or Mesh())

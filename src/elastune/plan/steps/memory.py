@@ -52,9 +52,7 @@ def peak_bytes(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: boo
         splits: The plans.
         sharded: Whether ``shard`` divides parameters too, not only gradients and optimizer state.
     """
-    whole = np.maximum(work.blocks * work.block_bytes + work.edge_bytes, np.finfo(float).tiny)
-    share = (work.blocks / splits.pipeline * work.block_bytes + work.edge_bytes) / whole / splits.tensor
-    share = np.where(whole > 1, share, 1 / splits.inner)  # nothing is known of blocks: evenly
+    share = work.stage_share(splits.pipeline, splits.tensor)
     parameters = held.parameters * share / (splits.shard if sharded else 1.0)
     state = (held.gradients + held.optimizer) * share / splits.shard
     in_flight = np.minimum(splits.passes, splits.pipeline)

@@ -59,8 +59,15 @@ class StepSplits:
 
     @property
     def nodes(self) -> Floats:
-        """On how many nodes those stand that sum their gradients together: as few as it takes."""
-        return np.ceil(self.parts / np.maximum(1.0, np.floor(self.per_node / self.inner)))
+        """On how many nodes those stand that sum their gradients together: as few as it takes, of those there are."""
+        apart = np.ceil(self.parts / np.maximum(1.0, np.floor(self.per_node / self.inner)))
+        return np.minimum(apart, np.ceil(self.workers / self.per_node))
+
+    def across(self, neighbours: Floats) -> NDArray[np.bool_]:
+        """Whether some of every so many ``neighbours`` in the order of ranks, which stand node by node, are on another
+        node than the first of them."""
+        cut = (self.workers > self.per_node) & (self.per_node % neighbours > 0)
+        return np.asarray((neighbours > self.per_node) | cut, dtype=np.bool_)
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
         """Some of the plans."""

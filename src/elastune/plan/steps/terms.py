@@ -83,23 +83,23 @@ def parts(
         + work.split_bytes / tensor * c["split_byte_s"]
         + work.boundary_bytes * c["whole_byte_s"]
     )
-    far = np.where(tensor > splits.per_node, c["across_byte_s"], c["tensor_byte_s"])
-    first = c["tensor_sum_s"] + np.where(tensor > splits.per_node, c["across_hop_s"], 0.0)
+    across = splits.across(tensor)
+    first = c["tensor_sum_s"] + np.where(across, c["across_hop_s"], 0.0)
     hops = 2 * (tensor - 1)
     begun = np.where(tensor > 1, c["tensor_begin_s"], 0.0)
-    meeting, moving = work.tensor_sums * (begun + hops * first), hops * micro * work.tensor_bytes / tensor * far
+    meeting, moving = work.tensor_sums * (begun + hops * first), micro * work.tensor_bytes * _tensor_byte_s(c, splits)
     busy = computing + moving
     launched = _longer(busy, c["launch_s"])
     block = launched + meeting  # whoever is early at a sum waits, however much there is to launch
     edge = micro * work.edge_flops / tensor * c["edge_flop_s"]
-    held = work.blocks / stages
+    held = work.stage_blocks(stages)
     sending = _sending(c, work, splits)
     gradients = _gradients(work, splits)
     return {
         "compute": passes * (held * computing + edge),
         "launch": passes * (held * (launched - busy) + c["pass_s"]),
         "tensor": passes * held * (meeting + moving),
-        "pipeline": (stages - 1) * (held * block + c["pass_s"]) + (passes + stages - 2) * sending,
+        "pipeline": (work.blocks - held) * block + (stages - 1) * c["pass_s"] + (passes + stages - 2) * sending,
         "gradients": _summing(c, work, splits, gradients) if sharded is None else _shared(c, work, splits, sharded),
         "update": gradients / splits.shard * c["update_byte_s"],
         "fixed": np.broadcast_to(c["fixed_s"], block.shape),
@@ -114,16 +114,26 @@ def _shared(c: Mapping[str, float], work: StepWork, splits: StepSplits, sharded:
     return np.where(sharded, gathering, _summing(c, work, splits, gradients))
 
 
+def _tensor_byte_s(c: Mapping[str, float], splits: StepSplits) -> Floats:
+    """Seconds of a byte that workers along ``tensor`` sum: each sends its part to each, there and back. Between nodes
+    those of one node share its link."""
+    tensor, near = splits.tensor, np.minimum(splits.tensor, splits.per_node)
+    among = 2 * near * np.maximum(tensor - near, 1) / tensor * c["across_byte_s"]
+    return np.asarray(np.where(splits.across(tensor), among, 2 * (tensor - 1) / tensor * c["tensor_byte_s"]))
+
+
 def _gradients(work: StepWork, splits: StepSplits) -> Floats:
-    """Bytes of one worker."""
-    return (work.blocks / splits.pipeline * work.block_bytes + work.edge_bytes) / splits.tensor
+    """Bytes of one worker: those of layers that ``tensor`` leaves whole, every worker along it has."""
+    divided = work.blocks / splits.pipeline * (work.block_bytes - work.whole_bytes) + work.edge_bytes
+    return divided / splits.tensor + work.blocks / splits.pipeline * work.whole_bytes
 
 
 def _sending(c: Mapping[str, float], work: StepWork, splits: StepSplits) -> Floats:
-    """Of one pass from a stage to the next, there and back; 0 where there is one stage."""
-    across = splits.inner > splits.per_node
+    """Of one pass from a stage to the next, there and back; 0 where there is one stage. Each worker along ``tensor``
+    sends all of it to its like: between nodes over one link."""
+    across = splits.across(splits.inner)
     begin = c["send_s"] + np.where(across, c["across_hop_s"], 0.0)
-    byte = np.where(across, c["across_byte_s"], c["send_byte_s"])
+    byte = np.where(across, np.minimum(splits.tensor, splits.per_node) * c["across_byte_s"], c["send_byte_s"])
     return np.where(splits.pipeline > 1, 2 * (begin + splits.micro * work.boundary_bytes * byte), 0.0)
 
 
@@ -131,12 +141,14 @@ def _summing(
     c: Mapping[str, float], work: StepWork, splits: StepSplits, gradients: Floats, sums: Floats | float = 1.0
 ) -> Floats:
     """Of ``gradients``, bytes of a worker, in so many ``sums``: a ring within each node, then one among nodes, whose
-    link they share."""
+    link they share. Where state is divided, everybody sends to everybody (``comm.owned``): nothing is summed within a
+    node before it leaves, so that each of its workers sends as much over the link as one would of their sum."""
     within = splits.parts / splits.nodes
     near = ring_s(sums * c["gradient_hop_s"], c["gradient_byte_s"], gradients, within)
     neighbours = np.minimum(splits.inner, splits.per_node)
+    senders = neighbours * np.where(splits.shard * splits.inner > 1, within, 1.0)
     begun = sums * (c["gradient_hop_s"] + c["across_hop_s"])
-    far = ring_s(begun, neighbours * c["across_byte_s"], gradients, splits.nodes)
+    far = ring_s(begun, senders * c["across_byte_s"], gradients, splits.nodes)
     # Both edges of a pipeline's chain have one table, whose gradients they sum.
     tied = np.where(splits.pipeline > 1, work.edge_bytes / splits.tensor * c["gradient_byte_s"], 0.0)
     return np.asarray(near + far + tied, dtype=np.float64)

@@ -6,8 +6,9 @@ block's). Every field is a number or an array with one entry a plan, so that pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,10 @@ class StepWork:
         tensor_sums: Of one block along ``tensor``, forward and backward; not of a sample.
         summed_bytes: What all of these sum; None: one tensor between two blocks each.
         gathered: In how many parts the whole model's parameters are gathered, where they lie in shares.
+        whole_bytes: That part of ``block_bytes`` which ``tensor`` does not divide.
+        fullest: Of all plans: by the number of stages, from one on, the share of arithmetic in the stage that has most;
+            of more stages, as without it, all have as much.
+        fullest_bytes: The same of parameters.
     """
 
     blocks: Floats
@@ -47,6 +52,9 @@ class StepWork:
     tensor_sums: Floats = field(default_factory=lambda: np.array(float(TENSOR_SUMS)))
     summed_bytes: Floats | None = None
     gathered: Floats = field(default_factory=lambda: np.array(1.0))
+    whole_bytes: Floats = field(default_factory=lambda: np.array(0.0))
+    fullest: tuple[float, ...] = ()
+    fullest_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, told in self._told().items():
@@ -55,22 +63,43 @@ class StepWork:
             low = 1.0 if name == "blocks" else 0.0
             if not (np.isfinite(values).all() and (values >= low).all()):
                 raise ValueError(f"{name} of a model are finite and at least {low:g}")
-        if (self.whole_flops > self.block_flops * (1 + 1e-9)).any():
-            raise ValueError("whole_flops of a model are a part of block_flops")
+        for part, of in (("whole_flops", self.block_flops), ("whole_bytes", self.block_bytes)):
+            if (getattr(self, part) > of * (1 + 1e-9)).any():
+                raise ValueError(f"{part} of a model are a part of all")
 
     @property
     def tensor_bytes(self) -> Floats:
         """What all of a block's sums along ``tensor`` sum."""
         return self.tensor_sums * self.boundary_bytes if self.summed_bytes is None else self.summed_bytes
 
+    def stage_blocks(self, stages: Floats) -> Floats:
+        """How many blocks' arithmetic the fullest of so many stages has."""
+        return np.asarray(self.blocks * _of_fullest(self.fullest, stages), dtype=np.float64)
+
+    def stage_share(self, stages: Floats, tensor: Floats) -> Floats:
+        """The share of all parameters that one worker along ``tensor`` has of the stage that has most of them."""
+        held = self.blocks * _of_fullest(self.fullest_bytes, stages)
+        divided = held * (self.block_bytes - self.whole_bytes) + self.edge_bytes
+        whole = np.maximum(self.blocks * self.block_bytes + self.edge_bytes, np.finfo(float).tiny)
+        share = (divided / tensor + held * self.whole_bytes) / whole
+        return np.where(whole > 1, share, 1 / (stages * tensor))  # nothing is known of blocks: evenly
+
     def _told(self) -> dict[str, Floats]:
         """All that is said, by its name."""
-        return {f.name: told for f in fields(self) if (told := getattr(self, f.name)) is not None}
+        told = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("fullest")}
+        return {name: each for name, each in told.items() if each is not None}
 
     def take(self, index: NDArray[np.intp] | slice) -> Self:
         """Of some plans alone; what is one number for all plans stays one."""
-        told = self._told().items()
-        return replace(self, **{name: values if values.ndim == 0 else values[index] for name, values in told})
+        told: dict[str, Any] = {n: each if each.ndim == 0 else each[index] for n, each in self._told().items()}
+        return replace(self, **told)
+
+
+def _of_fullest(shares: Sequence[float], stages: Floats) -> Floats:
+    """Of as many stages as ``shares`` tells, theirs; of more an equal one."""
+    known = np.array(shares or (1.0,))
+    share = known[np.minimum(stages, len(known)).astype(np.intp) - 1]
+    return np.asarray(np.where(stages <= len(known), share, 1 / stages), dtype=np.float64)
 
 
 def transformer(
@@ -113,14 +142,33 @@ def chain_of(
     tensor_sums: float | None = None,
     summed_bytes: float = 0.0,
     gathered: float = 1.0,
+    divided: float = 1.0,
+    fullest: Sequence[float] = (),
+    fullest_bytes: Sequence[float] = (),
 ) -> StepWork:
     """A model of so many like layers without edges, by the sums of all: of one sample, and of gradients.
 
     ``tensor_sums``: how many there are in a pass, of ``summed_bytes``; None: as many as a transformer's blocks have.
-    ``gathered``: as in ``StepWork``.
+    ``gathered``: as in ``StepWork``. ``divided``: the share of gradients in layers that ``tensor`` divides.
+    ``fullest`` and ``fullest_bytes``: as in ``StepWork``.
     """
-    each = (flops / layers, kept_bytes / layers, kept_bytes / layers, gradient_bytes / layers)
-    told = [np.array(float(one)) for one in (layers, *each, 0.0, 0.0, whole_flops / layers)]
-    if tensor_sums is not None:
-        told += [np.array(float(one)) for one in (tensor_sums / layers, summed_bytes / layers)]
-    return replace(StepWork(*told), gathered=np.array(float(gathered)))
+    kept, none = np.array(kept_bytes / layers), np.array(0.0)
+    sums, summed = (
+        (TENSOR_SUMS, None) if tensor_sums is None else (tensor_sums / layers, np.array(summed_bytes / layers))
+    )
+    return StepWork(
+        blocks=np.array(float(layers)),
+        block_flops=np.array(flops / layers),
+        split_bytes=kept,
+        boundary_bytes=kept,
+        block_bytes=np.array(gradient_bytes / layers),
+        edge_flops=none,
+        edge_bytes=none,
+        whole_flops=np.array(whole_flops / layers),
+        tensor_sums=np.array(float(sums)),
+        summed_bytes=summed,
+        gathered=np.array(float(gathered)),
+        whole_bytes=np.array(gradient_bytes / layers * (1 - divided)),
+        fullest=tuple(fullest),
+        fullest_bytes=tuple(fullest_bytes),
+    )

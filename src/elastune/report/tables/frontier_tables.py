@@ -59,6 +59,40 @@ def settings_table(found: FrontierFound) -> Table:
     return Table("Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(found))
 
 
+def volumes_table(found: FrontierFound) -> Table:
+    """What the naive rule, the same with settings tuned, and the search have found with as much to spend."""
+    header = ("found by", "hypervolume (95 % interval)", "seeds", "points", "trainings", "worker time", "scoring")
+    told = found.volumes
+    rows = tuple(
+        (
+            plain(each.side, 200),
+            estimate(each.volume, each.ci),
+            str(each.seeds),
+            str(each.points),
+            str(each.of) if each.trainings == each.of else f"first {each.trainings} of {each.of}",
+            duration(each.spent_s) + ("" if each.equal else ", all there was"),
+            duration(each.scoring_s) if each.scoring_s else "–",
+        )
+        for each in told.sides
+    )
+    return Table("Hypervolume at equal budget", header, rows, frozenset({2, 3}), _of_volumes(found))
+
+
+def _of_volumes(found: FrontierFound) -> str:
+    """What they are, and what they were found with."""
+    told, corner = found.volumes, ""
+    if (worst := told.reference) is not None:
+        price = cost(worst.cost, found.price_per_worker_hour)
+        corner = f"whose worst corner is {plain(found.quality, 60)} {number(worst.quality)}, "
+        corner += f"{duration(worst.seconds)} and {price}; "
+    return (
+        f"More is better: the part that each side's own points cover of one box, {corner}time and cost by their "
+        f"logarithm. Budget: {duration(told.budget_s)} of one worker, which the naive rule's trainings took. What was "
+        "chosen after one seed is then trained with fresh ones, if there is time: that scoring is in no budget. "
+        "Intervals are over seeds"
+    )
+
+
 def reasons_table(found: FrontierFound) -> Table:
     """What the answer rests on."""
     return Table("Why", ("weight", "reason"), tuple((each.weight, plain(each.text, 1000)) for each in found.reasons))

@@ -18,7 +18,7 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import PlanMade, ScalingPredicted
-from elastune.plan.planned_steps import check_program, predicted_step
+from elastune.plan.planned_steps import check_program, plan_told, predicted_step
 from elastune.study.allocation.throughput import Prior
 
 BATCH = "batch_size"  # by this name a program has its batch in its config
@@ -28,10 +28,10 @@ BRINGS = 0.02  # of the shortest step: what is no more is nothing
 
 def plan_in(folder: Path) -> PlanMade:
     """What ``elastune plan --out`` has kept in ``folder``. Raises ``UserError`` where there is none."""
-    made = [entry.record for entry in read(folder / JOURNAL) if isinstance(entry.record, PlanMade)]
-    if not made:
+    made = plan_told(read(folder / JOURNAL))
+    if made is None:
         raise UserError("--plan names the folder of a plan", folder, "give the --out of elastune plan")
-    return made[-1]
+    return made
 
 
 def predicted_in(entries: Sequence[Entry]) -> ScalingPredicted | None:
