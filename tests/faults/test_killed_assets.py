@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.programs.classes import build, points
+from tests.soaked import soaked
 
 import elastune
 from elastune.cluster.local import LocalCluster
@@ -65,7 +66,7 @@ def told(out: Path, kind: Any) -> int:
     return sum(isinstance(e.record, kind) for e in read(journal)) if journal.exists() else 0
 
 
-@pytest.mark.parametrize("case", ["predictions", "parts", "stacked"])
+@pytest.mark.parametrize("case", ["parts", *soaked("predictions", "stacked")])
 def test_artifacts_are_those_of_a_study_that_nobody_disturbed(
     case: str, sources: Path, cluster: LocalCluster, tmp_path: Path, controller, until, all_gone
 ) -> None:
