@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
@@ -55,7 +56,7 @@ def test_frozen_parameters_stay(cluster: LocalCluster, tmp_path: Path) -> None:
     assert not {name for name in moved(same_for_all(cluster, tmp_path, "frozen", (1, 2))) if "rare" in name}
 
 
-@pytest.mark.parametrize("micro_batch", [None, 1, 3])
+@pytest.mark.parametrize("micro_batch", [3, *soaked(None, 1)])
 def test_buffers_and_counters_do_not_show_the_workers(
     cluster: LocalCluster, tmp_path: Path, micro_batch: int | None
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
@@ -64,7 +65,7 @@ def test_blocks_that_lie_between_two_layers_whose_parameters_are_gathered(
 
 
 @pytest.mark.parametrize(
-    ("program", "chosen"), [(PROGRAM, {"model": "cnn", "plan": "cnn"}), (TRUNK, {"optimizer": "sgd"})]
+    ("program", "chosen"), [(PROGRAM, {"model": "cnn", "plan": "cnn"}), *soaked((TRUNK, {"optimizer": "sgd"}))]
 )
 def test_a_checkpoint_goes_on_under_another_mesh(
     cluster: LocalCluster, tmp_path: Path, program: Path, chosen: dict[str, Any]
