@@ -38,13 +38,13 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 IN_CI = ("exact, 3 workers", "fast, 1 workers", "fast, 3 workers", "exact, slots in pieces")
 
 
-@pytest.mark.parametrize("name", [*IN_CI, *soaked(*sorted(MEANS.keys() - set(IN_CI)))])
-def test_equal_bits_with_and_without(name: str) -> None:
+@pytest.mark.parametrize("where", [*IN_CI, *soaked(*sorted(MEANS.keys() - set(IN_CI)))])
+def test_equal_bits_with_and_without(where: str) -> None:
     from monitored_workers import train
 
     from elastune.testing.worker_processes import processes
 
-    means = MEANS[name]
+    means = MEANS[where]
     found: dict[str, set[str]] = {}
     sent: dict[str, list[Record]] = {}
     with processes(means.workers, train, means, SETS) as workers:
