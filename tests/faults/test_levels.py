@@ -54,7 +54,7 @@ def nobody_else(run: HostRun) -> None:
     run.launcher.limit = 4
 
 
-def test_those_left_of_hosts_climb_again_after_a_loss(
+def test_those_left_of_three_hosts_climb_again_after_a_loss(
     cluster: LocalCluster, hosts: NamespaceLauncher, tmp_path: Path
 ) -> None:
     """First everybody sends to everybody; a few steps later the levels of the two hosts are there."""
