@@ -135,6 +135,7 @@ def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, 
     assert told(out, TrialStarted) == 3, "nothing is lacking"
 
 
+@pytest.mark.soak
 def test_a_tree_that_was_cut_off_goes_on(cluster: LocalCluster, tmp_path: Path, controller, until, all_gone) -> None:
     """In its middle: the root is trained, a node below it runs and has lost a worker."""
     tree, file = elastune.class_tree([[[0, 1], [2, 3]], [4], [5]]), PROGRAMS / "nodes.py"
