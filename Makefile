@@ -1,6 +1,6 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
 # make test  style, types and tests
-# make soak  the long runs under faults that make test leaves out
+# make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
@@ -31,7 +31,8 @@ suite: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --durations 20 --durations-min 10 -m "not soak" || { test $$? = 1 && $(BIN)/python tests/again.py; }
 
 soak: $(VENV)/.installed-dev
-	$(BIN)/pytest -q -m soak
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m soak
+	$(MAKE) --no-print-directory -j$(SMOKES_AT_ONCE) --output-sync $(LONG_SMOKES:%=smoke-%)
 
 # So many times the examples that make test tries, other ones each time.
 FUZZ ?= 100
@@ -50,8 +51,10 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Every benchmark once, at its smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
-SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos adaptive genetic_mnist elastic_peers monitoring slots elastic hosts hashes elastic_live overhead strategies killed_studies journal agents goodput ensembles transfer transferability switching prediction_here combined planning_time gpu
+# Benchmarks once each, at their smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
+SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos monitoring slots elastic hashes elastic_live overhead journal agents goodput ensembles transfer planning_time gpu
+# And those that take longest, for `make soak`: tests have their pure parts, or do what they do.
+LONG_SMOKES := adaptive strategies combined prediction_here genetic_mnist switching hosts elastic_peers killed_studies transferability
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
@@ -66,8 +69,8 @@ bench-smoke: $(VENV)/.installed-dev
 	@$(if $(TRACES),,echo "no hpo/lcbench or pollux_traces in ELASTUNE_DATA: without the benchmark of the broker")
 	$(MAKE) --no-print-directory -j$(SMOKES_AT_ONCE) --output-sync $(SMOKES:%=smoke-%)
 
-.PHONY: $(SMOKES:%=smoke-%)
-$(SMOKES:%=smoke-%): smoke-%:
+.PHONY: $(SMOKES:%=smoke-%) $(LONG_SMOKES:%=smoke-%)
+$(SMOKES:%=smoke-%) $(LONG_SMOKES:%=smoke-%): smoke-%:
 	$(BIN)/python benchmarks/$*.py --smoke $(OPTIONS)
 
 clean:

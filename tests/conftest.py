@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +37,36 @@ settings.load_profile("busy machine")
 
 HERE = Path(__file__).parent
 TINY = HERE / "programs" / "tiny.py"
-SLOWEST_FIRST = ("faults", "e2e", "cluster", "mechanisms", "parity", "cli", "study", "search", "frontier")
+# Minutes each, as files run in one process: one that began late would end alone.
+LONGEST = ("cluster/slurm/test_slurm.py", "cluster/ray/test_cluster.py")
+SLOWEST_ROOMS = ("faults", "cluster", "e2e", "mechanisms", "parity", "cli", "study", "search", "frontier", "elastic")
+
+
+def turns(files: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """When each of ``files`` begins: the longest, then those of the slowest rooms in turns, then the others.
+
+    In turns, because most in ``cluster`` wait for processes and most in others compute: two cores have both to do.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    begun = Counter[str]()
+    for file in files:
+        room = file.partition("/")[0]
+        begun[room] += 1
+        if file in LONGEST:
+            found[file] = (0, LONGEST.index(file))
+        elif room in SLOWEST_ROOMS:
+            found[file] = (1, begun[room], SLOWEST_ROOMS.index(room))
+        else:
+            found[file] = (2,)
+    return found
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes (``-n``) the slowest rooms begin, so that none of them ends alone."""
+    """In several processes (``-n``) files take their turns, so that none of them ends alone."""
     if hasattr(config, "workerinput"):
-        rank = {room: at for at, room in enumerate(SLOWEST_FIRST)}
-        items.sort(key=lambda item: rank.get(item.path.relative_to(HERE).parts[0], len(rank)))
+        files = [str(item.path.relative_to(HERE)) for item in items]
+        at = turns(dict.fromkeys(files))
+        items.sort(key=lambda item: at[str(item.path.relative_to(HERE))])
 
 
 @pytest.fixture(scope="session")

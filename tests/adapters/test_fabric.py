@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.fabric.plugins import MixedPrecision
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from tests.soaked import soaked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -58,8 +59,9 @@ def test_a_script_comes_to_the_same_though_workers_die_in_a_step_and_in_an_evalu
     assert three.ledger.exact
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("steps", [3, 4])
+@pytest.mark.parametrize(
+    ("name", "steps"), [("fabricated", 3), ("lightened", 4), *soaked(("fabricated", 4), ("lightened", 3))]
+)
 def test_a_resumed_script_repeats_nothing(
     cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str, steps: int
 ) -> None:
@@ -85,7 +87,12 @@ def itself(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in NAMES), *((name, {"scale": 1024.0}) for name in NAMES), ("lightened", {"accumulate": 3})],
+    [
+        *((name, {}) for name in NAMES),
+        ("fabricated", {"scale": 1024.0}),
+        ("lightened", {"accumulate": 3}),
+        *soaked(("lightened", {"scale": 1024.0})),
+    ],
 )
 def test_it_trains_as_lightning_does(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
@@ -106,7 +113,7 @@ def test_it_trains_as_lightning_does(
     assert ours.outcome.steps == plain.config["epochs"] * 3 // options.get("accumulate", 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["lightened", *soaked("fabricated")])
 def test_gradients_are_scaled_alike_whoever_dies(
     cluster: LocalCluster, tmp_path: Path, undisturbed: dict[str, Ran], name: str
 ) -> None:
@@ -139,7 +146,7 @@ def test_a_script_is_run_by_the_command_line(command_here: Any, tmp_path: Path) 
     assert 0 < ran.json["metrics"]["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["lightened", *soaked("fabricated")])
 def test_a_script_is_tuned_by_the_command_line(command_here: Any, tmp_path: Path, name: str) -> None:
     """A trial that pauses after an epoch and goes on begins its script again."""
     options = ("--trials", 3, "--epochs", 4, "--sampler", "random", "--stopping", "asha", "--out", tmp_path / "study")

@@ -26,7 +26,7 @@ from elastune.train.program.current import in_session
 PROGRAM = Program(Path(__file__).parent / "programs" / "hugging_disturbed.py")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def warm() -> Iterator[LocalCluster]:
     """Workers that have imported the library: else each of them takes seconds to."""
     with LocalCluster(capacity=3, preload=(*WARM, "elastune.adapters.transformers")) as place:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.soaked import soaked
 
 from elastune.comm import door
 from elastune.comm.gloo import GlooFactory
@@ -111,14 +112,14 @@ def test_a_group_that_cannot_form_is_given_up_when_superseded(partly: bool) -> N
             them.tell(rank, "end")
 
 
-@pytest.mark.parametrize("strangers", [0, 3])
+@pytest.mark.parametrize("strangers", [3, *soaked(0)])
 def test_strangers_reach_no_group_that_forms(strangers: int) -> None:
     """They connect to every port of every worker, all the time, are silent, talk noise, or greet as a peer would."""
     import breaking_workers
 
     from elastune.testing.worker_processes import processes
 
-    count, size = 25, 4
+    count, size = 12, 4
     with contextlib.ExitStack() as stack:
         them = stack.enter_context(processes(size, breaking_workers.forming_again, count, bool(strangers)))
         pids = [process.pid for process in them.processes if process.pid is not None]

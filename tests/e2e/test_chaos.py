@@ -33,6 +33,7 @@ def test_a_few_faults_leave_no_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1300)
 def test_kills_and_reshapes_of_divided_models_leave_no_trace() -> None:
     command = [sys.executable, BENCHMARKS / "mesh_chaos.py", "--events", "12", "--seed", "100"]
     ended = subprocess.run(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, TrialFinished, TrialStarted
@@ -52,7 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     out = tmp_path_factory.mktemp("frontier") / "out"
     counts = ",".join(map(str, COUNTS))
     return out, elastune(
-        *("frontier", "examples/digits.py", "--workers", counts, "--target", "0.85", "--budget", "20s"),
+        *("frontier", "examples/digits.py", "--workers", counts, "--target", "0.85", "--budget", "10s"),
         *("--epochs", "4", "--sampler", "tpe", "--out", str(out)),
     )
 
@@ -159,7 +160,7 @@ def test_the_command_trains_the_pick(found: tuple[Path, dict[str, Any]], tmp_pat
     check_repeated(result, out, repeat(here, result, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("mode", ["exact", *soaked("fast")])
 def test_what_is_told_of_several_workers_is_what_the_command_gives(tmp_path: Path, mode: str, here: Command) -> None:
     """With dropout and with BatchNorm: here it shows in the result what a pass holds."""
     out = tmp_path / "out"

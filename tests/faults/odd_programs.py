@@ -57,7 +57,7 @@ class OddProgram:
 
     ``code``: the exit code; ``says``: parts of the failure's one line, {line} being that of the mark; "" for a run that
     completes. ``lost``: workers that had to be replaced. ``alone``: in a command of its own, not on a shared cluster,
-    which starts so many ``servers``.
+    which starts so many ``servers``. ``soak``: where another program meets what this one does.
     """
 
     name: str
@@ -75,6 +75,7 @@ class OddProgram:
     heartbeat: str = "2s"
     alone: bool = False
     servers: int = 1
+    soak: bool = False
 
     def text(self) -> str:
         """The program."""
@@ -104,6 +105,7 @@ PROGRAMS = (
     # -- exceptions: one cause, told once, with its line
     OddProgram(
         "raises BaseException",
+        soak=True,
         odd="raise BaseException('odd words')  # ODD",
         code=1,
         says=(
@@ -122,6 +124,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises GeneratorExit",
+        soak=True,
         odd="raise GeneratorExit('odd words')  # ODD",
         code=1,
         says=(
@@ -140,6 +143,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises what cannot be printed",
+        soak=True,
         odd="raise Mute('x')  # ODD",
         module="""
             class Mute(Exception):
@@ -189,6 +193,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises a group of interrupts",
+        soak=True,
         odd="raise BaseExceptionGroup('odd words', [KeyboardInterrupt()])  # ODD",
         code=1,
         says=(
@@ -222,6 +227,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "calls sys.exit",
+        soak=True,
         odd="sys.exit()  # ODD",
         code=1,
         says=(
@@ -249,6 +255,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "exits with an odd code",
+        soak=True,
         odd="raise SystemExit(-7.5)  # ODD",
         code=1,
         says=(
@@ -258,6 +265,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "exits with code 256",
+        soak=True,
         odd="sys.exit(256)  # ODD",
         code=1,
         says=(
@@ -276,6 +284,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "calls os._exit(7)",
+        soak=True,
         odd="os._exit(7)",
         code=1,
         says=(
@@ -294,6 +303,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises in a thread",
+        soak=True,
         odd="""
             thread = threading.Thread(target=lambda: 1 / 0)
             thread.start()
@@ -303,6 +313,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises in a destructor",
+        soak=True,
         odd="""
             late = Late()
             del late
@@ -315,6 +326,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises in a forked child",
+        soak=True,
         odd="""
             if os.fork() == 0:
                 raise ValueError('of a child')
@@ -324,6 +336,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "exits in a forked child",
+        soak=True,
         odd="""
             if os.fork() == 0:
                 sys.exit(3)
@@ -337,6 +350,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises in a process",
+        soak=True,
         odd="""
             import multiprocessing
             child = multiprocessing.get_context('fork').Process(target=lambda: 1 / 0)
@@ -377,6 +391,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "freezes",
+        soak=True,
         odd="""
             if once():
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -396,6 +411,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "is killed once",
+        soak=True,
         odd="""
             if once():
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -416,6 +432,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "freezes its parent",
+        soak=True,
         odd="os.kill(os.getppid(), signal.SIGSTOP)",
         alone=True,
     ),
@@ -435,6 +452,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "closes stdout",
+        soak=True,
         odd="""
             sys.stdout.close()
             sys.stderr.close()
@@ -462,6 +480,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "replaces stdout",
+        soak=True,
         odd="""
             class Silent:
                 def write(self, text): raise OSError('nothing here')
@@ -475,11 +494,13 @@ PROGRAMS = (
     ),
     OddProgram(
         "prints without a line end",
+        soak=True,
         odd="print('x' * 100, end='', flush=True)",
         module="print('at import', end='')",
     ),
     OddProgram(
         "prints bytes, many",
+        soak=True,
         odd="""
             sys.stdout.flush()
             sys.stdout.buffer.write(bytes(range(256)) * 100_000)
@@ -498,6 +519,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "sets a locale",
+        soak=True,
         before="""
             import locale
             locale.setlocale(locale.LC_ALL, 'C')
@@ -524,6 +546,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "hangs at exit",
+        soak=True,
         after="""
             import atexit
             atexit.register(time.sleep, 1000)
@@ -545,6 +568,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "sets default dtype and threads",
+        soak=True,
         before="""
             torch.set_default_dtype(torch.float64)
             torch.set_num_threads(2)
@@ -566,6 +590,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "closes stdout at import",
+        soak=True,
         module="""
             sys.stdout.close()
             os.close(1)
@@ -574,6 +599,7 @@ PROGRAMS = (
     ),
     OddProgram(
         "raises BaseException at import",
+        soak=True,
         module="raise BaseException('odd words')  # ODD",
         code=2,
         says=(

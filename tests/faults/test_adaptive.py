@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
@@ -64,19 +65,25 @@ def same(ran: Ran, undisturbed: Ran) -> None:
     assert bits[0] == bits[1] != {}
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [3, *soaked(2)])
 def test_decisions_do_not_depend_on_the_number_of_workers(runs: Runs, steered: Ran, workers: int) -> None:
     same(runs(workers, spec=under("Steered")), steered)
 
 
-@pytest.mark.parametrize("place", ["before", "scatter", "gather", "reduced", "after"])
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize(
+    ("worker", "place"),
+    [
+        *((2, "scatter"), (0, "gather"), (2, "reduced")),
+        *soaked((0, "before"), (2, "before"), (0, "scatter"), (2, "gather"), (0, "reduced")),
+        *soaked((0, "after"), (2, "after")),
+    ],
+)
 def test_a_worker_dies_in_the_step_that_carries_a_decision(runs: Runs, steered: Ran, worker: int, place: str) -> None:
     """Step 13 carries what was decided after step 12; nothing of it is lost, or done twice."""
     same(runs(3, faults=[f"kill {worker} 12 {place}"], spec=under("Steered")), steered)
 
 
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("worker", [0, *soaked(1)])
 def test_a_worker_dies_while_an_epochs_decision_is_agreed_on(runs: Runs, steered: Ran, worker: int) -> None:
     ran = runs(3, faults=[f"kill {worker} 17 agreeing"], spec=under("Steered"))
     same(ran, steered)
@@ -120,12 +127,10 @@ def test_collectives_while_workers_die_and_join(runs: Runs) -> None:
 @pytest.mark.parametrize(
     "faults",
     [
-        ["kill 0 13 before"],
         ["kill 2 13 gather"],
         ["break 1 13 reduced"],
-        ["kill 0 13 reduced"],
         ["kill 1 13 after", "kill 2 20 scatter"],
-        ["kill 1 17 agreeing"],
+        *soaked(["kill 0 13 before"], ["kill 0 13 reduced"], ["kill 1 17 agreeing"]),
     ],
 )
 def test_a_worker_dies_while_hooks_wait_and_nothing_that_they_decide_is_lost(
@@ -143,7 +148,7 @@ def test_hooks_that_wait_begin_again_among_joiners(runs: Runs, undisturbed: Call
     assert not failed(ran)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [3, *soaked(1)])
 def test_going_back_to_what_was_remembered(runs: Runs, plain: Ran, undisturbed, workers: int) -> None:
     ran = runs(workers, spec=under("Remembering"))
     assert [d[3] for d in decided(ran)] == [(("remember", True),), (("lr_factor", 0.5), ("restore", True))]
@@ -232,7 +237,7 @@ def test_a_policy_ends_the_run_with_a_checkpoint(runs: Runs, tmp_path: Path) -> 
     assert [c.step for c in ran.records if isinstance(c, Checkpointed)] == [10]
 
 
-@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("mode", ["exact", *soaked("fast")])
 def test_library_policies_together(runs: Runs, mode: str) -> None:
     policies = ("warmup:k=4,steps=5", "scheduled_batch:at=1/2,factor=2,lr=linear,ramp_steps=3", "gns:max_batch=256")
     one, three = (runs(workers, mode=mode, plain=True, spec=under(*policies)) for workers in (1, 3))
@@ -256,10 +261,9 @@ def test_served_while_another_dies_votes_count_as_they_were_cast(runs: Runs, ste
 @pytest.mark.parametrize(
     "faults",
     [
-        ["break 1 11 reduced"],
         ["break 1 11 reduced", "kill 2 11 reduced"],
-        ["kill 0 8 gather"],
         ["kill 0 8 gather", "kill 1 12 after"],
+        *soaked(["break 1 11 reduced"], ["kill 0 8 gather"]),
     ],
 )
 def test_who_comes_and_goes_before_a_step_goes_back(runs: Runs, undisturbed, faults: list[str]) -> None:
@@ -311,8 +315,9 @@ def test_early_stopping_at_the_end_of_an_epoch(runs: Runs) -> None:
     assert (ran.outcome.stopped, ran.outcome.steps) == ("policy", 16)
 
 
-@pytest.mark.parametrize("policy", ["Halving", "Steered"])
-@pytest.mark.parametrize("stop", [12, 20])
+@pytest.mark.parametrize(
+    ("policy", "stop"), [("Steered", 12), ("Halving", 20), *soaked(("Halving", 12), ("Steered", 20))]
+)
 def test_resumed_within_an_epoch(runs: Runs, undisturbed, tmp_path: Path, policy: str, stop: int) -> None:
     """With a decision on its way, and a ramp under way."""
     out = tmp_path / "out"
@@ -335,7 +340,7 @@ def test_of_two_that_want_the_same_thing_one_comes_later(runs: Runs) -> None:
     assert "refused" in {d[2] for d in decided(ran)}
 
 
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize("worker", [0, *soaked(2)])
 def test_a_worker_dies_in_an_epochs_last_step(runs: Runs, undisturbed, worker: int) -> None:
     """All go on from rank 0's state at the boundary that begins the next epoch; its hook is called once."""
     ran = runs(3, faults=[f"kill {worker} 15 before"], spec=under("Halving"))

@@ -235,6 +235,7 @@ def test_nobody_comes(controlled: Callable[..., Controlled], alone: Ran) -> None
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_nobody_comes_to_a_host(
     controlled: Callable[..., Controlled], tmp_path: Path, all_gone: Callable[..., None]
 ) -> None:

@@ -21,7 +21,7 @@ from elastune.testing.hosts import Network
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 LINKED = Program(Path(__file__).parent / "programs" / "linked.py")
 CAUSE = r"links measured: the slowest is that of (\S+), ([0-9.]+) MB/s; modelled: ([0-9.]+) ms, native ([0-9.]+) ms"
-WIDE = {"wide": 4096, "epochs": 2}
+WIDE = {"wide": 1024, "epochs": 2}
 
 
 @pytest.fixture(scope="module")

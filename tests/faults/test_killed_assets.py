@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.programs.classes import build, points
+from tests.soaked import soaked
 
 import elastune
 from elastune.cluster.local import LocalCluster
@@ -65,7 +66,7 @@ def told(out: Path, kind: Any) -> int:
     return sum(isinstance(e.record, kind) for e in read(journal)) if journal.exists() else 0
 
 
-@pytest.mark.parametrize("case", ["predictions", "parts", "stacked"])
+@pytest.mark.parametrize("case", ["parts", *soaked("predictions", "stacked")])
 def test_artifacts_are_those_of_a_study_that_nobody_disturbed(
     case: str, sources: Path, cluster: LocalCluster, tmp_path: Path, controller, until, all_gone
 ) -> None:
@@ -134,6 +135,7 @@ def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, 
     assert told(out, TrialStarted) == 3, "nothing is lacking"
 
 
+@pytest.mark.soak
 def test_a_tree_that_was_cut_off_goes_on(cluster: LocalCluster, tmp_path: Path, controller, until, all_gone) -> None:
     """In its middle: the root is trained, a node below it runs and has lost a worker."""
     tree, file = elastune.class_tree([[[0, 1], [2, 3]], [4], [5]]), PROGRAMS / "nodes.py"

@@ -1,4 +1,4 @@
-"""Two workers on each of two hosts: their sums climb by hosts, whoever dies, and the bits do not show it."""
+"""Two workers on each of two hosts, or three: their sums climb by hosts, whoever dies, and the bits do not show it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ WIDE = {"wide": 4096, "epochs": 1}
 
 
 @pytest.fixture(scope="module")
-def two_hosts() -> Iterator[NamespaceLauncher]:
-    with Network(2) as network:
+def hosts() -> Iterator[NamespaceLauncher]:
+    """Three with room for two workers each; one is filled before the next, so that four workers have two of them."""
+    with Network(3) as network:
         launcher = NamespaceLauncher(network, 2)
         yield launcher
         launcher.close()
 
 
-def test_a_host_receives_the_gradients_once(
-    cluster: LocalCluster, two_hosts: NamespaceLauncher, tmp_path: Path
-) -> None:
+def test_a_host_receives_the_gradients_once(cluster: LocalCluster, hosts: NamespaceLauncher, tmp_path: Path) -> None:
     alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, **WIDE)
-    runs = HostRuns(two_hosts, tmp_path / "hosts", PROGRAM)
-    host = two_hosts.network.hosts[1]
+    runs = HostRuns(hosts, tmp_path / "hosts", PROGRAM)
+    host = hosts.network.hosts[1]
     before = host.received_bytes
     ran = runs(4, **WIDE)
     received = host.received_bytes - before
@@ -41,12 +40,10 @@ def test_a_host_receives_the_gradients_once(
     assert 1.0 < received / (end.steps * end.grad_bytes) < 1.5  # all to all: 2
 
 
-def test_workers_die_on_the_way_up_and_back(
-    cluster: LocalCluster, two_hosts: NamespaceLauncher, tmp_path: Path
-) -> None:
+def test_workers_die_on_the_way_up_and_back(cluster: LocalCluster, hosts: NamespaceLauncher, tmp_path: Path) -> None:
     """The three others go on without levels, until another comes in the place of the lost one."""
     alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1)
-    ran = HostRuns(two_hosts, tmp_path / "hosts", PROGRAM)(4, faults=["kill 1 5 scatter", "kill 2 20 gather"])
+    ran = HostRuns(hosts, tmp_path / "hosts", PROGRAM)(4, faults=["kill 1 5 scatter", "kill 2 20 gather"])
     assert ran.sha256 == alone.sha256
     assert ran.ledger.exact
     assert ran.lost == [1, 2]
@@ -57,21 +54,18 @@ def nobody_else(run: HostRun) -> None:
     run.launcher.limit = 4
 
 
-def test_those_left_of_three_hosts_climb_again_after_a_loss(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_those_left_of_three_hosts_climb_again_after_a_loss(
+    cluster: LocalCluster, hosts: NamespaceLauncher, tmp_path: Path
+) -> None:
     """First everybody sends to everybody; a few steps later the levels of the two hosts are there."""
     means = {"num_slots": 8, "topology": "native"}  # what measuring links takes is not counted here
     alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, means=means, **WIDE)
-    with Network(3) as network:
-        launcher = NamespaceLauncher(network, 2)
-        try:
-            runs = HostRuns(launcher, tmp_path / "hosts", PROGRAM)
-            host = network.hosts[0]
-            before = host.received_bytes
-            faults = ["kill 4 2 before", "kill 5 2 before"]
-            ran = runs(6, act=nobody_else, high=6, means=means, faults=faults, **WIDE)
-            received = host.received_bytes - before
-        finally:
-            launcher.close()
+    runs = HostRuns(hosts, tmp_path / "hosts", PROGRAM)
+    host = hosts.network.hosts[0]
+    before = host.received_bytes
+    faults = ["kill 4 2 before", "kill 5 2 before"]
+    ran = runs(6, act=nobody_else, high=6, means=means, faults=faults, **WIDE)
+    received = host.received_bytes - before
     assert ran.sha256 == alone.sha256
     assert ran.ledger.exact
     (end,) = (record for record in ran.records if isinstance(record, RunFinished))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
@@ -24,7 +25,7 @@ def spec(program: Program, out: Path, pause_s: float = 0.0) -> RunSpec:
     return RunSpec(program, out, config=config, means=Means(workers=2, num_slots=4), checkpoint_every_steps=1)
 
 
-@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+@pytest.mark.parametrize("how", ["removed", "replaced", *soaked("moved")])
 def test_a_folder_that_is_gone_ends_the_run_at_once(
     cluster: LocalCluster, tmp_path: Path, tiny: Program, how: str
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.core.run import Program
 from elastune.journal.reader import read
@@ -50,7 +51,7 @@ def trains(out: Path, run: subprocess.Popen[str], limit_s: float = 60.0) -> None
 
 @pytest.mark.parametrize(
     ("workers", "away_s"),
-    [("3", (1.0, 1.0, 3.0)), ("1", (3.0,)), pytest.param("3", (40.0,), marks=pytest.mark.soak)],
+    [("3", (1.0, 3.0)), *soaked(("1", (3.0,)), ("3", (40.0,)))],
     ids=["three workers", "one worker", "for long"],
 )
 def test_the_run_goes_on(

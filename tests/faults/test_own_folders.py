@@ -129,6 +129,7 @@ def test_a_run_without_a_shared_folder_loses_a_host_its_controller_and_nothing_e
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_what_is_pushed_while_nobody_controls_the_run_waits_for_the_next_one(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:

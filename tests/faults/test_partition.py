@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
@@ -85,7 +86,7 @@ def test_nothing_happens(runs: HostRuns, undisturbed: Ran) -> None:
     assert set(ran.codes.values()) == {0}
 
 
-@pytest.mark.parametrize(("worker", "place"), [(0, "scatter"), (1, "gather"), (2, "reduced")])
+@pytest.mark.parametrize(("worker", "place"), [(0, "scatter"), *soaked((1, "gather"), (2, "reduced"))])
 def test_a_host_is_cut_off_in_a_step(runs: HostRuns, undisturbed: Ran, worker: int, place: str) -> None:
     """No end of connection, only silence: the others go on after the heartbeat, the one that is alone ends itself."""
     ran = runs(3, act=CutOff(worker), heartbeat_s=3.0, silence_s=6.0, faults=[f"stop {worker} 9 {place}"])
@@ -127,7 +128,7 @@ def test_a_link_that_comes_back_in_time_is_a_pause(runs: HostRuns, undisturbed: 
     assert set(ran.codes.values()) == {0}
 
 
-@pytest.mark.parametrize("dies", ["giver", "joiner", "joiner's link"])
+@pytest.mark.parametrize("dies", ["giver", "joiner's link", *soaked("joiner")])
 def test_a_death_in_a_slow_hand_over(runs: HostRuns, wide_undisturbed: Ran, dies: str, tmp_path: Path) -> None:
     """The state is large and the joiner's link slow; when part of it has arrived, one of the two is lost."""
     size_bytes = 3 * 77 * WIDE * 4

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cli import main
 from elastune.cluster.local import LocalCluster
@@ -119,7 +120,9 @@ def in_a_process(odd: OddProgram, folder: Path) -> Said:
     return Said(done.returncode, done.stdout, done.stderr, seconds)
 
 
-@pytest.mark.parametrize("odd", PROGRAMS, ids=lambda odd: odd.name)
+@pytest.mark.parametrize(
+    "odd", [one for odd in PROGRAMS for one in (soaked(odd) if odd.soak else [odd])], ids=lambda odd: odd.name
+)
 def test_an_odd_program(
     odd: OddProgram, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
@@ -103,7 +104,7 @@ def same(file: Path, sync: str, missing: Mapping[int, Sequence[int]]) -> None:
     assert max(gaps.values()) < 1e-6, gaps
 
 
-@pytest.mark.parametrize("sync", ["local:quorum=3", "diloco:quorum=3"])
+@pytest.mark.parametrize("sync", ["diloco:quorum=3", *soaked("local:quorum=3")])
 def test_a_death_in_mid_round_costs_the_others_nothing(runs: Runs, tmp_path: Path, sync: str) -> None:
     """The mean is over those that are left, as a loop in plain PyTorch has it; policies see that one is missing."""
     found = ran(runs, tmp_path / "end", sync, ["kill 2 3 amid"], adapt=Adapt(policies=("Counting",)))
@@ -116,7 +117,7 @@ def test_a_death_in_mid_round_costs_the_others_nothing(runs: Runs, tmp_path: Pat
     same(tmp_path / "end", sync, {3: [2]})
 
 
-@pytest.mark.parametrize("place", ["6 before", "9 scatter", "9 gather"])
+@pytest.mark.parametrize("place", ["9 scatter", "9 gather", *soaked("6 before")])
 def test_wherever_it_dies_all_agree_who_is_in_the_mean(runs: Runs, tmp_path: Path, place: str) -> None:
     found = ran(runs, tmp_path / "end", "diloco:quorum=2", [f"kill 1 {place}"])
     assert found.lost == [1]
@@ -125,7 +126,7 @@ def test_wherever_it_dies_all_agree_who_is_in_the_mean(runs: Runs, tmp_path: Pat
     same(tmp_path / "end", "diloco:quorum=2", left_out(found))
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("place", ["before", *soaked("after")])
 def test_a_frozen_worker_stalls_nobody_for_longer_than_the_grace(runs: Runs, tmp_path: Path, place: str) -> None:
     found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=2", [f"stop 1 6 {place}"])
     (late,) = [record for record in found.records if isinstance(record, WorkerGone) and record.how == "lost"]

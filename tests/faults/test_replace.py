@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.elastic.protocol.messages import ReplaceAsked, decode_event
@@ -53,7 +54,7 @@ def same(ran: Ran, undisturbed: Ran) -> None:
     assert [seen.once for seen in ran.ledger.epochs] == [SAMPLES] * 3
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, *soaked(1)])
 def test_with_room_for_one_more_there_are_never_fewer(runs: Runs, undisturbed: Ran, rank: int) -> None:
     seen, other = Seen(), 1 - rank
     ran = runs(2, elastic=ROOM, act=seen.look, **replacing(rank, other, 2))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Adapt, Elastic, Program
@@ -44,12 +45,11 @@ def same(ran: Ran, undisturbed: Ran) -> None:
     "fault",
     [
         "kill 1 3 before",  # before its learners' first pass of a round
-        "kill 1 6 after",
         "kill 2 9 scatter",  # in the exchange
         "kill 0 9 gather",  # when all have given what they have
-        "kill 1 15 reduced",  # in the round that ends a pass, before its last optimizer step
         "kill 2 16 tail",  # before workers of the pass that is over have met
-        "kill 1 16 evaluation",
+        # In the round that ends a pass, before its last optimizer step: the second.
+        *soaked("kill 1 6 after", "kill 1 15 reduced", "kill 1 16 evaluation"),
     ],
 )
 def test_killed_at_every_place_of_a_round(runs: Runs, undisturbed: Ran, fault: str) -> None:
@@ -62,9 +62,8 @@ def test_killed_at_every_place_of_a_round(runs: Runs, undisturbed: Ran, fault: s
     "sync",
     [
         "diloco:learners=4,every=3",
-        "gossip:learners=4,every=4",
-        "averaging:learners=4,every=4,mix=2",
         "parameter_server:learners=4,every=4,staleness=2",
+        *soaked("gossip:learners=4,every=4", "averaging:learners=4,every=4,mix=2"),
     ],
 )
 def test_killed_where_learners_mix(runs: Runs, sync: str) -> None:
@@ -147,8 +146,9 @@ def random_changes(count: int, seed: int) -> tuple[SyncSchedule, dict[str, Any]]
     return SyncSchedule.parse("; ".join(schedule)), told
 
 
-def test_anything_changes_at_any_time(runs: Runs) -> None:
-    schedule, told = random_changes(200, seed=200)
+@pytest.mark.parametrize("count", [50, *soaked(200)])
+def test_anything_changes_at_any_time(runs: Runs, count: int) -> None:
+    schedule, told = random_changes(count, seed=200)
     spec = {"sync_schedule": schedule}
     ran = runs(2, spec=spec, elastic=Elastic(low=1, high=4), **told)
     same(ran, runs(1, spec=spec, **{**told, "resize": [], "change": [], "pause_s": 0.0}))

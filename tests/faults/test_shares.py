@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.core.mesh import Mesh
@@ -44,7 +45,7 @@ def test_nothing_happens(runs: Runs, undisturbed: Ran) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    ["backward", "launched", "added", "gate", "gated", "applied", "spreading", "stepped"],
+    ["launched", "gate", "gated", "spreading", *soaked("backward", "added", "applied", "stepped")],
 )
 def test_killed_at_every_place_of_a_step(runs: Runs, undisturbed: Ran, place: str) -> None:
     """In a slot's backward pass, in either half of the reduction, at the gate, before and while values spread."""
@@ -53,7 +54,7 @@ def test_killed_at_every_place_of_a_step(runs: Runs, undisturbed: Ran, place: st
     assert ran.lost == [1]
 
 
-@pytest.mark.parametrize("place", ["forward", "backward", "leaving", "launched", "gate", "applied"])
+@pytest.mark.parametrize("place", ["forward", "leaving", "applied", *soaked("backward", "launched", "gate")])
 def test_killed_where_parameters_lie_in_shares_as_well(runs: Runs, undisturbed: Ran, place: str) -> None:
     """In a forward pass, too, others may be waiting for values: their step is lost, and their pass means nothing."""
     ran = runs(4, means={"mechanism": "sharded"}, faults=[f"kill 1 5 {place}"])
@@ -65,21 +66,19 @@ def test_killed_where_parameters_lie_in_shares_as_well(runs: Runs, undisturbed: 
     "faults",
     [
         # One survivor lacks what the gate has told, and others went on: it is served.
-        ["break 2 5 gated", "kill 1 5 applied"],
         ["break 0 5 gated", "break 2 5 gated", "kill 1 5 stepped"],
+        *soaked(["break 2 5 gated", "kill 1 5 applied"]),
         # One has not applied the step when the others meet: they wait for it.
-        ["nap 0 5 after", "kill 1 5 applied"],
         ["nap 0 5 after", "break 3 5 gated", "kill 1 5 spreading"],
+        *soaked(["nap 0 5 after", "kill 1 5 applied"]),
         # One believes that its values did not come; nobody dies.
         ["break 3 5 spreading"],
         # A holder of the only copy left, in the recovery from another death.
         ["kill 1 5 gate", "kill 3 2 placing"],
-        ["kill 1 5 gate", "kill 3 2 placed"],
-        ["kill 0 5 applied", "break 2 2 placed"],
+        *soaked(["kill 1 5 gate", "kill 3 2 placed"], ["kill 0 5 applied", "break 2 2 placed"]),
         # In the last lines of a pass, and with results of an evaluation: back to the snapshot in memory.
-        ["kill 1 10 tail"],
         ["kill 2 10 evaluation"],
-        ["kill 0 20 summing"],
+        *soaked(["kill 1 10 tail"], ["kill 0 20 summing"]),
         # One after the other, down to one.
         ["kill 3 4 launched", "kill 0 8 gate", "kill 1 13 stepped"],
     ],
@@ -96,11 +95,9 @@ def test_killed_while_others_are_elsewhere(runs: Runs, undisturbed: Ran, faults:
 @pytest.mark.parametrize(
     "faults",
     [
-        ["kill 2 10 saving"],
         ["kill 0 10 written", "kill 2 10 written"],
-        ["kill 0 10 publishing"],
-        ["kill 1 10 written", "nap 0 10 publishing"],
         ["kill 2 10 saving", "nap 1 9 stepped"],  # who comes late knows of the loss before it begins
+        *soaked(["kill 2 10 saving"], ["kill 0 10 publishing"], ["kill 1 10 written", "nap 0 10 publishing"]),
     ],
 )
 def test_killed_while_a_checkpoint_is_written_in_pieces(
@@ -119,7 +116,7 @@ def test_killed_while_a_checkpoint_is_written_in_pieces(
     assert rest.sha256 == undisturbed.sha256
 
 
-@pytest.mark.parametrize(("mechanism", "worker"), [("replicated", 0), ("zero", 2)])
+@pytest.mark.parametrize(("mechanism", "worker"), [("zero", 2), *soaked(("replicated", 0))])
 def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
     runs: Runs, undisturbed: Ran, tmp_path: Path, mechanism: str, worker: int
 ) -> None:
@@ -160,8 +157,7 @@ def test_one_copy_alone_is_lost_with_its_holder(runs: Runs, undisturbed: Ran) ->
         (4, ["3 data=2,shard=2", "6 data=4", "9 shard=2", "14 shard=4"], []),
         (2, ["2 shard=4", "5 data=1", "12 shard=3"], []),
         (4, ["3 data=2,shard=2", "9 shard=4"], ["kill 2 2 placing", "kill 1 12 gate"]),
-        (4, ["3 data=2,shard=2"], ["kill 0 2 placed"]),
-        (4, ["3 shard=2"], ["kill 3 1 placing"]),
+        *soaked((4, ["3 data=2,shard=2"], ["kill 0 2 placed"]), (4, ["3 shard=2"], ["kill 3 1 placing"])),
     ],
 )
 def test_reshaped_live(runs: Runs, undisturbed: Ran, workers: int, reshape: list[str], faults: list[str]) -> None:
@@ -174,7 +170,7 @@ def test_reshaped_live(runs: Runs, undisturbed: Ran, workers: int, reshape: list
         assert len([r for r in ran.regrouped if r.planned]) >= len(reshape) - 1
 
 
-@pytest.mark.parametrize("dies", [1, 2], ids=["a member", "a joiner"])
+@pytest.mark.parametrize("dies", [1, *soaked(2)], ids=["a member", "a joiner"])
 def test_what_came_in_an_attempt_to_join_is_old_when_it_joins(runs: Runs, undisturbed: Ran, dies: int) -> None:
     """Joiners have it all when a worker dies; the members take steps before the joiners come again."""
     # In the first view that the worker comes to: joiners may be ready one after another.
@@ -188,8 +184,8 @@ def test_what_came_in_an_attempt_to_join_is_old_when_it_joins(runs: Runs, undist
 @pytest.mark.parametrize(
     ("means", "seed"),
     [
-        ({"mechanism": "zero", "mesh": Mesh(data=2, shard=2)}, 5),
         ({"mechanism": "tensor+zero", "mesh": Mesh(shard=2, tensor=2), "virtual_tensor": 2}, 6),
+        *soaked(({"mechanism": "zero", "mesh": Mesh(data=2, shard=2)}, 5)),
     ],
 )
 def test_random_kills_and_reshapes(runs: Runs, means: dict[str, Any], seed: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.core.mesh import Mesh
@@ -24,12 +25,14 @@ def killed(runs: Runs, undisturbed: Ran, faults: list[str], **more: Any) -> Ran:
     return ran
 
 
-@pytest.mark.parametrize("place", ["forward", "waiting", "gate", "applied"])
+@pytest.mark.parametrize("place", ["forward", "waiting", *soaked("gate", "applied")])
 def test_killed_at_every_place_of_a_step(runs: Runs, undisturbed: Ran, place: str) -> None:
     killed(runs, undisturbed, [f"kill 1 4 {place}"])
 
 
-@pytest.mark.parametrize(("fault", "schedule"), [("kill 2 0 forward", "1f1b"), ("kill 1 0 forward", "zero-bubble")])
+@pytest.mark.parametrize(
+    ("fault", "schedule"), [("kill 1 0 forward", "zero-bubble"), *soaked(("kill 2 0 forward", "1f1b"))]
+)
 def test_killed_before_anybody_knows_the_shape_of_an_output(
     runs: Runs, undisturbed: Ran, fault: str, schedule: str
 ) -> None:
@@ -37,7 +40,7 @@ def test_killed_before_anybody_knows_the_shape_of_an_output(
     killed(runs, undisturbed, [fault], means={"schedule": schedule})
 
 
-@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("step", [0, *soaked(4)])
 def test_a_model_is_called_again_in_the_rest_of_a_lost_batch(runs: Runs, undisturbed: Ran, step: int) -> None:
     """By some of the survivors, since others are at another place: so none waits."""
     ran = runs(

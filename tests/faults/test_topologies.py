@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan
@@ -25,7 +26,7 @@ def same(ran: Ran, undisturbed: Ran) -> None:
     assert ran.ledger.exact, ran.ledger
 
 
-@pytest.mark.parametrize("topology", ["star", "ring:chunk_kib=1", "parents=[2,0,2]"])
+@pytest.mark.parametrize("topology", ["ring:chunk_kib=1", "parents=[2,0,2]", *soaked("star")])
 def test_workers_do_not_show_and_the_death_of_one_neither(runs: Runs, undisturbed: Ran, topology: str) -> None:
     ran = runs(3, means={"topology": topology}, faults=["kill 1 20 relaying"], elastic=Elastic(low=1, high=3))
     same(ran, undisturbed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
@@ -15,7 +16,7 @@ ALONE = {"mechanism": "tensor"}  # one worker with all blocks
 MEANS = {**ALONE, "mesh": Mesh(data=2, tensor=2)}
 
 
-@pytest.mark.parametrize("place", ["trunk", "tail", "backward", "gate"])
+@pytest.mark.parametrize("place", ["trunk", "tail", *soaked("backward", "gate")])
 def test_killed_in_the_middle_of_a_replica(runs: Runs, undisturbed: Ran, place: str) -> None:
     ran = runs(4, means=MEANS, faults=[f"kill 1 5 {place}"], elastic=Elastic(low=1, high=4))
     check_kept_on(ran, undisturbed)

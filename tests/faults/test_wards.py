@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
@@ -21,7 +22,7 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
 ALONE = {"mechanism": "tensor"}  # one worker with all blocks
 
 
-@pytest.mark.parametrize("place", ["forward", "lending", "gate", "gated", "stepped"])
+@pytest.mark.parametrize("place", ["lending", "gated", *soaked("forward", "gate", "stepped")])
 def test_killed_in_a_replica_that_is_alone(runs: Runs, undisturbed: Ran, place: str) -> None:
     """Of two workers, each with half of the blocks, one is left with all of them."""
     means = {"mechanism": "tensor", "mesh": Mesh(tensor=2), "virtual_tensor": 4}
@@ -47,11 +48,8 @@ def unpiped(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("dies", "place"),
     [
-        (1, "backward"),
-        (0, "launched"),
-        (1, "lending"),
-        (0, "gated"),
-        (1, "applied"),
+        *((1, "lending"), (0, "gated")),
+        *soaked((1, "backward"), (0, "launched"), (1, "applied")),
     ],
 )
 def test_killed_in_a_pipeline_that_is_alone(runs: Runs, unpiped: Ran, dies: int, place: str) -> None:
@@ -71,7 +69,7 @@ def two_hosts() -> Iterator[NamespaceLauncher]:
         launcher.close()
 
 
-@pytest.mark.parametrize("place", ["lending", "gated"])
+@pytest.mark.parametrize("place", ["lending", *soaked("gated")])
 def test_a_whole_host_is_lost(two_hosts: NamespaceLauncher, tmp_path: Path, undisturbed: Ran, place: str) -> None:
     """Two of four blocks with it, at once: the other host has a copy of each."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.soaked import soaked
 
 from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group, GroupBroken
@@ -139,7 +140,7 @@ def _left(want: dict[int, torch.Tensor], have: dict[int, torch.Tensor]) -> dict[
     return {leaf: int((mask & ~have[leaf]).sum() if leaf in have else mask.sum()) for leaf, mask in want.items()}
 
 
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", [2, *soaked(1)])
 def test_any_mesh_to_any_other_moves_the_least_and_keeps_every_bit(copies: int) -> None:
     with processes(4, walk, copies) as them:
         for rank in range(4):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from tests.soaked import soaked
+
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
 from elastune.job.run import run_job
@@ -26,11 +29,11 @@ def test_draws_do_not_show_workers_nor_deaths(cluster: LocalCluster, tmp_path: P
     assert all(report["loss"] != report["again"] for report in alone.reports), "dropout is drawn anew"
 
 
-def test_a_resumed_run_draws_the_same(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [6, *soaked(8)], ids=["within an epoch", "at its end"])
+def test_a_resumed_run_draws_the_same(cluster: LocalCluster, tmp_path: Path, at: int) -> None:
     spec = RunSpec(PROGRAM, tmp_path / "whole", means=Means(workers=2))
     undisturbed = run_job(spec, cluster=cluster)
-    for at in (6, 8):  # within an epoch, and at its end
-        halted = replace(spec, out=tmp_path / str(at))
-        run_job(replace(halted, max_steps=at), cluster=cluster)
-        resumed = run_job(replace(halted, resume=True), cluster=cluster)
-        assert (resumed.sha256, resumed.metrics) == (undisturbed.sha256, undisturbed.metrics)
+    halted = replace(spec, out=tmp_path / "halted")
+    run_job(replace(halted, max_steps=at), cluster=cluster)
+    resumed = run_job(replace(halted, resume=True), cluster=cluster)
+    assert (resumed.sha256, resumed.metrics) == (undisturbed.sha256, undisturbed.metrics)

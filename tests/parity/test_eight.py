@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
@@ -31,7 +32,7 @@ def trained(cluster: LocalCluster, out: Path, **means: Any) -> tuple[str, dict[s
     return finished.sha256, finished.metrics
 
 
-@pytest.mark.parametrize("mechanism", ["zero", "sharded"])
+@pytest.mark.parametrize("mechanism", ["sharded", *soaked("zero")])
 def test_eight_shares(eight: LocalCluster, tmp_path: Path, mechanism: str) -> None:
     alone = trained(eight, tmp_path / "alone", workers=1)
     assert trained(eight, tmp_path / "eight", mesh=Mesh(shard=8), mechanism=mechanism) == alone

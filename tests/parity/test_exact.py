@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
@@ -90,14 +91,13 @@ def reference(name: str, schedule: str, samples: str) -> str:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("optimizer", "schedule"), [("sgd", "step"), ("adamw", "none")])
+@pytest.mark.parametrize(("optimizer", "schedule"), [("adamw", "step"), *soaked(("sgd", "none"))])
 def test_weights_do_not_show_workers_nor_interruptions(
     cluster: LocalCluster, tmp_path: Path, samples: str, optimizer: str, schedule: str
 ) -> None:
     changes = {"optimizer": optimizer, "schedule": schedule, "samples": samples}
     found = {
-        workers: run_job(spec(tmp_path / f"w{workers}", workers, **changes), cluster=cluster)
-        for workers in (1, 2, 3, 4)
+        workers: run_job(spec(tmp_path / f"w{workers}", workers, **changes), cluster=cluster) for workers in (1, 3, 4)
     }
     first = spec(tmp_path / "cut", 3, steps=8, **changes)
     half = run_job(first, cluster=cluster)
@@ -127,7 +127,7 @@ def largest_gap(a: Path, b: Path) -> float:
 # In single precision rounding is amplified from step to step, most by BatchNorm and max-pooling, so a tight bound holds
 # for a few steps only; in double precision a mistake would show and rounding does not. (The 10th batch is a partial
 # one: fast mode averages buffers over workers without weights, so that a share of 12 samples counts as one of 13.)
-PRECISIONS = pytest.mark.parametrize(("double", "steps", "bound"), [(False, 4, 1e-5), (True, 9, 1e-12)])
+PRECISIONS = pytest.mark.parametrize(("double", "steps", "bound"), [(True, 9, 1e-12), *soaked((False, 4, 1e-5))])
 
 
 @PRECISIONS

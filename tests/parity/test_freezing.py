@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.parity.programs import freezing
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
@@ -25,7 +26,7 @@ from elastune.train.rng import epoch_order, seed_everything
 PROGRAM = Program(Path(__file__).parent / "programs" / "freezing.py")
 
 
-@pytest.mark.parametrize("how", ["flag", "rate", "body"])
+@pytest.mark.parametrize("how", ["rate", "body", *soaked("flag")])
 def test_workers_deaths_and_joiners_do_not_show_in_it(cluster: LocalCluster, tmp_path: Path, how: str) -> None:
     """A joiner has not run the lines that freeze and unfreeze: it comes in the second epoch, or later."""
     runs = Runs(cluster, tmp_path, PROGRAM)
@@ -38,7 +39,7 @@ def test_workers_deaths_and_joiners_do_not_show_in_it(cluster: LocalCluster, tmp
     assert max(len(r.members) for r in grown.regrouped) == 2
 
 
-@pytest.mark.parametrize("how", ["flag", "rate"])
+@pytest.mark.parametrize("how", ["flag", *soaked("rate")])
 def test_a_resumed_run_goes_on_as_it_was(cluster: LocalCluster, tmp_path: Path, how: str) -> None:
     """Lines behind ``session.prepare`` freeze the body; the line that unfroze it is not run again."""
     spec = RunSpec(PROGRAM, tmp_path / "whole", config={"how": how}, means=Means(workers=2))
@@ -49,7 +50,9 @@ def test_a_resumed_run_goes_on_as_it_was(cluster: LocalCluster, tmp_path: Path, 
     assert (resumed.sha256, resumed.steps) == (undisturbed.sha256, 12)
 
 
-@pytest.mark.parametrize(("how", "mode"), [("flag", "exact"), ("flag", "fast"), ("rate", "exact"), ("body", "fast")])
+@pytest.mark.parametrize(
+    ("how", "mode"), [("flag", "exact"), ("body", "fast"), *soaked(("flag", "fast"), ("rate", "exact"))]
+)
 def test_it_is_what_plain_pytorch_does(cluster: LocalCluster, tmp_path: Path, how: str, mode: Mode) -> None:
     spec = RunSpec(PROGRAM, tmp_path / "out", config={"how": how}, means=Means(workers=2, mode=mode))
     run_job(spec, cluster=cluster)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
@@ -19,7 +20,7 @@ def ran(cluster: LocalCluster, out: Path, means: dict[str, Any], **config: Any) 
     return run_job(RunSpec(Program(PROGRAM), out, config, means=Means(**means)), cluster=cluster)
 
 
-@pytest.mark.parametrize("mechanism", ["tensor", "zero", "sharded"])
+@pytest.mark.parametrize("mechanism", ["tensor", "sharded", *soaked("zero")])
 def test_bits_show_neither_where_a_model_was_built_nor_what_ran_again(
     cluster: LocalCluster, tmp_path: Path, mechanism: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
@@ -37,7 +38,7 @@ def spec(out: Path, program: str, config: dict[str, Any], steps: int, **means: A
     return RunSpec(Program(PROGRAMS / program), out, config=told, seed=3, means=Means(**means), max_steps=steps)
 
 
-@pytest.mark.parametrize("model", ["cnn", "transformer", "gru"])
+@pytest.mark.parametrize("model", ["cnn", "transformer", *soaked("gru")])
 def test_exact_bits_of_one_worker(cluster: LocalCluster, tmp_path: Path, images: str, model: str) -> None:
     """LeNet with BatchNorm and dropout, its last batch a smaller one; a GPT with tied words; a GRU of three layers."""
     program, config = {

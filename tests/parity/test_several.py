@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.parity.programs import gan
+from tests.soaked import soaked
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
@@ -23,7 +24,9 @@ from elastune.train.rng import epoch_order, seed_everything
 PROGRAM = Program(Path(__file__).parent / "programs" / "gan.py")
 
 
-@pytest.mark.parametrize("faults", [["kill 1 3 after"], ["kill 0 4 before"], ["kill 1 7 after", "kill 0 11 before"]])
+@pytest.mark.parametrize(
+    "faults", [["kill 1 7 after", "kill 0 11 before"], *soaked(["kill 1 3 after"], ["kill 0 4 before"])]
+)
 def test_bits_do_not_depend_on_workers_or_deaths(cluster: LocalCluster, tmp_path: Path, faults: list[str]) -> None:
     runs = Runs(cluster, tmp_path, PROGRAM)
     alone, three = runs(1), runs(3, faults=faults)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.parity.programs import streaming
+from tests.soaked import soaked
 from torch.utils.data import DataLoader
 
 from elastune.cluster.local import LocalCluster
@@ -38,8 +39,8 @@ def test_one_worker_takes_each_sample_once(alone: Ran) -> None:
 @pytest.mark.parametrize(
     "faults",
     [
-        ["kill 1 3 after"],  # in mid-epoch: those who are left read nothing again
         ["kill 0 5 before", "kill 2 10 evaluating"],  # in the epoch's last step; and all go back behind it
+        *soaked(["kill 1 3 after"]),  # in mid-epoch: those who are left read nothing again
     ],
 )
 def test_deaths_do_not_show(cluster: LocalCluster, tmp_path: Path, alone: Ran, faults: list[str]) -> None:
@@ -58,7 +59,7 @@ def test_a_joiner_reads_up_to_where_the_others_are(cluster: LocalCluster, tmp_pa
     assert grown.ledger.exact
 
 
-@pytest.mark.parametrize("loaders", [0, 2])
+@pytest.mark.parametrize("loaders", [2, *soaked(0)])
 def test_a_resumed_run_goes_on_where_it_was(cluster: LocalCluster, tmp_path: Path, loaders: int) -> None:
     """In mid-epoch, and with another number of workers; in loading processes, too."""
     spec = RunSpec(PROGRAM, tmp_path / "whole", config={"loaders": loaders, "epochs": 2}, means=Means(workers=1))

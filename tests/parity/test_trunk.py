@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
@@ -28,7 +29,7 @@ def wanted(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 @pytest.mark.parametrize(
-    "mesh", [Mesh(tensor=2), Mesh(tensor=3), Mesh(data=2, tensor=2), Mesh(shard=2, tensor=2)], ids=str
+    "mesh", [Mesh(tensor=3), Mesh(shard=2, tensor=2), *soaked(Mesh(tensor=2), Mesh(data=2, tensor=2))], ids=str
 )
 def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path, wanted: RunFinished, mesh: Mesh) -> None:
     """Clipped AdamW, BatchNorm, dropout; workers evaluate batches of their own, some one more than others."""

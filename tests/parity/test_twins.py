@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.parity.programs.twin import plain, twins
+from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program
@@ -91,7 +92,10 @@ def test_a_resumed_run_goes_on(name: str, tmp_path: Path, one: dict[str, tuple[s
     assert first[1] + second[1] == losses
 
 
-@pytest.mark.parametrize("name", twins())
+DYING = ("adversaries", "average", "replay", "stream")  # turns, what is kept beside weights, data that is made, streams
+
+
+@pytest.mark.parametrize("name", [*DYING, *soaked(*sorted(twins().keys() - set(DYING)))])
 def test_a_death_among_three_does_not_show(
     cluster: LocalCluster, tmp_path: Path, name: str, one: dict[str, tuple[str, list[float], int]]
 ) -> None:

@@ -47,6 +47,7 @@ def workers_on(run: AgentRun) -> list[list[int]]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_half_of_the_hosts_are_cut_off(run: AgentRun, tmp_path: Path, cluster: LocalCluster) -> None:
     """And one agent of the others hangs; all come back by themselves."""
     before = workers_on(run)

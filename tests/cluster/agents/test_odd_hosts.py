@@ -69,6 +69,7 @@ def overloaded(host: Host) -> Iterator[None]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_a_clock_that_jumps_and_a_host_that_answers_slowly_cost_no_worker_and_no_bit(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:

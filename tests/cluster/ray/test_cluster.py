@@ -232,6 +232,7 @@ def test_the_next_controller_takes_actors_over(
     assert not (kept / "controller.json").exists()
 
 
+@pytest.mark.soak
 def test_an_on_demand_host_stands_in_for_spot_nodes_that_are_drained(
     cluster: Cluster, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -279,6 +280,7 @@ def ended(records: Iterable[Any]) -> dict[int, tuple[str, str]]:
     return {r.trial: (r.state, r.run.sha256) for r in records if isinstance(r, TrialFinished)}
 
 
+@pytest.mark.soak
 def test_a_study_takes_nodes_and_goes_on_without_them(
     cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +305,7 @@ def test_a_study_takes_nodes_and_goes_on_without_them(
     assert {state for state, _ in here.values()} == {"complete"}
 
 
+@pytest.mark.soak
 def test_a_frontier_times_its_steps_on_the_nodes(cluster: Cluster, tmp_path: Path) -> None:
     for _ in range(2):
         node(cluster)

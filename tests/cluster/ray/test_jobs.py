@@ -17,6 +17,7 @@ from elastune.testing.elastic_runs import Runs
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_a_run_is_submitted_as_a_job_and_grows_with_the_nodes(
     tmp_path: Path, cluster: LocalCluster, apart: Callable[[str], dict[str, Any]], program: Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_jobs_come_and_go_while_a_run_trains(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_jobs_that_slurm_itself_ends(
     slurm: VirtualSlurm, controllers: Callable[..., Controller], undisturbed: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_jobs_that_slurm_itself_ends(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_nodes_that_do_not_see_the_run_push_its_checkpoints(
     slurm: VirtualSlurm, controllers: Callable[..., Controller], undisturbed: str, tmp_path: Path
 ) -> None:
@@ -164,6 +166,7 @@ def ended(records: Iterable[Any]) -> dict[int, tuple[str, str]]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_a_study_takes_nodes_and_goes_on_without_them(
     slurm: VirtualSlurm, controllers: Callable[..., Controller], tmp_path: Path, cluster: LocalCluster
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_study_takes_nodes_and_goes_on_without_them(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_a_frontier_times_its_steps_on_the_nodes(slurm: VirtualSlurm, controllers: Callable[..., Controller]) -> None:
     run = controllers("slurm:workers_per_node=2", words=["frontier", str(PROGRAM), *FRONTIER])
     found = run.go()

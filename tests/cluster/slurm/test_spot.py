@@ -19,6 +19,7 @@ PASSED = "deadline_h=0.01"  # before it can be met: from the first step on it pr
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_on_demand_nodes_stand_in_for_preempted_spot_nodes_as_long_as_it_takes(
     slurm: VirtualSlurm, controllers: Callable[..., Controller], undisturbed: str, tmp_path: Path
 ) -> None:

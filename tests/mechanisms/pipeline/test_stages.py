@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.soaked import soaked
 
 from elastune.core.run import Schedule
 from elastune.testing.worker_processes import processes
@@ -30,7 +31,7 @@ def trained(cases: list[Any], stages: int) -> list[list[tuple[Any, ...]]]:
         return found
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("stages", [3, *soaked(2, 4)])
 def test_bits_of_one_process(stages: int) -> None:
     """Every parameter is on one stage, buffers, evaluations and what BatchNorm counts on all of them."""
     import piped
@@ -56,7 +57,7 @@ def test_bits_of_one_process(stages: int) -> None:
         assert owners == {name: stages if name in buffers else 1 for name in state}, case
 
 
-@pytest.mark.parametrize(("stages", "schedules"), [(2, SCHEDULES), (3, ["zero-bubble"])])
+@pytest.mark.parametrize(("stages", "schedules"), [(2, SCHEDULES), *soaked((3, ["zero-bubble"]))])
 def test_bits_of_checkpointed_activations_and_of_bf16(stages: int, schedules: list[Schedule]) -> None:
     """What a stage computes again in its backward pass is what it computed, at whatever time the schedule has it."""
     import piped

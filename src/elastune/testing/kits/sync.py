@@ -7,6 +7,7 @@ class TestMine(SyncKit):
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -144,8 +145,9 @@ def give(worker: Worker, run: Run) -> Group:
     return group
 
 
+@cache
 def trained(make: Make, workers: int, event: Event = "nothing") -> list[Result]:
-    """The results, by worker."""
+    """The results, by worker; of what was asked for before, those that it had."""
     with processes(workers, work, make, event) as them:
         return [them.hear(rank)[1:] for rank in range(workers)]
 
