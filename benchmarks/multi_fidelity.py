@@ -39,7 +39,7 @@ COUNTS = (25, 50, 100)
 VARIANTS = (
     *((sampler, stopping) for stopping in ("none", "asha", "hyperband") for sampler in ("auto", "tpe")),
     *((sampler, "none") for sampler in RAW),  # Optuna's as they come; these it cannot stop under two objectives
-    ("syne-tune", "moasha"),  # where it is installed
+    *((name, "moasha") for name in ("syne-tune", "neps")),  # where they are installed
 )
 KNOWN_AT_50 = (0.891, 0.958, 0.654)  # Optuna's samplers with and without naive vector ASHA, the better of them
 KNOWN_AT_100 = (0.925, 0.965, 0.724)
@@ -71,6 +71,10 @@ class Yardstick:
 
 
 def study(cell: Cell, surrogate: Surrogate) -> Study:
+    if cell.sampler == "neps":
+        from rival_neps import NepsStudy
+
+        return NepsStudy(surrogate, cell.seed)
     if cell.sampler == "syne-tune":
         from rival_syne_tune import Moasha
 
