@@ -1,7 +1,8 @@
 """NePS's MOASHA in the benchmarks' loop, where it is installed: ``pip install neural-pipeline-search``.
 
 It asks for a configuration and so many epochs; one that was trained before goes on from there, and counts only what is
-new. Its options are at their defaults: uniform sampling, candidates chosen by EpsNet.
+new. Its options are at their defaults: uniform sampling, candidates chosen by EpsNet. Version 0.17.0 fails where all
+trials of a rung are still being trained, as at the start with several workers; here none is promoted then.
 """
 
 from __future__ import annotations
@@ -14,9 +15,20 @@ import numpy as np
 import torch
 from fidelity_loop import Study, Training
 from neps.optimizers.algorithms import moasha
+from neps.optimizers.utils.brackets import Rung
 from sampler import EPOCHS, OBJECTIVES, PARAMETERS, Surrogate
 
 from elastune.search.stopping.schedule import ToTheEnd
+
+_chosen = Rung.epsnet_selector
+
+
+def _chosen_of_told(rung: Any, *, k: int, contenders: Any) -> Any:
+    told = contenders["perf"].notna().any()
+    return _chosen(rung, k=k, contenders=contenders) if told else contenders.iloc[:0]
+
+
+Rung.epsnet_selector = _chosen_of_told
 
 
 def neps_space() -> neps.SearchSpace:

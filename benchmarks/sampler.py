@@ -47,6 +47,7 @@ from elastune.journal.atomic import atomic_write
 from elastune.journal.records import TrialFinished
 from elastune.search.analysis.front import hypervolume, nondominated
 from elastune.search.space.objective import parse_objectives
+from elastune.train.machine import processor
 
 INSTANCES = ("167152", "167185", "189873")
 TEN = (*INSTANCES, "126026", "146212", "167104", "167190", "168330", "168910", "189906")
@@ -61,6 +62,8 @@ KNOWN_AT_100 = {
     "tpe": (0.920, 0.964, 0.649),
     "gp": (0.958, 0.991, 0.914),
 }
+PACKAGES = ("elastune", "optuna", "torch", "scipy", "numpy", "onnxruntime")
+PACKAGES += ("botorch", "syne-tune", "neural-pipeline-search")  # rivals, where they are installed
 RESULT = Path(__file__).parent / "results" / "sampler.json"
 FRONTS = Path(__file__).parent / "results" / "best_known_fronts.json"
 
@@ -186,19 +189,20 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 4), "min": min(values), "max": max(values)}
 
 
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def machine() -> dict[str, Any]:
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    packages = ("elastune", "optuna", "torch", "scipy", "numpy", "onnxruntime")
     return {
-        "cpu": model,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": {name: found for name in PACKAGES if (found := version(name))},
     }
 
 
