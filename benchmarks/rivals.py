@@ -1,4 +1,4 @@
-"""Optuna's samplers as they come, behind what the benchmarks ask of a search; and who beats whom, by paired seeds.
+"""Optuna's samplers as they come, behind what the benchmarks ask of a search.
 
 elastune's ``tpe`` and ``gp`` are Optuna's models on elastune's scales, with its seeds and (``gp``) its optimizer, so
 they are no rivals. These are: one sampler for a whole study, default settings, raw values, no estimates of open trials.
@@ -7,7 +7,6 @@ So is ``botorch``, where it is installed (``rival_botorch.py``).
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,8 +24,6 @@ RAW: Mapping[str, Callable[[int], BaseSampler]] = {
     "optuna-tpe": lambda seed: TPESampler(seed=seed),
     "optuna-gp": lambda seed: GPSampler(seed=seed),
 }
-TIE = 0.01  # of the hypervolume: closer is level
-AHEAD = 0.03  # the goal for the mean over instances
 
 
 @dataclass(frozen=True)
@@ -79,65 +76,3 @@ def make_search(space: Space, objectives: Sequence[Objective], name: str, seed: 
 
         return BoTorch(space, objectives, seed)
     return Suggester(space, objectives, sampler=name, seed=seed)
-
-
-def paired(reached: Mapping[str, Mapping[str, Sequence[float]]], ours: str) -> dict[str, Any]:
-    """``ours`` against every other: pairs of equal instance and seed that it wins, ties (``TIE``) and loses.
-
-    ``reached``: instance -> sampler -> a hypervolume for each seed. The gain is the median over pairs, with its range.
-    """
-    found: dict[str, Any] = {}
-    for other in sorted({name for row in reached.values() for name in row} - {ours}):
-        gains = [
-            a - b
-            for row in reached.values()
-            if ours in row and other in row
-            for a, b in zip(row[ours], row[other], strict=False)
-        ]
-        if gains:
-            wins, losses = sum(gain > TIE for gain in gains), sum(gain < -TIE for gain in gains)
-            found[other] = {"wins": wins, "ties": len(gains) - wins - losses, "losses": losses}
-            found[other] |= {"median_gain": round(statistics.median(gains), 4)}
-            found[other] |= {"least": round(min(gains), 4), "most": round(max(gains), 4)}
-    return found
-
-
-def judged(reached: Mapping[str, Mapping[str, Sequence[float]]], ours: str) -> dict[str, Any]:
-    """``ours`` against every other by medians of instances, over the seeds that both have, and what that says of goals.
-
-    ``reached``: as of ``paired``. An instance is won, tied (``TIE``) or lost.
-    """
-    others = sorted({name for row in reached.values() for name in row} - {ours})
-    found = {other: _by_instance(reached, ours, other) for other in others}
-    found = {other: told for other, told in found.items() if told["by_instance"]}
-    never = all(one["gain"] >= -TIE for told in found.values() for one in told["by_instance"].values())
-    ahead = min((told["mean_gain"] for told in found.values()), default=0.0)
-    return {
-        "of": ours,
-        "against": found,
-        "goals": {
-            f"never behind by more than {TIE} in the median of an instance": "met" if never else "MISSED",
-            f"ahead of the best other by {AHEAD} in the mean over instances": "met" if ahead >= AHEAD else "MISSED",
-        },
-        "ahead_of_the_best_other": ahead,
-    }
-
-
-def _by_instance(reached: Mapping[str, Mapping[str, Sequence[float]]], ours: str, other: str) -> dict[str, Any]:
-    rows = {}
-    for instance, row in reached.items():
-        pairs = list(zip(row.get(ours, ()), row.get(other, ()), strict=False))
-        if pairs:
-            mine, theirs = statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
-            gains = [a - b for a, b in pairs]
-            rows[instance] = {
-                "seeds": len(pairs),
-                "ours": round(mine, 4),
-                "other": round(theirs, 4),
-                "gain": round(mine - theirs, 4),
-                "paired": [round(one, 4) for one in (min(gains), statistics.median(gains), max(gains))],
-            }
-    gains = [row["gain"] for row in rows.values()]
-    won, lost = sum(gain > TIE for gain in gains), sum(gain < -TIE for gain in gains)
-    mean = round(statistics.mean(gains), 4) if gains else 0.0
-    return {"wins": won, "ties": len(gains) - won - lost, "losses": lost, "mean_gain": mean, "by_instance": rows}

@@ -11,11 +11,12 @@ Reference point, per objective: the larger of 1.1 x the best-known front's worst
 configurations.
 
     python benchmarks/sampler.py                # 3 instances x 5 seeds, writes benchmarks/results/sampler.json
-    python benchmarks/sampler.py --instances ten --samplers auto optuna-tpe optuna-gp --evaluations 50 --out FILE
+    python benchmarks/sampler.py --instances ten --samplers auto random optuna-tpe optuna-gp --evaluations 50 --out FILE
+    python benchmarks/sampler.py --out FILE --table    # what it holds, as Markdown; measures nothing
     python benchmarks/sampler.py --smoke        # 1 instance, 1 seed, 15 evaluations, writes nothing
 
-The first of ``--samplers`` is compared with the others. Every study is a line of OUT.rows.jsonl as soon as it has
-ended; with --resume what stands there is not searched again.
+The first of ``--samplers`` is compared with the others. The results hold a row for each study and are written as each
+ends: the same command goes on where it was cut. Their command and machine are those of the last rows.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from kept_rows import Rows
+from kept_cells import Cells, cells_in, complete, reached
 from numpy.typing import NDArray
-from rivals import TIE, judged, make_search, paired
+from rivals import make_search
+from verdicts import judged, markdown
 
 from elastune.core.errors import UserError
 from elastune.journal.atomic import atomic_write
 from elastune.journal.records import TrialFinished
 from elastune.search.analysis.front import hypervolume, nondominated
 from elastune.search.space.objective import parse_objectives
+from elastune.train.machine import processor
 
 INSTANCES = ("167152", "167185", "189873")
 TEN = (*INSTANCES, "126026", "146212", "167104", "167190", "168330", "168910", "189906")
@@ -59,6 +62,8 @@ KNOWN_AT_100 = {
     "tpe": (0.920, 0.964, 0.649),
     "gp": (0.958, 0.991, 0.914),
 }
+PACKAGES = ("elastune", "optuna", "torch", "scipy", "numpy", "onnxruntime")
+PACKAGES += ("botorch", "syne-tune", "neural-pipeline-search")  # rivals, where they are installed
 RESULT = Path(__file__).parent / "results" / "sampler.json"
 FRONTS = Path(__file__).parent / "results" / "best_known_fronts.json"
 
@@ -180,24 +185,24 @@ def search(surrogate: Surrogate, sampler: str, seed: int, evaluations: int) -> t
     return np.array(points), time.process_time() - start
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    rounded = [round(value, 4) for value in values]
-    return {"median": statistics.median(rounded), "min": min(rounded), "max": max(rounded), "by_seed": rounded}
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 4), "min": min(values), "max": max(values)}
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def machine() -> dict[str, Any]:
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    packages = ("elastune", "optuna", "torch", "scipy", "numpy", "onnxruntime")
     return {
-        "cpu": model,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": {name: found for name in PACKAGES if (found := version(name))},
     }
 
 
@@ -207,71 +212,68 @@ class Study:
     sampler: str
     seed: int
 
+    @property
+    def key(self) -> str:
+        return f"{self.instance} {self.sampler} {self.seed}"
 
-Found = dict[Study, dict[str, Any]]
+
+@cache
+def surrogate_of(folder: Path, instance: str) -> Surrogate:
+    return Surrogate(folder, instance)
 
 
-def measure(study: Study, evaluations: int, stick: dict[str, Any], surrogate: Surrogate) -> dict[str, Any]:
-    points, took_s = search(surrogate, study.sampler, study.seed, evaluations)
+def measure(folder: Path, evaluations: int, sticks: dict[str, dict[str, Any]], study: Study) -> dict[str, Any]:
+    points, took_s = search(surrogate_of(folder, study.instance), study.sampler, study.seed, evaluations)
+    stick = sticks[study.instance]
     counts = [count for count in (*SMOKE_COUNTS, *COUNTS) if count <= evaluations]
-    reached = {n: hypervolume(points[:n], np.array(stick["reference"])) / stick["hypervolume"] for n in counts}
-    return {"hypervolume_at": {str(n): round(part, 4) for n, part in reached.items()}, "cpu_s": round(took_s, 2)}
+    parts = {n: hypervolume(points[:n], np.array(stick["reference"])) / stick["hypervolume"] for n in counts}
+    return {"hypervolume_at": {str(n): round(part, 4) for n, part in parts.items()}, "cpu_s": round(took_s, 2)}
 
 
-def by_instance(found: Found, count: int) -> dict[str, dict[str, list[float]]]:
-    """instance -> sampler -> the hypervolumes after so many evaluations, by seed: what ``paired`` compares."""
-    told: dict[str, dict[str, list[float]]] = {}
-    for study, row in sorted(found.items(), key=lambda one: one[0].seed):
-        if str(count) in row["hypervolume_at"]:
-            told.setdefault(study.instance, {}).setdefault(study.sampler, []).append(row["hypervolume_at"][str(count)])
-    return told
-
-
-def summary(found: Found, counts: Sequence[int]) -> dict[str, Any]:
+def summary(cells: Cells) -> dict[str, Any]:
+    """For each instance what hypervolumes are measured by, and for each sampler the spread over its seeds."""
     results: dict[str, Any] = {}
-    for instance, sampler in dict.fromkeys((study.instance, study.sampler) for study in found):
-        rows = [row for study, row in found.items() if (study.instance, study.sampler) == (instance, sampler)]
-        cell = {"seeds": len(rows), "cpu_seconds": spread([row["cpu_s"] for row in rows])}
-        for count in counts:
-            values = [row["hypervolume_at"][str(count)] for row in rows if str(count) in row["hypervolume_at"]]
-            cell |= {f"hypervolume_at_{count}": spread(values)} if values else {}
-        results.setdefault(instance, {})[sampler] = cell
+    sticks = json.loads(FRONTS.read_text())
+    for instance, sampler in dict.fromkeys((key.split()[0], key.split()[1]) for key in cells):
+        rows = [row for key, row in cells.items() if key.startswith(f"{instance} {sampler} ")]
+        told: dict[str, Any] = {"seeds": len(rows), "cpu_seconds": spread([row["cpu_s"] for row in rows])}
+        for count in map(str, COUNTS):
+            values = [row["hypervolume_at"][count] for row in rows if count in row["hypervolume_at"]]
+            told |= {f"hypervolume_at_{count}": spread(values)} if values else {}
+        results.setdefault(instance, dict(sticks[instance]))[sampler] = told
     return results
 
 
-def document(found: Found, sticks: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    counts = [count for count in COUNTS if count <= options.evaluations]
-    ours = options.samplers[0]
+def document(ours: str, cells: Cells) -> dict[str, Any]:
     told = {
         "command": " ".join(["OMP_NUM_THREADS=1 python benchmarks/sampler.py", *sys.argv[1:]]),
         "measured": "normalised hypervolume (error x time), see the file's head; every cell measured here",
         "known_at_100": {**KNOWN_AT_100, "instances": INSTANCES},
         "machine": machine(),
     }
-    for count in counts:
-        reached = by_instance(found, count)
-        told |= {f"paired_at_{count}": {"of": ours, "a_tie_is_within": TIE} | paired(reached, ours)}
-        told |= {f"judged_at_{count}": judged(reached, ours)}
-    results = summary(found, counts)
-    return told | {"results": {instance: sticks[instance] | cells for instance, cells in results.items()}}
+    verdicts = {f"judged_at_{count}": judged(reached(cells, count), ours) for count in COUNTS if reached(cells, count)}
+    return told | verdicts | {"results": summary(cells), "cells": cells}
 
 
-def run(folder: Path, options: argparse.Namespace, rows: Rows) -> None:
-    """Seed by seed, so that what is cut has all instances. The results are written as often as a seed is done."""
+def tables(results: dict[str, Any]) -> str:
+    """What a document of results judges, in Markdown."""
+    return "\n".join(f"{name}:\n\n{markdown(told)}" for name, told in results.items() if name.startswith("judged_at_"))
+
+
+def run(folder: Path, options: argparse.Namespace) -> None:
+    """Seed by seed, so that what is cut has all instances."""
     sizes = (20_000, 5) if options.smoke else (200_000, 60)
-    surrogates = {instance: Surrogate(folder, instance) for instance in options.instances}
-    sticks = {instance: yardstick(one, instance, *sizes) for instance, one in surrogates.items()}
-    found: Found = {}
-    for seed in range(options.seeds):
-        for sampler in options.samplers:
-            for instance in options.instances:
-                study = Study(instance, sampler, seed)
-                measured = partial(measure, study, options.evaluations, sticks[instance], surrogates[instance])
-                found[study] = rows.of({**asdict(study), "evaluations": options.evaluations}, measured)
-                print(instance, sampler, seed, found[study], flush=True)
-            if not options.smoke:
-                told = json.dumps(document(found, sticks, options), indent=1) + "\n"
-                atomic_write(options.out, told.encode())
+    sticks = {one: yardstick(surrogate_of(folder, one), one, *sizes) for one in options.instances}
+    every = product(range(options.seeds), options.samplers, options.instances)
+    wanted = [Study(instance, sampler, seed) for seed, sampler, instance in every]
+    measured = partial(measure, folder, options.evaluations, sticks)
+    if options.smoke:
+        for study in wanted:
+            print(study.key, measured(study), flush=True)
+    else:
+        told = partial(document, options.samplers[0])
+        cells = complete(options.out, wanted, options.evaluations, measured, told, options.processes)
+        print(tables(told(cells)))
 
 
 def main() -> int:
@@ -282,19 +284,21 @@ def main() -> int:
     parser.add_argument("--instances", nargs="+", default=list(INSTANCES), choices=[*TEN, "ten"], metavar="ID")
     parser.add_argument("--evaluations", type=int, default=max(COUNTS), choices=COUNTS)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
-    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--processes", type=int, default=1, help="studies at once, each in a process")
+    parser.add_argument("--table", action="store_true", help="print --out as Markdown, comparing the first sampler")
+    parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")
     options = parser.parse_args()
     options.instances = TEN if options.instances == ["ten"] else tuple(options.instances)
     if options.smoke:
         options.instances, options.seeds, options.evaluations = INSTANCES[:1], 1, max(SMOKE_COUNTS)
     folder = options.data or Path(os.environ.get("ELASTUNE_DATA", "data")) / "hpo" / "lcbench"
+    if options.table:
+        print(tables(document(options.samplers[0], cells_in(options.out))))
+        return 0
     try:
         if not (folder / "model.onnx").is_file():
             raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        rows = Rows(None if options.smoke else options.out.with_suffix(".rows.jsonl"), resume=options.resume)
-        run(folder, options, rows)
+        run(folder, options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
