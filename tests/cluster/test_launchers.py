@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elastune.cluster.base import Message
 from elastune.cluster.elastic_cluster import ElasticCluster
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.fork.launcher import ForkLauncher
@@ -25,7 +26,10 @@ from elastune.cluster.launcher import (
 )
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Place, Program, RunSpec
+from elastune.elastic.coordinator.for_controller import RecordSent
+from elastune.elastic.protocol.instructions import Start
 from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.journal.records import Reported
 from elastune.testing.kits.cluster import ClusterKit
 from elastune.testing.kits.launcher import LauncherKit
 
@@ -108,10 +112,19 @@ def test_room_is_told_again_after_a_start(tmp_path: Path, monkeypatch: pytest.Mo
     run.room(2)
     run.room(2)
     assert told == [2]
-    run._running.clear()  # all have ended meanwhile
-    run._start_more([1])
+    monkeypatch.setattr(run.coordinator, "take", lambda: [Start((0,))])
+    run.heed()
     run.room(2)
     assert told == [2, 2]
+    run.close()
+
+
+def test_what_every_member_tells_is_handed_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, said = RunSpec(Program(tmp_path / "none.py"), tmp_path), Reported(1, 1, 1, 1.0, {"loss": 1.0})
+    run = ElasticRun(WorkerSpec("none:none", spec, Place(), {}, str(tmp_path), []), ToyLauncher(3))
+    monkeypatch.setattr(run.coordinator, "take", lambda: [RecordSent(0, said, 1), RecordSent(1, said, 1)])
+    assert run.poll() == [Message(0, said)]
+    assert run.poll() == []
     run.close()
 
 

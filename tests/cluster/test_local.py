@@ -245,7 +245,7 @@ def test_no_room_is_no_cluster(capacity: int) -> None:
 
 
 def devices(cluster: LocalCluster, run: ElasticRun) -> list[str]:
-    return [cluster.launcher._processes[bootstrap].device for bootstrap in run._workers.values()]
+    return [cluster.launcher._processes[bootstrap].device for bootstrap in run._processes.known.values()]
 
 
 def test_gpus_are_given_to_workers_in_turn_and_idle_ones_first(tmp_path: Path) -> None:

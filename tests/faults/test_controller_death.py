@@ -17,6 +17,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.cluster.worker import WORK
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.job.run import run_job
@@ -138,7 +139,8 @@ def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, 
     loaders: list[int] = []
     alone = RunSpec(PROGRAM, tmp_path, {"pause_s": 0.2, "loaders": 2}, seed=3)
     task = WorkerSpec(WORK, alone, Place(), dict(os.environ), str(Path.cwd()), sys.path)
-    coordinator = Coordinator([0], low=1, high=1, heartbeat_s=5.0, spec_of=lambda worker: task)
+    lookups = Lookups(spec_of=lambda worker: task)
+    coordinator = Coordinator([0], CrewBounds(1, 1), Timeouts(5.0), Entrance(), lookups)
     bootstrap = Bootstrap(0, coordinator.address, coordinator.token)
     command = [sys.executable, "-m", "elastune.cluster.worker"]
     with subprocess.Popen(command, env={**os.environ, VARIABLE: bootstrap.to_json()}) as worker:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastune.cluster.base import Message
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.launcher import Launcher, ProcessEvent
+from elastune.cluster.said import Said
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
-from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.job.validate_adapt import check_adapt, policies_of
 from elastune.job.validate_run import check_run
 from elastune.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
@@ -29,56 +25,29 @@ SEEN = Measured(10, 0, 640, 1.0, 2, 64, 0.05)
 DECIDED = Decided("gns", 10, {"batch_size": 128}, SEEN, "applied")
 
 
-@pytest.fixture
-def elastic(tiny: Program, tmp_path: Path) -> Iterator[ElasticRun]:
-    spec = RunSpec(tiny, tmp_path, means=Means(workers=2))
-    run = ElasticRun(WorkerSpec("", spec, Place(), {}, "", []), NoLauncher())
-    yield run
-    run.close()
+def kept(said: Said, *told: Record) -> list[Record]:
+    return [record for record in told if said.is_new(record)]
 
 
-class NoLauncher(Launcher):
-    """Has no room."""
-
-    capacity = free = 0
-
-    def start(self, workers: Any, needs: Any) -> None: ...
-
-    def end(self, workers: Any, why: str = "") -> None: ...
-
-    def poll(self) -> list[ProcessEvent]:
-        return []
-
-    def fileno(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def kept(run: ElasticRun, *told: tuple[int, Record]) -> list[Record]:
-    events = [event for worker, record in told for event in run.judge(worker, record)]
-    return [event.record for event in events if isinstance(event, Message)]
-
-
-def test_what_every_member_tells_is_kept_once(elastic: ElasticRun) -> None:
-    other, later = replace(DECIDED, policy="warmup"), replace(DECIDED, step=11)
-    told = [(worker, record) for record in (DECIDED, other, later) for worker in (0, 1)]
-    assert kept(elastic, *told) == [DECIDED, other, later]
+def test_what_every_member_tells_is_kept_once() -> None:
+    said, other, later = Said(), replace(DECIDED, policy="warmup"), replace(DECIDED, step=11)
+    assert kept(said, DECIDED, DECIDED, other, other, later, later) == [DECIDED, other, later]
     refused = replace(DECIDED, outcome="refused")  # something else that the policy had asked for in this step
-    assert kept(elastic, (1, refused), (0, refused), (0, DECIDED)) == [refused]
+    assert kept(said, refused, refused, DECIDED) == [refused]
 
 
-def test_a_failure_of_a_policy_is_kept_once_a_hook_and_step(elastic: ElasticRun) -> None:
-    failed = PolicyFailed("gns", "after_step", 10, 0, "ValueError: no")
+def test_a_failure_of_a_policy_is_kept_once_a_hook_and_step() -> None:
+    said, failed = Said(), PolicyFailed("gns", "after_step", 10, 0, "ValueError: no")
     hook = replace(failed, hook="before_step", worker=1)
-    found = kept(elastic, (0, failed), (1, replace(failed, worker=1)), (1, hook), (0, DECIDED))
+    found = kept(said, failed, replace(failed, worker=1), hook, DECIDED)
     assert found == [failed, hook, DECIDED]
-    assert kept(elastic, (0, SEEN), (0, SEEN)) == [SEEN, SEEN], "only rank 0 tells what it measured"
+    assert kept(said, SEEN, SEEN) == [SEEN, SEEN], "only rank 0 tells what it measured"
 
 
-def test_what_is_decided_again_after_a_restart_counts(elastic: ElasticRun) -> None:
-    later = replace(DECIDED, step=20)
-    kept(elastic, (0, DECIDED), (0, later), (0, Restarted(10)))
-    assert kept(elastic, (1, DECIDED), (1, later), (0, later)) == [later]
+def test_what_is_decided_again_after_a_restart_counts() -> None:
+    said, later = Said(), replace(DECIDED, step=20)
+    kept(said, DECIDED, later, Restarted(10))
+    assert kept(said, DECIDED, later, later) == [later]
 
 
 def test_a_space_names_policies_as_text_or_texts() -> None:

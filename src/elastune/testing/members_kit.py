@@ -6,9 +6,11 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from elastune.elastic.coordinator.coordinator import Coordinator
+from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.protocol.entry import exactly
 from elastune.elastic.protocol.handshake import (
     CHALLENGE_BYTES,
@@ -41,12 +43,20 @@ def eventually(found: Callable[[], T], what: str = "") -> T:
 
 @contextlib.contextmanager
 def coordinating(workers: int = 3, **changed: Any) -> Iterator[Coordinator]:
-    """A coordinator of workers 0.. that is closed again."""
-    coordinator = Coordinator(range(workers), **{"low": 1, "high": 8, "heartbeat_s": 5.0, **changed})
+    """A coordinator of workers 0.. that is closed again. ``changed``: fields of what it gets from its controller."""
+    given = {"low": 1, "high": 8, "heartbeat_s": 5.0, **changed}
+    nouns = [_made(noun, given) for noun in (CrewBounds, Timeouts, Entrance, Lookups)]
+    assert not given, f"a coordinator is given nothing like {given}"
+    coordinator = Coordinator(range(workers), *nouns)
     try:
         yield coordinator
     finally:
         coordinator.close()
+
+
+def _made(noun: type[Any], given: dict[str, Any]) -> Any:
+    """A ``noun`` with those of its fields that are ``given``, and no longer are then."""
+    return noun(**{field.name: given.pop(field.name) for field in fields(noun) if field.name in given})
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from elastune.elastic.coordinator import adoption
 from elastune.elastic.coordinator.adopting import AdoptingCoordinator
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Parted, RecordSent
+from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.coordinator.membership import begin
 from elastune.elastic.protocol.instructions import Confirm, Dismiss, Release
 from elastune.elastic.protocol.messages import InstallView, Noticed, ResizeAsked, Returned
@@ -129,7 +130,8 @@ def test_a_run_that_has_ended_meanwhile_is_over() -> None:
 def next_one(before: Coordinator) -> Iterator[AdoptingCoordinator]:
     """A coordinator at the address of ``before``, which is gone."""
     port = int(before.address.rpartition(":")[2])
-    coordinator = AdoptingCoordinator(port=port, token=before.token, low=1, high=4, heartbeat_s=5.0, grace_s=LIMIT_S)
+    timeouts, entrance = Timeouts(heartbeat_s=5.0, grace_s=LIMIT_S), Entrance(port=port, token=before.token)
+    coordinator = AdoptingCoordinator(CrewBounds(1, 4), timeouts, entrance, Lookups())
     try:
         yield coordinator
     finally:

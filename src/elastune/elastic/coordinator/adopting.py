@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from elastune.elastic.coordinator.adoption import Adoption, can_go_on, known, take_over
 from elastune.elastic.coordinator.connection import Connection
 from elastune.elastic.coordinator.coordinator import CLOSE_LIMIT_S, Coordinator
+from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.protocol import messages
 from elastune.elastic.protocol.messages import Event, Exit, Hello, InstallView, Message, Returned, RoundTaken
 
@@ -19,10 +19,10 @@ class AdoptingCoordinator(Coordinator):
     at the same address and with the same token. They train on meanwhile; nothing is decided.
     """
 
-    def __init__(self, *, port: int, token: str, **options: Any) -> None:
+    def __init__(self, bounds: CrewBounds, timeouts: Timeouts, entrance: Entrance, lookups: Lookups) -> None:
         self._adoption: Adoption | None = Adoption()
         self._unheard: list[tuple[Connection, Exit | RoundTaken, int]] = []  # said before the adoption
-        super().__init__((), port=port, token=token, **options)
+        super().__init__((), bounds, timeouts, entrance, lookups)
 
     @property
     def back(self) -> Mapping[int, Returned]:

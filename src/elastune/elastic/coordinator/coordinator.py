@@ -6,9 +6,7 @@ what workers report) it hands over, in order, by ``take``.
 
 from __future__ import annotations
 
-import math
 import secrets
-import ssl
 import sys
 import threading
 import time
@@ -17,15 +15,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from elastune.core.mesh_choice import MeshChoice
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.company import Company
 from elastune.elastic.coordinator.connection import GONE, Closed, Connection, Greeted, Heard
 from elastune.elastic.coordinator.connections import ConnectionServer
 from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
+from elastune.elastic.coordinator.from_controller import SILENCE_S, CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.coordinator.latecomers import RoundWatch
 from elastune.elastic.coordinator.later import Later
-from elastune.elastic.coordinator.liveness import VitalsOf, WorkerConnections, beat_every_s
+from elastune.elastic.coordinator.liveness import WorkerConnections, beat_every_s
 from elastune.elastic.coordinator.membership import Membership, ProtocolViolation, begin
 from elastune.elastic.coordinator.requests import OVER, Request, answer, objection
 from elastune.elastic.coordinator.roll import Roll
@@ -35,12 +33,11 @@ from elastune.elastic.protocol.messages import Beat, Broken, Event, Hello, Insta
 from elastune.elastic.protocol.rendezvous import RendezvousStore
 from elastune.elastic.protocol.transport import ProtocolError, WakeupPipe
 from elastune.elastic.protocol.view import View
-from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.journal.records import MembershipEvent, NotLetIn, Record
 
 BROKEN_GRACE_S = 0.02
 CLOSE_LIMIT_S = 5.0
-SILENCE_S, WORDS = 30.0, 6  # far beyond a heartbeat: this process may be slow without being gone; it beats in it
+WORDS = 6  # to a worker in the time of silence that it bears
 LAST_WORDS_S = 2.0  # how long after a worker's end what it had sent may take to arrive
 BEAT = messages.encode(Beat())
 
@@ -49,47 +46,30 @@ class Coordinator:
     """Serves one run from now until ``close``. Any thread may call what has no underscore; numbers that no event may
     have (a negative one, NaN) raise ``ValueError``.
 
-    ``workers``: the numbers of the workers that the caller is starting; ``meshes``: how they may stand. ``host``: the
-    address to listen on; loopback unless the workers are elsewhere. ``port``, ``token``: where workers look for the
-    coordinator after this one, and what lets them in, by default new ones; ``tls``: the certificate that it names, if
-    it does. ``silence_s``: how long a worker bears to hear nothing from here before it ends itself, and may say nothing
-    while it loads its program; ``grace_s``: how long it looks for the next coordinator first. ``collective_timeout_s``:
-    how long members wait for one that lives and does not come. ``spec_of(worker)``: what it is to do; ``last_line``,
-    ``vitals_of``: of its log and process, if seen. Raises ``OSError`` where it cannot listen.
+    ``workers``: the numbers of the workers that the caller is starting. The rest: see ``from_controller``. Raises
+    ``OSError`` where it cannot listen.
     """
 
     def __init__(
         self,
         workers: Sequence[int],
-        *,
-        low: int,
-        high: int,
-        heartbeat_s: float,
-        most_losses: int = 8,
-        meshes: MeshChoice | None = None,
-        collective_timeout_s: float = math.inf,
-        silence_s: float = SILENCE_S,
-        grace_s: float = 0.0,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        token: str = "",
-        tls: ssl.SSLContext | None = None,
-        spec_of: Callable[[int], WorkerSpec | None] = lambda worker: None,
-        last_line: Callable[[int], str] = lambda worker: "",
-        vitals_of: VitalsOf = lambda worker: None,
+        bounds: CrewBounds,
+        timeouts: Timeouts,
+        entrance: Entrance,
+        lookups: Lookups,
     ) -> None:
-        self.token = token or secrets.token_hex(16)
+        host, heartbeat_s, silence_s = entrance.host, timeouts.heartbeat_s, timeouts.silence_s
+        self.token = entrance.token or secrets.token_hex(16)
         self._bell = WakeupPipe()
-        self._hub = ConnectionServer(host, self.token, self._bell, port=port, tls=tls)
+        self._hub = ConnectionServer(host, self.token, self._bell, port=entrance.port, tls=entrance.tls)
         self.address = f"[{host}]:{self._hub.port}" if ":" in host else f"{host}:{self._hub.port}"
-        self._state = begin(workers, low, high, most_losses, meshes)
+        self._state = begin(workers, bounds.low, bounds.high, bounds.most_losses, bounds.meshes)
         self._kept: dict[int, int] = {}
-        self._collective_timeout_s = collective_timeout_s
-        self._beat_s = beat_every_s(heartbeat_s, high)
-        self._silence_s, self._grace_s = silence_s, grace_s
-        self._spec_of, self._last_line = spec_of, last_line
+        self._timeouts, self._lookups = timeouts, lookups
+        self._beat_s = beat_every_s(heartbeat_s, bounds.high)
         self._roll = Roll(workers)
-        self._peers = WorkerConnections(heartbeat_s, max(heartbeat_s, min(silence_s, SILENCE_S)), vitals_of, silence_s)
+        loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
+        self._peers = WorkerConnections(heartbeat_s, loading_s, lookups.vitals_of, silence_s)
         self._newest: View | None = None
         self._untold: View | None = None  # the newest, until everybody has been sent it
         self._board = RendezvousStore()
@@ -219,7 +199,7 @@ class Coordinator:
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
             if now >= self._next_word:  # who has more to read than that will see that this side lives
-                self._next_word = now + self._silence_s / WORDS
+                self._next_word = now + self._timeouts.silence_s / WORDS
                 self._hub.send([c for c in self._peers.connections() if not c.output], BEAT)
             for worker, nth in self._kept.items():
                 self._say_to(worker, messages.RecordsKept(nth))
@@ -228,7 +208,8 @@ class Coordinator:
                 self._feed(None, messages.WaitedEnough())
             if self._state.current is not None and not self._over:
                 members = self._state.current.members
-                self._over = self._out.tell(self._peers.look(members, now, self._collective_timeout_s, self._last_line))
+                limit_s, last_line = self._timeouts.collective_timeout_s, self._lookups.last_line
+                self._over = self._out.tell(self._peers.look(members, now, limit_s, last_line))
 
     # -- what workers and clients say ---------------------------------------------------------------------------------
 
@@ -245,8 +226,8 @@ class Coordinator:
 
     def _let_in(self, connection: Connection, worker: int, hello: Hello) -> None:
         self._peers.add(worker, connection, hello.host, time.monotonic())
-        joins, spec = self._newest is not None, self._spec_of(worker)
-        self._say([connection], messages.Welcome(joins, self._beat_s, self._silence_s, self._grace_s, spec))
+        joins, spec, times = self._newest is not None, self._lookups.spec_of(worker), self._timeouts
+        self._say([connection], messages.Welcome(joins, self._beat_s, times.silence_s, times.grace_s, spec))
         if self._stopping:
             self._say([connection], messages.Stop())
         if self._newest is not None and self._untold is None:

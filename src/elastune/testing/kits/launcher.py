@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,6 +24,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config, Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.for_controller import Parted, RecordSent
+from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.journal.records import Reported
 from elastune.testing.kits.cluster import WORKERS
@@ -81,8 +81,9 @@ class LauncherKit(ABC):
         place, environment = Place(0, 2), dict(os.environ)
         task = WorkerSpec(f"{WORKERS}:{entry}", spec, place, environment, str(Path.cwd()), sys.path)
         launcher = self.make(capacity)
-        own: dict[str, Any] = {"token": launcher.new_token(), "tls": launcher.tls}
-        coordinator = Coordinator(range(3), low=1, high=3, heartbeat_s=20.0, spec_of=lambda worker: task, **own)
+        entrance = Entrance(token=launcher.new_token(), tls=launcher.tls)
+        lookups = Lookups(spec_of=lambda worker: task)
+        coordinator = Coordinator(range(3), CrewBounds(1, 3), Timeouts(20.0), entrance, lookups)
         try:
             yield Scene(launcher, coordinator, logs)
         finally:
