@@ -147,6 +147,14 @@ def test_who_freezes_in_the_exchange_is_not_waited_for_until_its_heartbeats_are_
     same(tmp_path / "end", "diloco:quorum=3,grace=2", {6: [1]})
 
 
+def test_who_has_more_learners_than_the_others_is_not_late(runs: Runs, tmp_path: Path) -> None:
+    """Two of three workers have a learner each, which is a quorum, 1.5 s before the third has trained its two."""
+    spec = plan("local:quorum=2,grace=1")
+    found = runs(3, mode="fast", spec=spec, file=str(tmp_path / "end"), elastic=PATIENT, first_s=0.5, epochs=1)
+    assert isinstance(found.outcome, RunFinished), found.outcome
+    assert (found.lost, left_out(found)) == ([], {})
+
+
 def test_below_the_quorum_a_round_is_done_again(runs: Runs, tmp_path: Path) -> None:
     """Of two that die one may be left out before the other is known to be dead."""
     found = ran(runs, tmp_path / "end", "local:quorum=3", ["kill 1 3 after", "kill 2 3 after"])

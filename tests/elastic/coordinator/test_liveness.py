@@ -77,14 +77,32 @@ def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(doing="computing"))
     assert peers.silent(0.1, 0.1) == []  # and not to be asked again for a while
-    peers.waits(1, 6, 0.5, 0.25, 0.2)
-    peers.waits(2, 6, 0.5, 0.25, 0.2)
+    peers.waits(0.25, 1, 6, 0.5, 0.2)
+    peers.waits(0.25, 2, 6, 0.5, 0.2)
     peers.heard(2, 0.3, Beat(doing="computing"))  # its round is over
     peers.heard(0, 1.0, Beat(6, doing="reducing"))
     assert peers.silent(1.2, 1.2) == []
     assert peers.silent(1.3, 1.3) == [1]
     assert "1.25 s at the end of a round" in peers.why_silent(1)
     assert "4 s (--heartbeat)" in peers.why_silent(2)
+
+
+def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_at_once() -> None:
+    """One that is heard has its time; so has one that works, if in one long call."""
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: Vitals("R" if worker == 3 else "S", 1.0))
+    for worker in (0, 1, 2, 3):
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.0, Beat(doing="computing"))
+    peers.heard(1, 2.0, Beat(doing="computing"))
+    peers.heard(0, 2.5, Beat(6, doing="reducing"))
+    for worker in (0, 1, 2, 3, 9):  # 9 has gone
+        peers.waits(0.25, worker, 6, 0.5, 2.5)
+    assert peers.silent(2.5, 2.5) == [2]
+    peers.remove(2)
+    peers.heard(1, 2.75, Beat(doing="computing"))  # it is not there, and lives
+    peers.heard(0, 4.0, Beat(6, doing="reducing"))
+    peers.next_silence = 0.0
+    assert peers.silent(4.1, 4.1) == []
 
 
 @pytest.mark.parametrize("others", [Beat(9, "computing"), Beat(9, "reducing")])
@@ -94,7 +112,7 @@ def test_when_the_exchange_is_over_nobody_is_hurried(others: Beat) -> None:
     for worker in (0, 1):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(6, "reducing"))
-        peers.waits(worker, 6, 0.5, 0.25, 0.0)
+        peers.waits(0.25, worker, 6, 0.5, 0.0)
     silent = []
     for tenth in range(1, 43):
         peers.heard(0, tenth / 10, others)
@@ -107,7 +125,7 @@ def test_nobody_is_hurried_where_all_are_silent_and_all_are_where_one_is_heard_t
     for worker in (0, 1, 2):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(6, "reducing"))
-        peers.waits(worker, 6, 0.5, 0.25, 0.0)
+        peers.waits(0.25, worker, 6, 0.5, 0.0)
     assert peers.silent(1.3, 1.3) == []
     peers.heard(2, 1.4, Beat(6, "forming"))  # of those two one was lost
     peers.next_silence = 0.0
@@ -120,7 +138,7 @@ def waiting(*, pause_s: float) -> WorkerConnections:
     for worker in (0, 1, 2):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(6, "reducing"))
-        peers.waits(worker, 6, 0.5, 0.25, 0.0)
+        peers.waits(0.25, worker, 6, 0.5, 0.0)
     return peers
 
 

@@ -144,16 +144,18 @@ class WorkerConnections:
         peer.beat, peer.beat_at = beat, now
         self._pace.heard(now, beat.step)
 
-    def waits(self, worker: int, step: int, grace_s: float, beat_s: float, now: float) -> None:
-        """``worker``, which beats every ``beat_s``, waits in ``step`` for others, which can do without it and give it
-        ``grace_s``. As long as another one is heard that waits there, too, it may not be silent for a whole heartbeat:
-        where none is, the exchange is over, and what it does since then it has not told yet.
+    def waits(self, beat_s: float, worker: int, step: int, grace_s: float, now: float) -> None:
+        """``worker``, which beats every ``beat_s``, waits in ``step`` for others, or they for it, which can do without
+        it and give it ``grace_s``. As long as another one is heard that waits there, too, it may not be silent for a
+        whole heartbeat: where none is, the exchange is over, and what it does since then it has not told yet. One that
+        is not there yet is bound by that until it is heard again.
         """
-        peer = self._peers[worker]
+        if (peer := self._peers.get(worker)) is None:
+            return
         peer.stands_at = step
         peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
         self._least_due_s = min(self._least_due_s, peer.waits_s)
-        self.next_silence = min(self.next_silence, now + peer.waits_s / 2)
+        self.next_silence = min(self.next_silence, max(now, peer.counts_from + peer.waits_s / 2))
 
     def why_silent(self, worker: int) -> str:
         """Why ``worker``, who is silent, counts as lost."""
