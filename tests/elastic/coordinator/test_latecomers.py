@@ -140,14 +140,14 @@ def test_of_a_view_that_is_over_nobody_is_late(monkeypatch: pytest.MonkeyPatch) 
     assert run.later.next_at == [2.0]
 
 
-def test_whom_a_quorum_waits_for_may_be_silent_as_little_as_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whom_the_first_or_a_quorum_waits_for_may_be_silent_as_little_as_they(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Watched(monkeypatch, View(1, (0, 1, 2, 3)))
-    run.rounds.heard(0, taken(quorum=2), 1.0)
-    assert run.hurried == [(0, 12, 1.0)]
-    run.rounds.heard(2, taken(quorum=2), 2.0)
-    assert run.hurried[1:] == [(2, 12, 2.0), (1, 12, 2.0), (3, 12, 2.0)]
-    run.rounds.heard(3, taken(quorum=2), 2.5)
-    assert run.hurried[4:] == [(3, 12, 2.5)]
+    run.rounds.heard(0, taken(), 1.0)
+    assert run.hurried == [(0, 12, 1.0), (1, 12, 1.0), (2, 12, 1.0), (3, 12, 1.0)]
+    run.rounds.heard(2, taken(), 2.0)
+    assert run.hurried[4:] == [(2, 12, 2.0)]
+    run.rounds.heard(3, taken(), 2.5)
+    assert run.hurried[5:] == [(3, 12, 2.5), (1, 12, 2.5)]
 
 
 def test_while_a_joiner_gets_its_state_neither_it_nor_who_sends_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

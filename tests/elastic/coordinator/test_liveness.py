@@ -87,22 +87,26 @@ def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -
     assert "4 s (--heartbeat)" in peers.why_silent(2)
 
 
-def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_at_once() -> None:
+def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_a_beat_later() -> None:
     """One that is heard has its time; so has one that works, if in one long call."""
-    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: Vitals("R" if worker == 3 else "S", 1.0))
+    now = 0.0
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: Vitals("S", now if worker == 3 else 1.0))
     for worker in (0, 1, 2, 3):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(doing="computing"))
-    peers.heard(1, 2.0, Beat(doing="computing"))
-    peers.heard(0, 2.5, Beat(6, doing="reducing"))
+    assert peers.silent(0.1, 0.1) == []  # and not to be asked again for a while
+    now = 1.9
+    peers.heard(1, 1.8, Beat(doing="computing"))
+    peers.heard(0, 1.9, Beat(6, doing="reducing"))
     for worker in (0, 1, 2, 3, 9):  # 9 has gone
-        peers.waits(0.25, worker, 6, 0.5, 2.5)
-    assert peers.silent(2.5, 2.5) == [2]
+        peers.waits(0.25, worker, 6, 0.5, 1.9)
+    now = 2.2
+    assert peers.silent(2.2, 2.2) == [2]
     peers.remove(2)
-    peers.heard(1, 2.75, Beat(doing="computing"))  # it is not there, and lives
-    peers.heard(0, 4.0, Beat(6, doing="reducing"))
-    peers.next_silence = 0.0
-    assert peers.silent(4.1, 4.1) == []
+    peers.heard(1, 2.3, Beat(doing="computing"))  # it is not there, and lives
+    peers.heard(0, 3.4, Beat(6, doing="reducing"))
+    now = 3.5
+    assert peers.silent(3.5, 3.5) == []
 
 
 @pytest.mark.parametrize("others", [Beat(9, "computing"), Beat(9, "reducing")])

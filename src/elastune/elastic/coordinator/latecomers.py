@@ -31,10 +31,11 @@ class Latecomers:
     """Hears of each worker's part of a round. A round is known by its view and its first step.
 
     This is the one place that decides: whoever is named is no member of the next view, whether it comes or not.
+    ``round``: the newest one that any worker has taken.
     """
 
     def __init__(self) -> None:
-        self._round = NO_ROUND
+        self.round = NO_ROUND
         self._taken: dict[int, RoundTaken] = {}  # by worker
         self._due: float | None = None
         self._patience_s = 0.0
@@ -53,11 +54,11 @@ class Latecomers:
     def heard(self, worker: int, said: RoundTaken, now: float) -> float | None:
         """``worker`` waits for the others. When to ask for ``late``, where that was not known before."""
         name = said.version, said.step
-        if name < self._round or not said.quorum:
+        if name < self.round or not said.quorum:
             return None
-        if name > self._round:
-            self._late_start = said.version if said.version > self._round[0] else 0
-            self._round, self._taken, self._due = name, {}, None
+        if name > self.round:
+            self._late_start = said.version if said.version > self.round[0] else 0
+            self.round, self._taken, self._due = name, {}, None
         self._taken[worker] = said
         if self._due is not None or sum(each.learners for each in self._taken.values()) < said.quorum:
             return None
@@ -78,7 +79,7 @@ class Latecomers:
     @property
     def view(self) -> int:
         """The view of the newest round."""
-        return self._round[0]
+        return self.round[0]
 
     def missing(self, members: Sequence[int]) -> list[int]:
         """Those of ``members``, who are in ``view``, that have not taken the newest round."""
@@ -118,11 +119,15 @@ class RoundWatch:
             case Running(version=version) if self._has(version, worker):
                 self._latecomers.runs(version, now)
             case RoundTaken(version=version) if self._has(version, worker):
-                self._hurry(worker, said.step, said.grace_s, now)
-                if (due := self._latecomers.heard(worker, said, now)) is not None:
+                before, due = self._latecomers.round, self._latecomers.heard(worker, said, now)
+                hurried = [worker]
+                if due is not None:
                     self._later.put(due, partial(self._look, due))
-                    for missing in [] if self._forms(version) else self._latecomers.missing(self._members(version)):
-                        self._hurry(missing, said.step, said.grace_s, now)
+                # Who is silent is waited for no longer by the first that is there, and by a quorum.
+                if (due is not None or self._latecomers.round != before) and not self._forms(version):
+                    hurried += self._latecomers.missing(self._members(version))
+                for each in hurried:
+                    self._hurry(each, said.step, said.grace_s, now)
 
     def _has(self, version: int, worker: int) -> bool:
         """Whether members of the view ``version`` may train now, and ``worker`` is one."""

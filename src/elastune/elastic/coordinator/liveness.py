@@ -155,7 +155,9 @@ class WorkerConnections:
         peer.stands_at = step
         peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
         self._least_due_s = min(self._least_due_s, peer.waits_s)
-        self.next_silence = min(self.next_silence, max(now, peer.counts_from + peer.waits_s / 2))
+        if (halfway := peer.counts_from + peer.waits_s / 2) < now and not peer.looked:
+            peer.looked, peer.vitals = True, self._vitals_of(worker)
+        self.next_silence = min(self.next_silence, max(halfway, now + beat_s))
 
     def why_silent(self, worker: int) -> str:
         """Why ``worker``, who is silent, counts as lost."""
