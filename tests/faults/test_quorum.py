@@ -130,7 +130,7 @@ def test_a_frozen_worker_stalls_nobody_for_longer_than_the_grace(runs: Runs, tmp
     found = ran(runs, tmp_path / "end", "diloco:quorum=3,grace=2", [f"stop 1 6 {place}"])
     (late,) = [record for record in found.records if isinstance(record, WorkerGone) and record.how == "lost"]
     assert late.worker == 1
-    assert "2 s after a quorum" in late.why
+    assert "(grace)" in late.why  # too late, or silent for too long: what is first depends on the others' pace
     assert left_out(found) == {6: [1]}
     assert sum(each.discarded for each in found.regrouped) == 0
     same(tmp_path / "end", "diloco:quorum=3,grace=2", {6: [1]})
