@@ -6,27 +6,41 @@ declared time a sample), so that four workers pay on two cores; faults, what the
 Without a quorum runs are in exact mode, and no fault may show in the weights; with one in fast mode, and the ledger of
 samples has to be exact.
 
+The ways differ in what they need: without a quorum each worker has a learner and a round is a pass over the data. With
+one it is half a pass, so that less is left out; each worker has three learners, so that those of a lost one divide
+among the others; half of all learners are a quorum, so that two workers that freeze in one round stall nobody.
+
 The mark to beat is a point of somebody else's: Decoupled DiLoCo (arXiv 2604.21428) reports, simulated, 88 % goodput at
 a rate of faults where data parallelism has 27 %. Rates of faults do not compare between such a machine and this one, so
 the goal (95 % where the published curve has 88 %) is to be read at equal goodput of all-reduce: the run tells who has
 how much at the rate that costs all-reduce most.
 
     python benchmarks/goodput.py [--smoke] [--workers 4] [--faults stop:0.1/s,...] [--out goodput.json]
+    python benchmarks/goodput.py --ways "allreduce; diloco:learners=12,every=4,quorum=6,grace=0.1" --minutes 8 --resume
+
+Every run is a line of OUT.rows.jsonl as it ends; with --resume those that stand there are not run again, and with
+--minutes none is begun that would end later. Of a cell that was cut so the undisturbed run is of another hour than the
+disturbed one: measure on a machine that is as quiet in both.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kept_rows import OutOfTime, Rows
+
+from elastune.core.sync_plan import SyncPlan
 from elastune.job.machine import machine_context
 
 PROGRAM = Path(__file__).parent / "programs" / "paced_train.py"
@@ -38,6 +52,9 @@ FAULTS = (*(f"kill:{rate}/s" for rate in (0.2, 0.4)), *(f"stop:{rate}/s" for rat
 SEEDS = 3
 LIMIT_S = 300.0
 GOAL, PUBLISHED, PUBLISHED_DATA_PARALLEL = 0.95, 0.88, 0.27
+TOLD = ("seconds", "steps_discarded", "rounds_short", "samples_left_out", "changes", "longest_pause_s")
+KEPT = (*TOLD, "samples", "sha256")
+Measured = Callable[["Way", str, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,8 @@ class Setup:
 
     workers: int
     steps: int
+    batch: int = BATCH
+    heartbeat: str = HEARTBEAT
 
     @property
     def sample_s(self) -> float:
@@ -55,24 +74,33 @@ class Setup:
 
 @dataclass(frozen=True)
 class Way:
-    """A strategy, and the mode it runs in."""
+    """A strategy, and what it runs with."""
 
     sync: str
-    mode: str = "exact"
+
+    @property
+    def mode(self) -> str:
+        """Who is late depends on the clock."""
+        return "fast" if SyncPlan.parse(self.sync).quorum else "exact"
+
+    def slots(self, workers: int) -> int:
+        """As many as learners, or workers where there are none."""
+        plan = SyncPlan.parse(self.sync)
+        return plan.learners if plan.in_rounds else workers
 
 
-def ways(workers: int) -> tuple[Way, Way, Way]:
-    """What is compared: each worker has a learner, a round is a pass over the data, and a quorum is three quarters."""
-    rounds = f"diloco:learners={workers},every=12"
-    return Way("allreduce"), Way(rounds), Way(f"{rounds},quorum={workers - workers // 4},grace=0.25", "fast")
+def ways(workers: int) -> list[str]:
+    """What is compared."""
+    quorum = f"diloco:learners={3 * workers},every=4,quorum={3 * workers // 2},grace=0.1"
+    return ["allreduce", f"diloco:learners={workers},every=12", quorum]
 
 
 def run(out: Path, way: Way, faults: str, seed: int, setup: Setup) -> dict[str, Any]:
     """What one run came to."""
-    settings = {"sample_s": setup.sample_s, "epochs": 100_000, "batch_size": BATCH}
-    workers = str(setup.workers)
+    settings = {"sample_s": setup.sample_s, "epochs": 100_000, "batch_size": setup.batch}
+    workers, slots = str(setup.workers), str(way.slots(setup.workers))
     command = [sys.executable, "-m", "elastune", "run", str(PROGRAM), "--workers", workers, "--sync", way.sync]
-    command += ["--seed", str(seed), "--max-steps", str(setup.steps), "--heartbeat", HEARTBEAT, "--slots", workers]
+    command += ["--seed", str(seed), "--max-steps", str(setup.steps), "--heartbeat", setup.heartbeat, "--slots", slots]
     command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command += ["--mode", way.mode, "--checkpoint-every", "0", "--json", "--out", str(out)]
     if faults:
@@ -82,21 +110,30 @@ def run(out: Path, way: Way, faults: str, seed: int, setup: Setup) -> dict[str, 
     )
     if done.returncode != 0:
         raise RuntimeError(f"{way.sync}, {faults}, seed {seed}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    found = json.loads(done.stdout)
+    return {name: found[name] for name in KEPT} | {"chaos": found.get("chaos")}
 
 
-def cell(folder: Path, way: Way, faults: str, calm: dict[int, dict[str, Any]], setup: Setup) -> dict[str, Any]:
+def kept_run(rows: Rows, way: Way, faults: str, seed: int, setup: Setup) -> dict[str, Any]:
+    """As ``run``, if ``rows`` has not got it. Raises ``OutOfTime``."""
+
+    def measure() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            return run(Path(folder) / "run", way, faults, seed, setup)
+
+    return rows.of({"sync": way.sync, "faults": faults, "seed": seed, **asdict(setup)}, measure)
+
+
+def cell(measured: Measured, way: Way, faults: str, calm: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """The steps of each seed with ``faults``, beside the ``calm`` runs of the same."""
     goodput, told, sound = [], [], True
     for seed, undisturbed in calm.items():
-        hit = run(folder / f"{way.sync}-{faults}-{seed}", way, faults, seed, setup)
+        hit = measured(way, faults, seed)
         used = hit["samples"] / undisturbed["samples"]
         goodput.append(used * undisturbed["seconds"] / hit["seconds"])
         same = way.mode != "exact" or undisturbed["sha256"] == hit["sha256"]
         sound = sound and same and hit["chaos"]["ledger"]["exact"]
-        kept = ("seconds", "steps_discarded", "rounds_short", "samples_left_out", "changes", "longest_pause_s")
-        told.append({**{name: hit[name] for name in kept}, "faults": hit["chaos"]["faults"]})
+        told.append({**{name: hit[name] for name in TOLD}, "faults": hit["chaos"]["faults"]})
     return {
         "strategy": way.sync,
         "mode": way.mode,
@@ -114,17 +151,19 @@ def line(found: dict[str, Any]) -> str:
     lost = sum(each["steps_discarded"] for each in found["runs"])
     left = sum(each["samples_left_out"] for each in found["runs"])
     told = f"{faults} faults, {lost} steps done again, {left} samples left out"
-    return f"{found['strategy']:46} {found['faults']:12} goodput {words}  ({told})"
+    return f"{found['strategy']:50} {found['faults']:12} goodput {words}  ({told})"
 
 
 def beside_the_goal(cells: list[dict[str, Any]]) -> str:
-    """The quorum's goodput where all-reduce has least, and what was published."""
+    """The goodput of the last strategy where all-reduce has least, and what was published; "" without all-reduce."""
     at = {(each["strategy"], each["faults"]): each["goodput"]["median"] for each in cells}
     reduce_at = {faults: value for (strategy, faults), value in at.items() if strategy == "allreduce"}
+    if not reduce_at or cells[-1]["strategy"] == "allreduce":
+        return ""
     worst = min(reduce_at, key=reduce_at.__getitem__)
     mine, theirs = at[cells[-1]["strategy"], worst], reduce_at[worst]
     return (
-        f"at {worst}, where all-reduce costs most ({theirs:.0%} goodput), the quorum has {mine:.0%}; published "
+        f"at {worst}, where all-reduce costs most ({theirs:.0%} goodput), the last has {mine:.0%}; published "
         f"(simulated, another machine): {PUBLISHED:.0%} where data parallelism has {PUBLISHED_DATA_PARALLEL:.0%}; goal "
         f"{GOAL:.0%} there"
     )
@@ -136,45 +175,61 @@ def write(result: dict[str, Any], out: Path | None) -> None:
         out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def main() -> int:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", type=int, default=144)
     parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--ways", help="strategies, with ; between them, in place of the three")
     parser.add_argument("--faults", default=",".join(FAULTS), help="with their rates, as elastune run --chaos has them")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    args = parser.parse_args()
-    seeds, faults, setup = range(1, args.seeds + 1), args.faults.split(","), Setup(args.workers, args.steps)
+    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run that would end later")
+    return parser.parse_args()
+
+
+def compare(result: dict[str, Any], compared: list[Way], faults: list[str], measured: Measured, args: Any) -> None:
+    """Fill ``result``, cell by cell. Raises ``OutOfTime``."""
+    for way in compared:
+        calm = {seed: measured(way, "", seed) for seed in range(1, args.seeds + 1)}
+        result["undisturbed_seconds"][way.sync] = [undisturbed["seconds"] for undisturbed in calm.values()]
+        for each in faults:
+            result["cells"].append(cell(measured, way, each, calm))
+            print(line(result["cells"][-1]), flush=True)
+            write(result, args.out)
+    if said := beside_the_goal(result["cells"]):
+        result["beside_the_goal"] = said
+        print(said)
+
+
+def main() -> int:
+    args = options()
+    if args.resume and args.out is None:
+        raise SystemExit("--resume goes on with the rows of --out: give that, too")
+    faults, setup = args.faults.split(","), Setup(args.workers, args.steps)
+    compared = [Way(each.strip()) for each in args.ways.split(";")] if args.ways else [*map(Way, ways(args.workers))]
     if args.smoke:
-        seeds, faults, setup = range(1, 2), ["kill@step:20"], Setup(args.workers, 36)
+        args.seeds, faults, setup, compared = 1, ["kill@step:20"], Setup(args.workers, 36), compared[-1:]
     result: dict[str, Any] = {
         "what": "goodput: seconds of an undisturbed run over those of a disturbed one, times the part of the samples "
         "that was trained on; compute is emulated",
         "command": " ".join(["python", *sys.argv]),
-        "workers": setup.workers,
         "sample_s": setup.sample_s,
-        "steps": setup.steps,
-        "heartbeat": HEARTBEAT,
+        **asdict(setup),
         "published": {"source": "arXiv 2604.21428, simulated", "goodput": PUBLISHED, "data": PUBLISHED_DATA_PARALLEL},
         "machine": machine_context(),
         "undisturbed_seconds": {},
         "cells": [],
     }
-    cells = result["cells"]
-    with tempfile.TemporaryDirectory() as folder:
-        for way in ways(setup.workers)[-1 if args.smoke else 0 :]:
-            calm = {seed: run(Path(folder) / f"{way.sync}-{seed}", way, "", seed, setup) for seed in seeds}
-            result["undisturbed_seconds"][way.sync] = [undisturbed["seconds"] for undisturbed in calm.values()]
-            for each in faults:
-                cells.append(cell(Path(folder), way, each, calm, setup))
-                print(line(cells[-1]), flush=True)
-                write(result, args.out)
-    if not args.smoke:
-        result["beside_the_goal"] = beside_the_goal(cells)
-        print(result["beside_the_goal"])
+    path = args.out.with_suffix(".rows.jsonl") if args.out is not None else None
+    rows = Rows(path, resume=args.resume, limit_s=60 * args.minutes)
+    try:
+        compare(result, compared, faults, lambda way, each, seed: kept_run(rows, way, each, seed, setup), args)
+    except OutOfTime as cut:
+        print(f"{cut}: --resume goes on")
     write(result, args.out)
-    if not all(each["sound"] for each in cells):
+    if not all(each["sound"] for each in result["cells"]):
         print("a fault shows in the weights, or samples are not accounted for", file=sys.stderr)
         return 1
     return 0

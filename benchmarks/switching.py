@@ -12,6 +12,10 @@ the whole run's time. Every run takes the same steps of the same batches of Fash
 set.
 
     python benchmarks/switching.py [--smoke] [--only size,link] [--seeds 3] [--out benchmarks/results/switching.json]
+    python benchmarks/switching.py --out benchmarks/results/switching.json --minutes 9 --resume     # again and again
+
+Every run is a line of OUT.rows.jsonl as it ends; with --resume those that stand there are not run again, and with
+--minutes none is begun that would end later. A seed's runs follow one another, so that what is compared is of one hour.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kept_rows import OutOfTime, Rows
 from pauses import Tick, Ticks
 from programs.workload import OWNER, SAMPLE_S
 from switching_verdict import cell, judge, words
@@ -180,34 +185,53 @@ def summary(story: Story, rows: list[Row]) -> Row:
     return {name: each if name in fixed else each | judge(each, fixed) for name, each in cells.items()}
 
 
+def kept(rows: Rows, story: Story, name: str, seed: int, smoke: bool) -> Row:
+    """As ``told``, with the load average before it, if ``rows`` has not got it. Raises ``OutOfTime``."""
+
+    def measure() -> Row:
+        os.environ |= {OWNER: str(os.getpid()), SAMPLE_S: str(story.sample_s), "OMP_NUM_THREADS": "1"}
+        load = round(os.getloadavg()[0], 1)
+        return {**told(story, name, seed, smoke), "load_average": load}
+
+    shape = {**asdict(story), "words": story.words[name]}
+    found = rows.of({**shape, "strategy": name, "seed": seed, "smoke": smoke}, measure)
+    print(f"{story.name} {name:20} seed {seed}: {found}", flush=True)
+    return found
+
+
+def ran(story: Story, rows: Rows, seeds: int, smoke: bool) -> Row:
+    """All runs of ``story``, and what they came to. Raises ``OutOfTime``."""
+    asked = itertools.product(range(1, seeds + 1), story.words)
+    runs = [kept(rows, story, name, seed, smoke) for seed, name in asked]
+    shape = {"sample_s": story.sample_s, "link": story.link, "slow_link": story.slow_link, "phases": story.phases}
+    found = {**shape, "cells": summary(story, runs), "runs": runs}
+    judged = {name: each for name, each in found["cells"].items() if "met" in each}
+    print("\n".join(words(name, each) for name, each in judged.items()), flush=True)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="up to 2 workers, the policy and all-reduce, on digits")
     parser.add_argument("--only", default="size,link")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run that would end later")
     args = parser.parse_args()
+    if args.resume and args.out is None:
+        raise SystemExit("--resume goes on with the rows of --out: give that, too")
     found: Row = {"command": " ".join(["python", *sys.argv]), "machine": machine_context()}
     found["emulated"] = "compute (a declared time a sample); hosts are namespaces with shaped links"
     stories = [by_size(True)] if args.smoke else [by_size(False), by_link()]
+    path = args.out.with_suffix(".rows.jsonl") if args.out is not None else None
+    rows = Rows(path, resume=args.resume, limit_s=60 * args.minutes)
     for story in [each for each in stories if each.name in args.only.split(",")]:
-        os.environ |= {OWNER: str(os.getpid()), SAMPLE_S: str(story.sample_s), "OMP_NUM_THREADS": "1"}
-        rows, load = [], [os.getloadavg()[0]]
-        for seed, name in itertools.product(range(1, 2 if args.smoke else args.seeds + 1), story.words):
-            rows.append(told(story, name, seed, args.smoke))
-            load.append(os.getloadavg()[0])
-            print(f"{story.name} {name:20} seed {seed}: {rows[-1]}", flush=True)
-        loads = {"load_average": [round(each, 1) for each in load]}  # before each run, and after the last
-        shape = {
-            **loads,
-            "sample_s": story.sample_s,
-            "link": story.link,
-            "slow_link": story.slow_link,
-            "phases": story.phases,
-        }
-        found[story.name] = {**shape, "cells": summary(story, rows), "runs": rows}
-        judged = {name: each for name, each in found[story.name]["cells"].items() if "met" in each}
-        print("\n".join(words(name, each) for name, each in judged.items()), flush=True)
+        try:
+            found[story.name] = ran(story, rows, 1 if args.smoke else args.seeds, args.smoke)
+        except OutOfTime as cut:
+            print(f"{cut}: --resume goes on")
+            return 0
         if args.out is not None:
             args.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from kept_rows import Rows
+from kept_rows import OutOfTime, Rows
 from rivals import RAW, make_search
 
 from elastune.journal.records import TrialFinished
@@ -36,6 +36,8 @@ def test_a_run_that_was_cut_measures_no_study_again(tmp_path: Path) -> None:
     assert [again.of({"seed": n}, lambda: measure(n)) for n in (1, 2, 3)] == [{"cpu_s": 1.5 * n} for n in (1, 2, 3)]  # noqa: B023
     assert asked == [1, 2, 3]
     assert len(path.read_text().splitlines()) == 3
+    with pytest.raises(OutOfTime, match="after 3"):
+        Rows(path, resume=True, limit_s=-1.0).of({"seed": 4}, lambda: measure(4))
     Rows(path, resume=False)
     assert path.read_text() == ""
 

@@ -113,6 +113,7 @@ def test_workers_share_out_a_round(batches, each, learners, workers, mode, least
     ]
     used = sorted(place for run in runs for part in run if part.weight for place in part.samples)
     assert used == list(range(sum(batches)))
+    assert plan.most_carried(workers) == max(len({part.learner for part in run}) for run in runs)
     assert all([part.ends_step for part in run] == [False] * (len(run) - 1) + [True] for run in runs)
     assert all(sum(part.ends_local_step for part in run) == len(batches) for run in runs)
     updates = [part for run in runs for part in run if part.ends_update]

@@ -77,7 +77,8 @@ class SyncPlan:
         blend: How much of a learner's own values stays there: 0, the outer step takes their place, to 1.
         quorum: How many learners a round needs; 0: all of them. The round ends as the mean of those that are there,
             where a worker was lost in it or came too late (after Decoupled DiLoCo, arXiv 2604.21428).
-        grace: How long those that have taken the round's steps wait for the others, once they are as many, in seconds.
+        grace: How long those that have taken the round's steps wait for the others, once they are as many, in seconds;
+            at least half of what the round took them.
 
     Raises:
         UserError: For numbers that cannot be, and settings that the strategy does not have.
@@ -193,6 +194,10 @@ class SyncPlan:
     def carried(self, workers: int, rank: int) -> range:
         """The learners that worker ``rank`` of ``workers`` trains."""
         return cut(self.learners, workers)[rank]
+
+    def most_carried(self, workers: int) -> int:
+        """The most learners that one of so many ``workers`` trains."""
+        return max(map(len, cut(self.learners, workers)))
 
     def check(self, num_slots: int, most_workers: int, mechanism: str, mode: str) -> None:
         """Raise ``UserError`` where slots, workers, mechanism or mode do not go with it."""

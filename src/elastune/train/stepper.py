@@ -286,12 +286,13 @@ class Stepper:
     def meet(self, *, repeatable: bool = True) -> None:
         """Where workers meet after the optimizer's step, and have not: they do now. See ``StepTransaction.meet``."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
+        took_s = self._progress.times.step_s
         while transaction.phase is Phase.APART:  # again, where the round goes on without some who were lost here
             plan, sync = transaction.plan, self._trained().sync.plan
             workers.say("reducing", step, self._trained().state_bytes, f"the exchange after step {step + plan.steps}")
             if sync.spares:
                 transaction.tell(self._tells())
-                workers.took_round(step, len({part.learner for part in plan.slices}), sync)
+                workers.took_round(step, len({part.learner for part in plan.slices}), sync, took_s)
             if (found := transaction.meet(self._adapter.votes, repeatable=repeatable)) is not None:
                 self._reduced(found)
 

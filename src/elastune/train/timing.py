@@ -45,6 +45,11 @@ class StepTimes:
         """The clock's time."""
         return self._clock.now()
 
+    @property
+    def step_s(self) -> float:
+        """Seconds since the newest step began."""
+        return self._clock.now() - self._step_started
+
     def begin_step(self) -> None:
         """A step's first data are about to be fetched."""
         self._step_started = self._clock.now()

@@ -189,13 +189,13 @@ def test_who_waits_at_the_end_of_a_round_waits_there_for_the_next_one_too() -> N
     sync = SyncPlan.parse("local:learners=4,every=2,quorum=3,grace=0.5")
     with coordinating(4, grace_s=LIMIT_S) as old, members(old, 0, 1, 2, 3) as them:
         number = begun(them)
-        them[0].took_round(number, 7, 1, sync)
+        them[0].took_round(number, 7, 1, sync, 1, 0.0)
         old.close()
         with next_one(old) as new:
             eventually(lambda: set(new.back) == {0, 1, 2, 3})
-            them[1].took_round(number, 7, 1, sync)
+            them[1].took_round(number, 7, 1, sync, 1, 0.0)
             taken_over(new, range(4))
-            them[2].took_round(number, 7, 1, sync)
+            them[2].took_round(number, 7, 1, sync, 1, 0.0)
             assert them[0].await_version(number, LIMIT_S).members == (0, 1, 2)
 
 

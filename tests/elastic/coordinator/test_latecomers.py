@@ -7,15 +7,23 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from elastune.elastic.coordinator.latecomers import STALL_S, Latecomers, RoundWatch
+from elastune.elastic.coordinator.latecomers import STALL_S, Latecomers, RoundWatch, patience_s
 from elastune.elastic.coordinator.later import Later
 from elastune.elastic.coordinator.membership import Membership
 from elastune.elastic.protocol.messages import RoundTaken, Running, decode, encode
 from elastune.elastic.protocol.view import View
 
 
-def taken(step: int = 12, version: int = 1, learners: int = 1, quorum: int = 3, grace_s: float = 1.0) -> RoundTaken:
-    return RoundTaken(version, step, learners, quorum, grace_s)
+def taken(
+    step: int = 12,
+    version: int = 1,
+    learners: int = 1,
+    quorum: int = 3,
+    grace_s: float = 1.0,
+    most: int = 1,
+    took_s: float = 0.0,
+) -> RoundTaken:
+    return RoundTaken(version, step, learners, quorum, grace_s, max(learners, most), took_s)
 
 
 def test_the_grace_begins_with_the_quorum() -> None:
@@ -27,6 +35,34 @@ def test_the_grace_begins_with_the_quorum() -> None:
     assert late.late((0, 1, 2, 3), 12.99) == []
     assert late.late((0, 1, 2, 3), 13.0) == [2]
     assert "1 s after a quorum" in late.why
+
+
+@pytest.mark.parametrize(
+    ("rounds", "waited_s"),
+    [
+        ([taken(took_s=1.0), taken(took_s=1.5)], 1.0),  # half of it is less than the grace
+        ([taken(took_s=6.0), taken(took_s=8.0)], 4.0),
+        ([taken(learners=2, took_s=6.0), taken(most=2, took_s=3.0)], 3.0),  # who has two is there
+        ([taken(most=2, took_s=6.0), taken(most=2, took_s=5.0)], 9.0),  # one that has two has its time to come
+        ([taken(learners=3, most=4, took_s=6.0)], 5.0),
+        ([taken(learners=2, most=3, took_s=0.2), taken(learners=2, most=3, took_s=0.2)], 1.1),
+        ([taken(learners=2, took_s=2.0), taken(most=2, took_s=1.5)], 2.0),  # at the pace of the slowest of these
+    ],
+)
+def test_the_grace_grows_with_the_round_and_with_learners(rounds: list[RoundTaken], waited_s: float) -> None:
+    assert patience_s(rounds) == pytest.approx(waited_s)
+
+
+def test_who_has_two_learners_where_the_others_have_one_is_not_late_at_their_pace() -> None:
+    """Seven workers have eight learners, and six are a quorum: each loss had led to the next one."""
+    late = Latecomers()
+    for worker in range(5):
+        assert late.heard(worker, taken(quorum=6, grace_s=0.25, most=2, took_s=0.8), 10.0) is None
+    due = late.heard(5, taken(quorum=6, grace_s=0.25, most=2, took_s=0.8), 10.0)
+    assert due == pytest.approx(11.2)
+    assert late.late(range(7), 11.1) == []
+    assert late.late(range(7), 11.3) == [6]
+    assert "1.2 s after a quorum" in late.why
 
 
 def test_who_comes_within_the_grace_is_not_late() -> None:
@@ -65,9 +101,14 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, current: View | None, proposed: View | None = None) -> None:
         monkeypatch.setattr("elastune.elastic.coordinator.latecomers.time.monotonic", lambda: self.now)
         self.now, self.deaf, self.lost, self.later = 0.0, False, list[int](), Later()
+        self.hurried: list[tuple[int, int, float]] = []
         self.membership = Membership(1, 4, 4, 1, 4, (), current=current, proposed=proposed)
         self.rounds = RoundWatch(
-            self.later, lambda worker, why: self.lost.append(worker), lambda: self.membership, lambda: self.deaf
+            self.later,
+            lambda worker, why: self.lost.append(worker),
+            lambda: self.membership,
+            lambda: self.deaf,
+            lambda worker, step, grace_s, now: self.hurried.append((worker, step, now)),
         )
 
     def at(self, now: float) -> list[int]:
@@ -99,12 +140,23 @@ def test_of_a_view_that_is_over_nobody_is_late(monkeypatch: pytest.MonkeyPatch) 
     assert run.later.next_at == [2.0]
 
 
+def test_whom_the_first_or_a_quorum_waits_for_may_be_silent_as_little_as_they(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, View(1, (0, 1, 2, 3)))
+    run.rounds.heard(0, taken(), 1.0)
+    assert run.hurried == [(0, 12, 1.0), (1, 12, 1.0), (2, 12, 1.0), (3, 12, 1.0)]
+    run.rounds.heard(2, taken(), 2.0)
+    assert run.hurried[4:] == [(2, 12, 2.0)]
+    run.rounds.heard(3, taken(), 2.5)
+    assert run.hurried[5:] == [(3, 12, 2.5), (1, 12, 2.5)]
+
+
 def test_while_a_joiner_gets_its_state_neither_it_nor_who_sends_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     view = View(2, (0, 1, 2, 3), scheduled=True, joiners=(3,))
     run = Watched(monkeypatch, View(1, (0, 1, 2)), view)
     for worker in (1, 2):
         run.rounds.heard(worker, Running(2, 12), 10.0)
         run.rounds.heard(worker, taken(version=2, learners=2), 12.0)
+    assert {worker for worker, *_ in run.hurried} == {1, 2}
     assert [run.at(13.0 + look * STALL_S) for look in range(29)] == [[]] * 29
     for worker in (0, 3):
         run.rounds.heard(worker, Running(2, 12), 20.0)

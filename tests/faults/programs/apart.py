@@ -14,7 +14,7 @@ from elastune import Policy
 from elastune.testing.faults import inject, parse
 from elastune.testing.pace import Rests
 
-config = {"batch_size": 32, "epochs": 2, "faults": [], "file": "", "until": "", "pause_s": 0.0}
+config = {"batch_size": 32, "epochs": 2, "faults": [], "file": "", "until": "", "pause_s": 0.0, "first_s": 0.0}
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,6 +76,8 @@ def train(session) -> None:
         for x, y in session.batches(data, batch_size=config["batch_size"]):
             reach("before")
             mid_round.begun()
+            if session.step == 0:
+                time.sleep(config["first_s"])  # in each batch of the first round
             session.backward(((model(x) - y) ** 2).mean())
             reach("after")
             reach("amid")

@@ -77,7 +77,8 @@ class Coordinator:
         self._over = self._stopping = self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
         self._later, self._company = Later(), Company()
-        self._rounds = RoundWatch(self._later, self._drop, lambda: self._state, lambda: self._out.full)
+        hurry = partial(self._peers.waits, self._beat_s)
+        self._rounds = RoundWatch(self._later, self._drop, lambda: self._state, lambda: self._out.full, hurry)
         self._due = self._next_beat = self._next_word = time.monotonic()
         self._out = ControllerQueue(on_room=self._bell.ring)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
@@ -252,12 +253,10 @@ class Coordinator:
             case messages.Exit(code):
                 self._say([connection], messages.Bye())
                 self._end_connection(worker, code, f"it ended with exit code {code}")
-            case _ if not self._roll.expects(worker):  # released, or about to be ended
-                pass
+            case _ if isinstance(message, messages.RoundTaken) or not self._roll.expects(worker):
+                pass  # ``_rounds`` has heard it; or it is released, or about to be ended
             case Beat():
                 self._peers.beaten(worker, message, now)
-            case messages.RoundTaken():
-                self._peers.waits(worker, message.step, message.grace_s, self._beat_s, now)
             case messages.Publish():
                 self._publish(worker, message)
             case Broken():

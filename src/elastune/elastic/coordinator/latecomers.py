@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from elastune.elastic.coordinator.later import Later
@@ -12,19 +12,33 @@ from elastune.elastic.protocol.messages import Message, RoundTaken, Running
 
 NO_ROUND = (0, 0)
 STALL_S = 0.25  # a look that comes so late was kept back, and with it perhaps what workers had said in time
+GRACE_PART = 0.5  # of the time that a round has taken its quorum, at least: what makes one late grows with the round
+
+
+def patience_s(taken: Collection[RoundTaken]) -> float:
+    """How long the workers that have ``taken`` a round wait for the others from then on.
+
+    The grace time, or half as long as the round took them, if that is more; and before that as much longer as a worker
+    needs at the pace of the slowest of these that has the most learners of all, where none of these has: at seven
+    workers for eight learners one has two, and needs twice the time of the others.
+    """
+    took_s = max(each.took_s for each in taken)
+    most_s = max(each.took_s / each.learners * each.most for each in taken)
+    return max(0.0, most_s - took_s) + max(GRACE_PART * took_s, *(each.grace_s for each in taken))
 
 
 class Latecomers:
     """Hears of each worker's part of a round. A round is known by its view and its first step.
 
     This is the one place that decides: whoever is named is no member of the next view, whether it comes or not.
+    ``round``: the newest one that any worker has taken.
     """
 
     def __init__(self) -> None:
-        self._round = NO_ROUND
-        self._taken: dict[int, int] = {}  # by worker: its learners
+        self.round = NO_ROUND
+        self._taken: dict[int, RoundTaken] = {}  # by worker
         self._due: float | None = None
-        self._grace_s = 0.0
+        self._patience_s = 0.0
         self._running = (0, 0.0, 0.0)  # the newest view that is heard of; when its first member ran, and its newest one
         self._late_start = 0
 
@@ -40,15 +54,16 @@ class Latecomers:
     def heard(self, worker: int, said: RoundTaken, now: float) -> float | None:
         """``worker`` waits for the others. When to ask for ``late``, where that was not known before."""
         name = said.version, said.step
-        if name < self._round or not said.quorum:
+        if name < self.round or not said.quorum:
             return None
-        if name > self._round:
-            self._late_start = said.version if said.version > self._round[0] else 0
-            self._round, self._taken, self._due = name, {}, None
-        self._taken[worker] = said.learners
-        if self._due is not None or sum(self._taken.values()) < said.quorum:
+        if name > self.round:
+            self._late_start = said.version if said.version > self.round[0] else 0
+            self.round, self._taken, self._due = name, {}, None
+        self._taken[worker] = said
+        if self._due is not None or sum(each.learners for each in self._taken.values()) < said.quorum:
             return None
-        self._due, self._grace_s = now + said.grace_s, said.grace_s
+        self._patience_s = patience_s(self._taken.values())
+        self._due = now + self._patience_s
         return self.due
 
     @property
@@ -64,23 +79,27 @@ class Latecomers:
     @property
     def view(self) -> int:
         """The view of the newest round."""
-        return self._round[0]
+        return self.round[0]
+
+    def missing(self, members: Sequence[int]) -> list[int]:
+        """Those of ``members``, who are in ``view``, that have not taken the newest round."""
+        return [worker for worker in members if worker not in self._taken]
 
     def late(self, members: Sequence[int], now: float) -> list[int]:
-        """Those of ``members``, who are in ``view``, that the others wait for no longer."""
-        if self.due is None or now < self.due:
-            return []
-        return [worker for worker in members if worker not in self._taken]
+        """Those of them that the others wait for no longer."""
+        return [] if self.due is None or now < self.due else self.missing(members)
 
     @property
     def why(self) -> str:
         """Why they are lost."""
-        return f"it came later than {self._grace_s:g} s after a quorum of learners to the end of a round (grace)"
+        late_s = round(self._patience_s, 2)
+        return f"it came later than {late_s:g} s after a quorum of learners to the end of a round (grace)"
 
 
 class RoundWatch:
     """Asks in time who has come too late. ``later``: of the thread that this is used in; ``lose``: what becomes of a
-    worker and why; ``membership``: as it is now; ``deaf``: whether nobody can be heard just now.
+    worker and why; ``membership``: as it is now; ``deaf``: whether nobody can be heard just now; ``hurry``: for a
+    worker and a step at whose end others wait that can do without it, see ``WorkerConnections.waits``.
     """
 
     def __init__(
@@ -89,8 +108,9 @@ class RoundWatch:
         lose: Callable[[int, str], None],
         membership: Callable[[], Membership],
         deaf: Callable[[], bool],
+        hurry: Callable[[int, int, float, float], None],
     ) -> None:
-        self._later, self._lose, self._membership, self._deaf = later, lose, membership, deaf
+        self._later, self._lose, self._membership, self._deaf, self._hurry = later, lose, membership, deaf, hurry
         self._latecomers = Latecomers()
 
     def heard(self, worker: int, said: Message, now: float) -> None:
@@ -99,9 +119,15 @@ class RoundWatch:
             case Running(version=version) if self._has(version, worker):
                 self._latecomers.runs(version, now)
             case RoundTaken(version=version) if self._has(version, worker):
-                due = self._latecomers.heard(worker, said, now)
+                before, due = self._latecomers.round, self._latecomers.heard(worker, said, now)
+                hurried = [worker]
                 if due is not None:
                     self._later.put(due, partial(self._look, due))
+                # Who is silent is waited for no longer by the first that is there, and by a quorum.
+                if (due is not None or self._latecomers.round != before) and not self._forms(version):
+                    hurried += self._latecomers.missing(self._members(version))
+                for each in hurried:
+                    self._hurry(each, said.step, said.grace_s, now)
 
     def _has(self, version: int, worker: int) -> bool:
         """Whether members of the view ``version`` may train now, and ``worker`` is one."""
@@ -110,12 +136,15 @@ class RoundWatch:
     def _members(self, version: int) -> Sequence[int]:
         return next((view.members for view in self._membership().live if view.number == version), ())
 
+    def _forms(self, version: int) -> bool:
+        """Whether some member of the view ``version`` may still wait for its state."""
+        forming = self._membership().proposed
+        return forming is not None and forming.number == version
+
     def _look(self, due: float) -> None:
-        now, version, forming = time.monotonic(), self._latecomers.view, self._membership().proposed
+        now, version = time.monotonic(), self._latecomers.view
         late = now > due + STALL_S
-        if (
-            self._deaf() or late or (forming is not None and forming.number == version)
-        ):  # nobody was heard: it may be that all have said that they are there
+        if self._deaf() or late or self._forms(version):  # it may be that all have said that they are there
             self._again(now + STALL_S)
         elif (newest := self._latecomers.due) is not None and now < newest:
             self._again(newest)

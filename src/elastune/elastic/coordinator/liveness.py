@@ -15,6 +15,7 @@ BEATS = 5  # of a worker, before it counts as silent
 BEATS_WAITED_FOR = 3  # of a worker that waits where others can do without it
 LONGEST_BEAT_S = 0.5
 STANDING = ("reducing", "forming")  # where others are waited for
+LOOKS_APART_S = 1.5  # an agent tells of its host's processes once a second: what was seen sooner may be the same sight
 BEATS_A_SECOND = 4096  # of all workers: more of them beat more seldom, as far as ``BEATS`` allows
 
 
@@ -50,8 +51,9 @@ class Peer:
     """A connected worker: its newest beat came at ``beat_at``, anything at all at ``heard_at``.
 
     ``loading``: it said last that it loads its program. ``excused_at``: when it was last found silent and at work;
-    ``vitals``: what was seen of its process halfway to that. ``waits_s``: how long it may be silent while it waits for
-    others, which need not wait for it. ``stands_at``: the step that it said last that it cannot end by itself.
+    ``vitals``: what was seen of its process halfway to that, at ``looked_at``. ``waits_s``: how long it may be silent
+    while it waits for others, or they for it, which need not. ``stands_at``: the step that it said last that it cannot
+    end by itself.
     """
 
     worker: int
@@ -63,7 +65,7 @@ class Peer:
     loading: bool = True
     excused_at: float = -inf
     vitals: Vitals | None = None
-    looked: bool = False
+    looked_at: float | None = None
     waits_s: float = inf
     stands_at: int | None = None
 
@@ -130,7 +132,7 @@ class WorkerConnections:
     def heard(self, worker: int, now: float, message: Message) -> None:
         """``worker`` has said something."""
         peer = self._peers[worker]
-        peer.heard_at, peer.looked = now, False
+        peer.heard_at, peer.looked_at = now, None
         if isinstance(message, Beat):
             peer.loading = message.doing == "loading"
             peer.waits_s = peer.waits_s if message.doing == "reducing" else inf
@@ -144,16 +146,20 @@ class WorkerConnections:
         peer.beat, peer.beat_at = beat, now
         self._pace.heard(now, beat.step)
 
-    def waits(self, worker: int, step: int, grace_s: float, beat_s: float, now: float) -> None:
-        """``worker``, which beats every ``beat_s``, waits in ``step`` for others, which can do without it and give it
-        ``grace_s``. As long as another one is heard that waits there, too, it may not be silent for a whole heartbeat:
-        where none is, the exchange is over, and what it does since then it has not told yet.
+    def waits(self, beat_s: float, worker: int, step: int, grace_s: float, now: float) -> None:
+        """``worker``, which beats every ``beat_s``, waits in ``step`` for others, or they for it, which can do without
+        it and give it ``grace_s``. As long as another one is heard that waits there, too, it may not be silent for a
+        whole heartbeat: where none is, the exchange is over, and what it does since then it has not told yet. One that
+        is not there yet is bound by that until it beats again.
         """
-        peer = self._peers[worker]
+        if (peer := self._peers.get(worker)) is None:
+            return
         peer.stands_at = step
         peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
         self._least_due_s = min(self._least_due_s, peer.waits_s)
-        self.next_silence = min(self.next_silence, now + peer.waits_s / 2)
+        if (halfway := peer.counts_from + peer.waits_s / 2) < now:
+            self._look_at(peer, now)
+        self.next_silence = min(self.next_silence, max(halfway, now + beat_s))
 
     def why_silent(self, worker: int) -> str:
         """Why ``worker``, who is silent, counts as lost."""
@@ -195,24 +201,34 @@ class WorkerConnections:
         ``newest``: when anybody was heard last.
         """
         patience_s, waited_s = self._patience_s(peer, now), now - peer.counts_from
-        if not peer.looked and waited_s >= patience_s / 2:
-            peer.looked, peer.vitals = True, self._vitals_of(peer.worker)
+        if waited_s >= patience_s / 2:
+            self._look_at(peer, now)
         if waited_s < patience_s:
             return False
         vitals = self._vitals_of(peer.worker)
         pauses = self._all_pause(peer, vitals, now, newest)
         if not pauses and (vitals is None or not vitals.works_since(peer.vitals)):
-            return True
+            return vitals is None or not vitals.lives or now >= self._compares_at(peer)
         if peer.excused_at < peer.heard_at:
             line = (
-                f"worker {peer.worker} has been silent for {now - peer.heard_at:.1f} s, longer than --heartbeat, but "
+                f"worker {peer.worker} has been silent for {now - peer.heard_at:.1f} s, longer than {patience_s:g} s "
+                + ("(--heartbeat), but " if patience_s >= self._heartbeat_s else "(grace), but ")
                 + ("so have all" if pauses else "its process works")
                 + ": it is waited for "
                 + ("(is the network away?)" if pauses else "(does one call hold Python's lock?)")
             )
             self._excused.append(Straggler(peer.worker, peer.beat.step, line))
-        peer.excused_at, peer.looked = now, False
+        peer.excused_at, peer.looked_at = now, None
         return False
+
+    def _look_at(self, peer: Peer, now: float) -> None:
+        """See what its process has done so far, once in a silence."""
+        if peer.looked_at is None:
+            peer.looked_at, peer.vitals = now, self._vitals_of(peer.worker)
+
+    def _compares_at(self, peer: Peer) -> float:
+        """When it can be told whether its process has worked since it was looked at."""
+        return -inf if peer.looked_at is None else peer.looked_at + min(LOOKS_APART_S, self._heartbeat_s / 2)
 
     def _all_pause(self, peer: Peer, vitals: Vitals | None, now: float, newest: float) -> bool:
         """Whether ``peer``, which is silent, may be so because nobody can be heard."""
@@ -221,7 +237,8 @@ class WorkerConnections:
         return len(self._peers) > 1 if vitals is None else vitals.lives
 
     def _next_look(self, peer: Peer, now: float) -> float:
-        return peer.counts_from + self._patience_s(peer, now) / (1 if peer.looked else 2)
+        due = peer.counts_from + self._patience_s(peer, now) / (2 if peer.looked_at is None else 1)
+        return due if due > now else max(due, self._compares_at(peer))
 
     def _patience_s(self, peer: Peer, now: float) -> float:
         if peer.loading:

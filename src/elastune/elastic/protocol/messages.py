@@ -91,10 +91,7 @@ class Left:
 
 @dataclass(frozen=True, config=_RULES)
 class Done:
-    """The worker's training function has ended well; it stays to serve others until ``Bye``.
-
-    May be said again by one that was rewound after it.
-    """
+    """The training function has ended well; the worker serves others until ``Bye``. Rewound, it may say so again."""
 
     kind: Literal["done"] = "done"
 
@@ -153,8 +150,7 @@ class WaitedEnough:
 
 @dataclass(frozen=True, config=_RULES)
 class Progressed:
-    """The run was written down, or told of, as having come to ``step``, further than ever. (Seen by the coordinator in
-    workers' records, never sent.)"""
+    """The run has come to ``step``, further than ever. (Seen by the coordinator in records, never sent.)"""
 
     step: Count
     kind: Literal["progressed"] = "progressed"
@@ -308,13 +304,16 @@ class Beat:
 
 @dataclass(frozen=True, config=_RULES)
 class RoundTaken:
-    """So many ``learners`` here have taken the round after ``step``; once ``quorum`` have, the rest has ``grace_s``."""
+    """So many ``learners`` here have taken the round after ``step``, in ``took_s``; no worker has more than ``most``.
+    Once ``quorum`` have, the rest has ``grace_s`` or longer (``latecomers.patience_s``)."""
 
     version: Count
     step: Count
-    learners: Count
+    learners: Annotated[int, Field(ge=1)]
     quorum: Count
     grace_s: Seconds
+    most: Count
+    took_s: Seconds
     kind: Literal["round_taken"] = "round_taken"
 
 

@@ -157,9 +157,9 @@ class CoordinatorClient(News):
         """The model can be cut into so many stages."""
         self._send(messages.LayersFound(layers))
 
-    def took_round(self, version: int, step: int, learners: int, sync: SyncPlan) -> None:
+    def took_round(self, version: int, step: int, learners: int, sync: SyncPlan, most: int, took_s: float) -> None:
         """Under ``version`` so many ``learners`` here have taken the round after ``step``; see ``RoundTaken``."""
-        self._send(messages.RoundTaken(version, step, learners, sync.quorum, sync.grace))
+        self._send(messages.RoundTaken(version, step, learners, sync.quorum, sync.grace, most, took_s))
 
     def left(self) -> None:
         """This worker has left at the boundary of a version that does not have it."""

@@ -185,8 +185,8 @@ class ElasticWorkerGroup(WorkerGroup):
     def carriers(self, dealt_by: int, learners: int) -> Mapping[int, int]:
         return self._dealing.carriers(dealt_by, learners)
 
-    def took_round(self, step: int, learners: int, sync: SyncPlan) -> None:
-        self._client.took_round(self.view, step, learners, sync)
+    def took_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
+        self._client.took_round(self.view, step, learners, sync, sync.most_carried(self.seat[0]), took_s)
 
     # -- change -------------------------------------------------------------------------------------------------------
 

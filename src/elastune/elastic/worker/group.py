@@ -132,9 +132,9 @@ class WorkerGroup:
         parts = cut(learners, self.size)
         return {learner: worker for worker, part in zip(self.members, parts, strict=True) for learner in part}
 
-    def took_round(self, step: int, learners: int, sync: SyncPlan) -> None:
+    def took_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
         """Tell that this worker's ``learners`` have taken all steps of the round that begins after ``step``, of
-        ``sync``, and wait for the others'."""
+        ``sync``, in ``took_s``, and wait for the others'."""
 
     @property
     def broken(self) -> bool:
