@@ -76,6 +76,12 @@ def test_the_fullest_stage_is_that_of_the_cut_which_a_pipeline_makes(tmp_path: P
     assert size.fullest_bytes[:3] == pytest.approx((1.0, (held - 129 * 4) / held, 9 * 128 / held))
 
 
+def test_a_module_that_two_layers_call_does_a_part_in_each(tmp_path: Path) -> None:
+    twice = "nn.Linear(8, 8), *[nn.Linear(8, 8)] * 2, nn.Linear(8, 4)"
+    (tmp_path / "twice.py").write_text(TWO_LAYERS.replace("nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4)", twice))
+    assert size_of(Program(tmp_path / "twice.py")).fullest[3] == pytest.approx(64 / (3 * 64 + 32))
+
+
 def test_arithmetic_outside_of_layers_is_in_no_stage(program: Program, tmp_path: Path) -> None:
     assert size_of(program).fullest[0] == 1.0
     outside = TWO_LAYERS.replace("mse_loss(model(x), y)", "mse_loss(model(x) @ torch.ones(4, 4), y)")

@@ -27,6 +27,7 @@ from elastune.journal.records import (
     StudyStarted,
     TrialFinished,
     TrialPaused,
+    TrialStarted,
 )
 from elastune.search.samplers.registry import generation_size
 from elastune.search.samplers.suggest import Suggester
@@ -203,10 +204,11 @@ def _loop(
 def _told(plan: Plan, before: Sequence[Entry]) -> ScalingPredicted | None:
     """What is predicted of the study's trials: what its journal has, since all that was shared out rests on that."""
     known, asked = predicted_in(before), plan.request.plan
-    if known is None:
-        return _predicted(plan)
-    if asked is not None and abspath(asked) != abspath(known.source):
-        fix = f"use {known.source}, or leave out --plan"
+    begun = any(isinstance(entry.record, TrialStarted) for entry in before)
+    if asked is None or not (known or begun):
+        return known or _predicted(plan)
+    if known is None or abspath(asked) != abspath(known.source):
+        fix = "leave out --plan" if known is None else f"use {known.source}, or leave out --plan"
         raise UserError("a study resumes with the plan it was begun with", asked, fix)
     return known
 

@@ -50,10 +50,13 @@ class StageParts:
         handles = list[RemovableHandle]()
         if self._layers is None:
             return handles
+        users: dict[nn.Module, list[int]] = {}
         for layer in range(self.count):
             for module in self._layers.modules_of(range(layer, layer + 1)):
-                handles.append(module.register_forward_pre_hook(self._enter))
-                handles.append(module.register_forward_hook(self._leaver(layer)))
+                users.setdefault(module, []).append(layer)
+        for module, layers in users.items():
+            handles.append(module.register_forward_pre_hook(self._enter))
+            handles.append(module.register_forward_hook(self._leaver(layers)))
         return handles
 
     @property
@@ -75,8 +78,12 @@ class StageParts:
     def _enter(self, *_: Any) -> None:
         self._begun.append(self._flops())
 
-    def _leaver(self, layer: int) -> Callable[..., None]:
+    def _leaver(self, layers: list[int]) -> Callable[..., None]:
+        """Of a module that several layers call each has one call in so many."""
+
         def leave(*_: Any) -> None:
-            self._done[layer] += self._flops() - self._begun.pop()
+            done = self._flops() - self._begun.pop()
+            for layer in layers:
+                self._done[layer] += done / len(layers)
 
         return leave

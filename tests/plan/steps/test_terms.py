@@ -49,9 +49,9 @@ def test_a_pipeline_idles_by_one_pass_for_every_further_stage() -> None:
 
 
 def test_the_fullest_stage_holds_up_every_pass_and_the_others_one() -> None:
-    """Three stages of 4 blocks, the fullest with half of their arithmetic; of four stages nothing is known."""
+    """Three stages of 4 blocks, the fullest with half of their arithmetic; six are taken to be as uneven."""
     c, of = constants(flop_s=1.0), replace(work(), fullest=(1.0, 0.6, 0.5))
-    for stages, most in ((1, 4.0), (2, 2.4), (3, 2.0), (4, 1.0)):
+    for stages, most in ((1, 4.0), (2, 2.4), (3, 2.0), (6, 1.0)):
         assert one(c, splits(pipeline=stages), of) == pytest.approx(8 * most + (4 - most))
 
 

@@ -117,8 +117,10 @@ def test_a_study_keeps_what_its_plan_said_and_goes_on_with_it(tmp_path: Path, pr
     simulate(replace(asked, plan=tmp_path / "plan"), SurrogateModel(surrogate))
     assert most_workers(tmp_path / "without") == 4
     assert most_workers(tmp_path / "with") <= 2
-    with pytest.raises(UserError, match="resumes with the plan it was begun with"):
-        simulate(replace(asked, trials=2, resume=True, plan=tmp_path / "another"), SurrogateModel(surrogate))
+    for began, plan in (("with", "another"), ("without", "plan")):
+        again = replace(asked, out=tmp_path / began, trials=2, resume=True, plan=tmp_path / plan)
+        with pytest.raises(UserError, match=r"resumes with the plan it was begun with .* leave out --plan"):
+            simulate(again, SurrogateModel(surrogate))
     (tmp_path / "plan").rename(tmp_path / "gone")
     simulate(replace(asked, trials=2, resume=True), SurrogateModel(surrogate))
     assert most_workers(tmp_path / "with") <= 2

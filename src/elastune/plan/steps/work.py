@@ -37,7 +37,7 @@ class StepWork:
         gathered: In how many parts the whole model's parameters are gathered, where they lie in shares.
         whole_bytes: That part of ``block_bytes`` which ``tensor`` does not divide.
         fullest: Of all plans: by the number of stages, from one on, the share of arithmetic in the stage that has most;
-            of more stages, as without it, all have as much.
+            more are as uneven as the last. Without it all have as much.
         fullest_bytes: The same of parameters.
     """
 
@@ -96,10 +96,10 @@ class StepWork:
 
 
 def _of_fullest(shares: Sequence[float], stages: Floats) -> Floats:
-    """Of as many stages as ``shares`` tells, theirs; of more an equal one."""
+    """Of as many stages as ``shares`` tells, theirs; more are as uneven as the most that it tells of."""
     known = np.array(shares or (1.0,))
     share = known[np.minimum(stages, len(known)).astype(np.intp) - 1]
-    return np.asarray(np.where(stages <= len(known), share, 1 / stages), dtype=np.float64)
+    return np.asarray(share * np.minimum(1.0, len(known) / stages), dtype=np.float64)
 
 
 def transformer(
