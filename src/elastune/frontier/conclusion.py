@@ -12,7 +12,7 @@ from elastune.frontier.advice import Advice
 from elastune.frontier.choice import Choice
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.plan import FrontierPlan
-from elastune.frontier.rows import mark_front, row
+from elastune.frontier.rows import mark_front, row, with_efficiency
 from elastune.frontier.throughput import in_words
 from elastune.frontier.trainings import Training, Trainings, name_of
 from elastune.frontier.volumes import volumes
@@ -38,7 +38,7 @@ def conclude(
     Raises ``UserError`` where no training succeeded.
     """
     made = _rows(plan, choice, tuned, rules, by)
-    rows = mark_front([each for each, _ in made], by)
+    rows = with_efficiency(mark_front([each for each, _ in made], by))
     naive = [t for parts in plan.parts for t in choice.with_own_seeds(parts)]
     volume = volumes(rows, naive, trainings.searched, by, plan.kind_of)
     chosen, faster = pick_row(plan.axes, rows, by)
