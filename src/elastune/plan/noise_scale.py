@@ -46,7 +46,7 @@ def batch_against_noise(
     if batch <= scale + (error or 0.0):
         return f"{first} is within it"
     more = f"{1 + batch / scale:.2g}"
-    return f"{first} is beyond it, so it buys time with samples, {more} times those of small batches{outweighed}"
+    return f"{first} is beyond it, so it buys time with samples: by that model {more} times those of small batches{outweighed}"
 
 
 def samples_text(value: float) -> str:

@@ -118,8 +118,8 @@ def test_a_batch_beyond_the_noise_scale_is_told_with_the_evidence():
     large, end = replace(SEEN, batch_size=1024), RunFinished("sha", 1, 400, 1, 1.0, {}, signals=SEEN.signals)
     beyond = (
         "Gradient noise scale 412 ± 30 at the end of training: batches up to about that use their samples well "
-        "(McCandlish et al. 2018); the run's batch of 1024 is beyond it, so it buys time with samples, 3.5 times those "
-        "of small batches."
+        "(McCandlish et al. 2018); the run's batch of 1024 is beyond it, so it buys time with samples: by that model "
+        "3.5 times those of small batches."
     )
     assert batch_line(told(started, large, end)) == beyond
     within = batch_line(told(started, replace(SEEN, batch_size=440)))
