@@ -45,8 +45,8 @@ def batch_against_noise(
     )
     if batch <= scale + (error or 0.0):
         return f"{first} is within it"
-    more = f"{1 + batch / scale:.2g}"
-    return f"{first} is beyond it, so it buys time with samples: by that model {more} times those of small batches{outweighed}"
+    times = f"by that model {1 + batch / scale:.2g} times those of small batches"
+    return f"{first} is beyond it, so it buys time with samples: {times}{outweighed}"
 
 
 def samples_text(value: float) -> str:
