@@ -11,7 +11,7 @@ from elastune.job.run import run_job
 from elastune.journal.records import Decided, PolicyFailed, Record
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "two_data_sets.py")
-POLICY = "gns:max_batch=256,settle=8,cooldown=8"
+POLICY = "gns:max_batch=256,factor=1,settle=8,cooldown=8"
 
 
 def test_one_policy_decides_by_the_data_and_not_by_the_workers(tmp_path: Path, cluster: LocalCluster) -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.recipes.datasets import digits
 
-config = {"data_set": "digits", "batch_size": 16, "lr": 0.05, "epochs": 2}
+config = {"data_set": "digits", "batch_size": 16, "lr": 0.05, "epochs": 1}
 BANDS, WRONG = 4, 0.2
 
 
