@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+from elastune.core.text import number
+
 SOURCE = "McCandlish et al. 2018"
 
 
@@ -27,8 +29,8 @@ def batch_against_noise(
     Args:
         batch: the global batch, in samples.
         scale: the noise scale, in samples; None where it was not measured.
-        error: its standard error; None where it is not known.
-        whose: "the pick's", "this run's": whose batch it is.
+        error: its standard error; None, or not finite, where it is not known.
+        whose: "the pick's", "the run's": whose batch it is.
         when: the scale was measured; it grows as a training goes on.
         supports: what else follows from the scale, said of batches up to it.
         outweighed: what counts for more, said where the batch is beyond it.
@@ -38,14 +40,16 @@ def batch_against_noise(
     """
     if scale is None or not 0 < scale < math.inf:
         return ""
-    spread = "" if error is None or not error < math.inf else f" ± {samples_text(error)}"
+    spread, within = "", scale
+    if error is not None and math.isfinite(error):
+        spread, within = f" ± {samples_text(error)}", scale + error
     first = (
         f"gradient noise scale {samples_text(scale)}{spread} {when}: batches up to about that use "
         f"their samples well ({SOURCE}){supports}; {whose} batch of {batch}"
     )
-    if batch <= scale + (error or 0.0):
+    if batch <= within:
         return f"{first} is within it"
-    times = f"by that model {1 + batch / scale:.2g} times those of small batches"
+    times = f"by that model {number(1 + batch / scale, 2)} times those of small batches"
     return f"{first} is beyond it, so it buys time with samples: {times}{outweighed}"
 
 

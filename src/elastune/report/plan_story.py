@@ -46,7 +46,7 @@ def plan_page(made: PlanMade) -> Page:
     )
     sections = [
         Section("Plans", (plans_table(found["plans"], price),)),
-        Section("What such a split brings", tuple(Note(line) for line in _brings(made))),
+        Section("What such a split brings (plan 1, modelled)", tuple(Note(line) for line in _brings(made))),
         Section("Where the next doubling goes", tuple(Note(line) for line in _next(found))),
         Section("From what", tuple(Note(line) for line in _basis(found))),
     ]
@@ -211,7 +211,7 @@ def _share(odds: float) -> str:
 
 
 def _brings(made: PlanMade) -> list[str]:
-    """What plan 1 has over data parallelism on all of its workers: a smaller batch, little to say, larger models."""
+    """Of plan 1: its batch beside that of data parallelism on all its workers, what had to be told, the largest one."""
     found, best = made.found, made.found["plans"][0]
     own, workers = found["size"]["batch_size"], best["workers"]
     noise = "" if best["noise_ratio"] is None else f", {number(best['noise_ratio'], 2)} x the noise scale"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -125,6 +126,9 @@ def test_a_batch_beyond_the_noise_scale_is_told_with_the_evidence():
     within = batch_line(told(started, replace(SEEN, batch_size=440)))
     assert within.startswith("Gradient noise scale 412 ± 30 when last measured")
     assert within.endswith("the run's batch of 440 is within it."), "within its standard error"
+    unknown = replace(SEEN, batch_size=440, signals={"noise_scale": (412.0, math.nan)})
+    assert "Gradient noise scale 412 when" in batch_line(told(started, unknown))
+    assert "440 is beyond it" in batch_line(told(started, unknown)), "nothing is allowed for an unknown error"
     assert batch_line(told(started, replace(SEEN, signals={}))) == batch_line(Adaptation()) == ""
     entries = [Entry(float(i), record) for i, record in enumerate((started, large, end))]
     run = gather_run(entries)
