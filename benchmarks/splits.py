@@ -2,9 +2,9 @@
 
 Hosts are network namespaces of this machine whose links are shaped to a declared rate. Compute is paced (``paced.py``),
 since four workers share two cores here: so the times are emulated; what is sent and waited for is real. The network is
-a CNN for MNIST whose largest layer holds nearly all parameters, on made images; "split" divides that pair of layers and
-leaves the rest whole on every worker; "trunk" divides the same pair, and the rest is data parallel among the same
-workers ("one weird trick", Krizhevsky 2014).
+the CNN for MNIST of ``examples/split_cnn.py``, whose two largest layers hold nearly all parameters, on made images;
+"split" divides that pair of layers and leaves the rest whole on every worker; "trunk" divides the same pair, and the
+rest is data parallel among the same workers ("one weird trick", Krizhevsky 2014).
 
     python benchmarks/splits.py [--smoke] [--out benchmarks/results/splits.json]
 """
@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from forked import on_workers
 from paced import Paced
-from split_cnn import network
 from torch.utils.data import TensorDataset
 
 from elastune.comm.join import join, stand
@@ -37,6 +36,9 @@ from elastune.job.machine import machine_context
 from elastune.mechanisms.tensor.plan import TrunkByData
 from elastune.testing.hosts import INTERFACE, Network, enter
 from elastune.train.session import Session
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from split_cnn import network
 
 FLOPS_A_SECOND = 1e9  # of the emulated device
 LINKS = ("1gbit", "200mbit")
@@ -64,6 +66,7 @@ def worker(rank: int, world: int, spaces: list[str], rendezvous: str, case: str,
     session = Session(
         spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )
+    torch.manual_seed(0)
     model = network()
     plan = TrunkByData() if case == "trunk" else None
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), plan=plan)

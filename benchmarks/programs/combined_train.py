@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from paced import Paced
 from split_cnn import network
 
@@ -42,6 +43,7 @@ def train(session: Any) -> None:
     """In a fixed order, so that what a configuration reaches is the same for every search."""
     config = session.config
     data, judges = parts(config["images"])
+    torch.manual_seed(0)
     model = network()
     with torch.no_grad():
         for parameter in model.parameters():

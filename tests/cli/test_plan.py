@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elastune.core.run import Program
+from elastune.core.text import number
 from elastune.plan.search_time import BLIND, CROWDING
 from elastune.train.rehearsal import ProgramSize
 from elastune.train.rehearse_apart import rehearse_apart
@@ -58,6 +59,13 @@ def test_a_plan_that_was_kept_is_reported_and_explained(kept: Path, command_here
     said = command_here("explain", "out").out
     assert "trainings at once x " in said
     assert "the next doubling of workers" in said
+    best, own = found["plans"][0], found["size"]["batch_size"]
+    times = number(best["batch"] / own, 3)
+    assert f"batch: {best['batch']:,} samples in each training, {times} x the program's own" in said
+    assert f"each with the program's own batch, would have {own * best['workers']:,}" in said
+    assert "how many at once, mesh, batch and samples of a pass were found" in said
+    assert " in the program; " in said
+    assert "What such a split brings" in page
     assert said.count(" interval, ") == 2
     assert command_here("plan", "linear.py", "--nodes", 1, "--out", "out").err.count("must not be there yet") == 1
 

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means, Program, RunSpec
+from elastune.job.run import run_job
+from elastune.journal.records import RunFinished
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,6 +31,21 @@ def test_the_recurrent_network_reads_digits_alike_on_one_and_two_workers(
     one, two = trained(1), trained(2)
     assert one["metrics"]["accuracy"] > 0.9
     assert one["sha256"] == two["sha256"]
+
+
+def test_the_large_layers_of_a_cnn_are_split_over_workers_with_the_same_bits(
+    tmp_path: Path, cluster: LocalCluster
+) -> None:
+    def trained(mesh: Mesh, trunk: str = "whole") -> RunFinished:
+        means = Means(workers=mesh.workers, mechanism="tensor", mesh=mesh, copies=1)
+        program, out = Program(ROOT / "examples" / "split_cnn.py"), tmp_path / f"{mesh}-{trunk}"
+        config = {"trunk": trunk}
+        return run_job(RunSpec(program, out, config=config, means=means, max_steps=6), cluster=cluster)
+
+    one, two = trained(Mesh(tensor=1)), trained(Mesh(tensor=2))
+    (whole,), parts = one.memory, two.memory
+    assert [part.parameters / whole.parameters for part in parts] == pytest.approx([0.505, 0.505], abs=0.01)
+    assert {one.sha256, two.sha256, trained(Mesh(tensor=2), "data").sha256} == {one.sha256}
 
 
 def test_an_ensemble_tells_what_each_view_of_its_inputs_is_worth(

@@ -8,7 +8,7 @@ import pytest
 
 from elastune.core.run import Means
 from elastune.frontier.criteria import FrontierCriteria
-from elastune.frontier.rows import mark_front, noise_scale_of, row
+from elastune.frontier.rows import mark_front, noise_scale_of, row, with_efficiency
 from elastune.frontier.trainings import Training
 from elastune.frontier.ways import Recipe
 from elastune.journal.records import FrontierRow, RunFinished
@@ -113,6 +113,16 @@ def test_throughput_is_samples_by_the_rows_own_time() -> None:
     found = made([training(0.9)])
     assert found is not None
     assert found.throughput == pytest.approx(300 / 15)
+
+
+def test_scaling_efficiency_is_speed_up_over_one_worker_by_workers() -> None:
+    rows = [cell(throughput=100.0), cell(workers=4, throughput=300.0), cell(workers=8, throughput=480.0)]
+    rows[2] = replace(rows[2], seconds_label="modelled")
+    found = [(r.scaling_efficiency, r.scaling_label) for r in with_efficiency(rows)]
+    assert found == [(1.0, "measured"), (0.75, "measured"), (0.6, "modelled")]
+    base = replace(rows[0], seconds_label="modelled")
+    assert with_efficiency([base, rows[1]])[1].scaling_label == "modelled", "either time decides"
+    assert with_efficiency(rows[1:]) == rows[1:], "nothing to compare with"
 
 
 def test_time_to_target_is_the_mean_over_seeds_of_the_first_report_there() -> None:

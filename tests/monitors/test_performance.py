@@ -38,7 +38,7 @@ def test_the_parts_of_a_step_and_what_follows_from_them() -> None:
     assert values == pytest.approx(
         {
             "step_s": 0.1, "data_s": 0.02, "compute_s": 0.06, "reduce_s": 0.01, "wait_s": 0.01,
-            "throughput": 1000.0, "scaling_efficiency": 0.8,
+            "throughput": 1000.0, "busy_share": 0.8,
         }
     )  # fmt: skip
     assert told["step_s"].error == pytest.approx(0, abs=1e-12)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elastune.core.text import count, duration, estimate, interval, modelled, number
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.journal.records import FrontierReason, FrontierRow
+from elastune.plan.noise_scale import batch_against_noise, samples_text
 from elastune.plan.step_time import StepTime
 from elastune.plan.support import EFFICIENT, smallest_share, supported_workers
 
@@ -175,25 +176,24 @@ class Advice:
 
 def noise_scale_hint(chosen: FrontierRow, model: StepTime) -> str:
     """What the gradient noise scale of ``chosen`` says of its batch and workers; "" without one."""
-    scale = chosen.noise_scale
-    if scale is None or not 0 <= scale < math.inf:
-        return ""
-    share = smallest_share(model.base_s, model.per_sample_s)
-    error = "" if chosen.noise_scale_error is None else f" ± {_samples(chosen.noise_scale_error)}"
-    first = f"gradient noise scale {_samples(scale)}{error} at the end of training: batches up to about that use their "
-    first += "samples well"
-    if share < math.inf:
-        workers = max(1, supported_workers(scale, share))  # where no share is large enough, one worker still trains
-        first += (
-            f", which at {_samples(share)} samples a worker ({100 * EFFICIENT:g} % efficient by the step-time model)"
-        )
-        first += f" is work for {_workers(workers)}"
-    if chosen.batch_size <= scale + (chosen.noise_scale_error or 0.0):
-        return f"{first}; the pick's batch of {chosen.batch_size} is within it"
-    return (
-        f"{first}; the pick's batch of {chosen.batch_size} is beyond it, so it buys time with samples: what it reaches "
-        "was trained and tested above, which outweighs this estimate"
+    return batch_against_noise(
+        chosen.batch_size,
+        chosen.noise_scale,
+        chosen.noise_scale_error,
+        whose="the pick's",
+        supports=_supports(chosen.noise_scale, model),
+        outweighed="; what it reaches was trained and tested above, which outweighs this estimate",
     )
+
+
+def _supports(scale: float | None, model: StepTime) -> str:
+    """For how many workers a batch of ``scale`` samples is work."""
+    share = smallest_share(model.base_s, model.per_sample_s)
+    if scale is None or not 0 < scale < math.inf or share == math.inf:
+        return ""
+    workers = max(1, supported_workers(scale, share))  # where no share is large enough, one worker still trains
+    efficient = f"{100 * EFFICIENT:g} % efficient by the step-time model"
+    return f", which at {samples_text(share)} samples a worker ({efficient}) is work for {_workers(workers)}"
 
 
 def _time(r: FrontierRow) -> str:
@@ -211,10 +211,6 @@ def _named(r: FrontierRow) -> str:
 
 def _workers(n: int) -> str:
     return count(n, "worker")
-
-
-def _samples(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _capital(text: str) -> str:

@@ -12,7 +12,7 @@ from elastune.frontier.advice import Advice
 from elastune.frontier.choice import Choice
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.plan import FrontierPlan
-from elastune.frontier.rows import mark_front, row
+from elastune.frontier.rows import mark_front, row, with_efficiency
 from elastune.frontier.throughput import in_words
 from elastune.frontier.trainings import Training, name_of
 from elastune.frontier.volumes import Side, volumes
@@ -40,7 +40,7 @@ def conclude(
     Raises ``UserError`` where no training succeeded.
     """
     made = _rows(plan, choice, tuned, rules, by)
-    rows = mark_front([each for each, _ in made], by)
+    rows = with_efficiency(mark_front([each for each, _ in made], by))
     chosen, faster = pick_row(plan.axes, rows, by)
     shown = None if chosen is None else next(t for t in made[chosen][1] if t.run is not None)
     advice = Advice(by, plan.parts, tuple(rows), chosen, faster)

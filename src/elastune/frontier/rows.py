@@ -127,3 +127,21 @@ def mark_front(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[Fronti
     """The rows with ``on_front`` set."""
     keep = nondominated(points(rows, by))
     return [replace(r, on_front=bool(k)) for r, k in zip(rows, keep, strict=True)]
+
+
+def with_efficiency(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
+    """The rows with their scaling efficiency: samples a second over those of one worker with the program's own
+    settings, divided by workers. None have one where no such row is."""
+    base = next((r for r in rows if r.role == "naive" and r.workers == 1), None)
+    return [r if base is None else _efficient(r, base) for r in rows]
+
+
+def _efficient(r: FrontierRow, base: FrontierRow) -> FrontierRow:
+    if not r.throughput or not base.throughput:
+        return r
+    both_measured = r.seconds_label == base.seconds_label == "measured"
+    return replace(
+        r,
+        scaling_efficiency=r.throughput / base.throughput / r.workers,
+        scaling_label="measured" if both_measured else "modelled",
+    )

@@ -26,7 +26,9 @@ class FrontierRow:
     ``quality_label``: measured by trainings on so many workers, or emulated, by trainings on fewer that work as these
     would; ``num_slots`` belongs to the settings, since a slot has its own random stream and batch statistics.
     ``seconds`` is the time of the whole training; the model's may be off by ``seconds_factor`` either way (1.0:
-    measured; None: the model could not be checked). ``throughput``: samples a second. ``time_to_target_s``: the mean
+    measured; None: the model could not be checked). ``throughput``: samples a second; ``scaling_efficiency``: how many
+    times that of one worker with the program's own settings it is, divided by ``workers`` (None where there is no such
+    row), ``scaling_label``: modelled, where a time of either is. ``time_to_target_s``: the mean
     over seeds, None unless all have ``reached`` the target, with its 95 % interval over seeds.
     ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
     ``means``: all of its means, how workers agree and what adapts it; ``ways``: what of them is not as it was asked
@@ -58,6 +60,8 @@ class FrontierRow:
     test_samples: Count | None = None
     seconds_factor: float | None = 1.0
     throughput: float | None = None
+    scaling_efficiency: float | None = None
+    scaling_label: Literal["measured", "modelled"] | None = None
     time_to_target_s: float | None = None
     time_to_target_ci: tuple[float, float] | None = None
     reached: Count = 0

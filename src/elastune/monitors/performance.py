@@ -1,4 +1,4 @@
-"""Where the workers' time goes: step time and its parts, throughput, who is slow, how well the run scales.
+"""Where the workers' time goes: step time and its parts, throughput, who is slow, how much of the time is work.
 
 Each worker times its own step: ``data_s`` fetching samples, ``compute_s`` forward and backward, ``wait_s`` waiting for
 the reduction. Means are over the workers that know their times, medians over the last ``memory`` readings of the same
@@ -9,13 +9,14 @@ change replaces them with the second reading after it. (Where no two readings in
     throughput = batch / step_s                    samples a second
     reduce_s: the shortest that any worker is blocked    the reduction itself: the last one waits for nobody else
     wait_s: what workers are blocked beyond that         waiting for slower workers
-    scaling_efficiency = (data_s + compute_s) / step_s   the part of the workers' time that is not spent so
+    busy_share = (data_s + compute_s) / step_s           the part of the workers' time that is not spent so
     straggler: a rank whose data_s + compute_s exceed ``factor`` times the median of the other workers' in ``patience``
     readings in a row; the slowest, where there are several
 
 Bias and variance: a median shrugs off pauses (a checkpoint, a collection of garbage) that a mean would count, so
 ``samples / throughput`` is a little less than the whole time. Its standard error is 1.2533 x 1.4826 MAD / sqrt(n), of a
-normal sample. Efficiency counts the network's time as waiting, and a straggler's victims' time too.
+normal sample. The busy share counts the network's time as waiting, and a straggler's victims' time too. It is no
+scaling efficiency: of that a run on one number of workers knows nothing (``frontier/rows.py`` compares several).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MEDIAN_ERROR = 1.2533 * 1.4826
 @dataclass(frozen=True)
 class Performance(Monitor):
     """Signals ``step_s`` and its parts ``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s``, ``throughput``,
-    ``scaling_efficiency``, and ``straggler`` (a rank) while there is one."""
+    ``busy_share``, and ``straggler`` (a rank) while there is one."""
 
     every: Annotated[int, Range(1)] = 1
     memory: Annotated[int, Range(1)] = 20
@@ -45,9 +46,7 @@ class Performance(Monitor):
     patience: Annotated[int, Range(1)] = 5
 
     name = "performance"
-    gives = frozenset(
-        {"step_s", "data_s", "compute_s", "reduce_s", "wait_s", "throughput", "scaling_efficiency", "straggler"}
-    )
+    gives = frozenset({"step_s", "data_s", "compute_s", "reduce_s", "wait_s", "throughput", "busy_share", "straggler"})
     needs = frozenset({"times"})
 
     def __post_init__(self) -> None:
@@ -102,7 +101,7 @@ class Performance(Monitor):
             "reduce_s": _median(reduce_s),
             "wait_s": _median(wait_s),
             "throughput": _median([batch / s for s in step_s]),
-            "scaling_efficiency": _median(busy),
+            "busy_share": _median(busy),
         }
         stragglers = [(excess, rank) for rank, (times, excess) in enumerate(state["slow"]) if times >= self.patience]
         if stragglers:

@@ -1,4 +1,5 @@
-"""A run in words, from its journal alone: how its model lay on workers, what that took, and what else would have."""
+"""A run in words, from its journal alone: whether its batch was too large, how its model lay on workers, what that
+took, and what else would have."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from elastune.journal.records import Compiled, Regrouped, RunStarted, StagesCut,
 from elastune.plan.state_bytes import StateBytes, state_of_worker
 from elastune.report.explain import Explanation, Part
 from elastune.report.gather import RunStory
+from elastune.report.tables.adapting import batch_line, gather_adaptation
 from elastune.report.tables.decision_text import stages_line
 from elastune.report.tables.sync_story import gather_sync
 
@@ -23,12 +25,19 @@ OTHERS = ("replicated", "zero", "sharded", "tensor", "pipeline")
 def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
     """Put a run into words, finished or not."""
     parts = (
+        Part("Batch and noise scale", _batch(entries)),
         Part("How workers agreed", _agreed(entries)),
         Part("Stages", _stages(entries)),
         Part("Compiling", _compiling(entries)),
         Part("Memory of a worker", _memory(run, entries)),
     )
     return Explanation(tuple(part for part in parts if part.lines))
+
+
+def _batch(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """What the noise scale says of the global batch; nothing where it was not measured."""
+    line = batch_line(gather_adaptation(entries))
+    return (line,) if line else ()
 
 
 def _agreed(entries: Sequence[Entry]) -> tuple[str, ...]:

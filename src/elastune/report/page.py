@@ -157,7 +157,9 @@ def _adapting_sections(adaptation: Adaptation) -> list[Section]:
     """What was decided, and which policies failed, if any did."""
     found = (adapting.decisions_table(adaptation), adapting.failures_table(adaptation))
     summary = adapting.adaptation_line(adaptation)
-    parts = (*((Note(f"{summary[0].upper()}{summary[1:]}."),) if summary else ()), *(t for t in found if t.rows))
+    texts = (f"{summary[:1].upper()}{summary[1:]}." if summary else "", adapting.batch_line(adaptation))
+    notes = tuple(Note(text) for text in texts if text)
+    parts: tuple[Table | Note, ...] = (*notes, *(t for t in found if t.rows))
     return [Section("How it adapted", parts)] if parts else []
 
 

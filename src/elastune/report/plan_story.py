@@ -20,7 +20,8 @@ def plan_lines(made: PlanMade) -> list[str]:
     """All of it, for a terminal."""
     found, price = made.found, float(made.asked["price_per_worker_hour"])
     plans = [_line(place, each, price) for place, each in enumerate(found["plans"], 1)]
-    lines = [*_basis(found), "", *plans, "", *_next(found)]
+    lines = [*_basis(found), "", *plans, "", "what such a split brings (plan 1, modelled):"]
+    lines += [*(f"  {line}" for line in _brings(made)), "", *_next(found)]
     best = found["plans"][0]
     lines += ["", f"plan 1, one training of it: {best['command']}", f"its search: {best['search_command']}"]
     if found["measured"]:
@@ -38,6 +39,7 @@ def plan_page(made: PlanMade) -> Page:
     )
     sections = [
         Section("Plans", (plans_table(found["plans"], price),)),
+        Section("What such a split brings (plan 1, modelled)", tuple(Note(line) for line in _brings(made))),
         Section("Where the next doubling goes", tuple(Note(line) for line in _next(found))),
         Section("From what", tuple(Note(line) for line in _basis(found))),
     ]
@@ -199,6 +201,23 @@ def _line(place: int, of: Found, price: float) -> str:
 
 def _share(odds: float) -> str:
     return f"{odds:.0%}" if odds < 0.99 else "more than 99%"
+
+
+def _brings(made: PlanMade) -> list[str]:
+    """Of plan 1: its batch beside that of data parallelism on all its workers, what had to be told, the largest one."""
+    found, best = made.found, made.found["plans"][0]
+    own, workers = found["size"]["batch_size"], best["workers"]
+    noise = "" if best["noise_ratio"] is None else f", {number(best['noise_ratio'], 2)} x the noise scale"
+    mesh = "mesh, " if made.asked["mesh"] is None else ""
+    size = f"{number(found['size']['parameter_bytes'] / FLOAT_BYTES / 1e6, 3)} M"
+    return [
+        f"batch: {best['batch']:,} samples in each training, {number(best['batch'] / own, 3)} x the program's own"
+        f"{noise}; one training on all {count(workers, 'worker')} by data parallelism, each with the program's own "
+        f"batch, would have {own * workers:,}",
+        f"manual input: nodes, workers of each and trainings; how many at once, {mesh}batch and samples of a pass were "
+        "found, and stand in the commands",
+        f"parameters: {size} in the program; {_largest(best) or 'any number (no bound on memory)'} would fit so split",
+    ]
 
 
 def _next(found: Found) -> list[str]:

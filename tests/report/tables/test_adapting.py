@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from elastune.journal.entry import Entry
 from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Restarted, RunFinished, RunStarted
-from elastune.report.document import render
+from elastune.report.document import Note, render
+from elastune.report.explain_run import explain_run
 from elastune.report.figures import interactive, static
 from elastune.report.figures.adapting import MOST_LABELS, MOST_MARKS, over_time
 from elastune.report.figures.figures import Series
@@ -20,6 +22,7 @@ from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
     adaptation_line,
+    batch_line,
     decisions_table,
     failures_table,
     gather_adaptation,
@@ -109,6 +112,30 @@ def test_the_result_counts_what_became_of_decisions():
     assert told(started, SEEN, end).signal("noise_scale") == (500.0, None), "the last word is the run's end"
     assert adaptation_json(told(replace(started, adapt={}))) == {}
     assert adaptation_line(Adaptation()) == ""
+
+
+def test_a_batch_beyond_the_noise_scale_is_told_with_the_evidence():
+    started = RunStarted("p.py", {}, 0, {}, adapt={"monitors": ["noise_scale"]})
+    large, end = replace(SEEN, batch_size=1024), RunFinished("sha", 1, 400, 1, 1.0, {}, signals=SEEN.signals)
+    beyond = (
+        "Gradient noise scale 412 ± 30 at the end of training: batches up to about that use their samples well "
+        "(McCandlish et al. 2018); the run's batch of 1024 is beyond it, so it buys time with samples: by that model "
+        "3.5 times those of small batches."
+    )
+    assert batch_line(told(started, large, end)) == beyond
+    within = batch_line(told(started, replace(SEEN, batch_size=440)))
+    assert within.startswith("Gradient noise scale 412 ± 30 when last measured")
+    assert within.endswith("the run's batch of 440 is within it."), "within its standard error"
+    unknown = replace(SEEN, batch_size=440, signals={"noise_scale": (412.0, math.nan)})
+    assert "Gradient noise scale 412 when" in batch_line(told(started, unknown))
+    assert "440 is beyond it" in batch_line(told(started, unknown)), "nothing is allowed for an unknown error"
+    assert batch_line(told(started, replace(SEEN, signals={}))) == batch_line(Adaptation()) == ""
+    entries = [Entry(float(i), record) for i, record in enumerate((started, large, end))]
+    run = gather_run(entries)
+    assert explain_run(run, entries).parts[0].lines == (beyond,)
+    page = run_page(run, adaptation=gather_adaptation(entries))
+    (section,) = [section for section in page.sections if section.title == "How it adapted"]
+    assert Note(beyond) in section.parts
 
 
 def test_what_could_not_be_measured_is_told_with_its_reason():

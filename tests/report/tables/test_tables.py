@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from elastune.core.text import number
+from elastune.frontier.rows import with_efficiency
 from elastune.journal.records import LinkFitted, TimesFitted, WorkerSteps
 from elastune.report.gather import front_trials, gather_run, gather_study
 from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table, volumes_table
@@ -51,6 +52,8 @@ def test_frontier_table_holds_the_rows(found):
     assert column(settings, "lr")[1] == "0.1 (linear)"
     assert column(settings, "other")[0] == "momentum=0.9, epochs=8"
     assert column(settings, "samples/s")[:3] == ["1,531", "2,771", "≈ 4,776"]
+    scaled = settings_table(replace(found, rows=with_efficiency(found.rows)))
+    assert column(scaled, "samples/s (scaling eff")[:3] == ["1,531 (100 %)", "2,771 (90 %)", "≈ 4,776 (78 %)"]
     assert column(settings, "worse by")[2] == "0.028 (≤ 0.04)"
     assert [row[0] for row in reasons_table(found).rows] == ["decides", "hint"]
 
@@ -75,7 +78,7 @@ def test_frontier_tables_fit_a_terminal(found, with_rows, width, quality):
     wide = with_rows(
         {i: {"quality_label": "emulated", "noise_scale": 1412.3, "noise_scale_error": 122.0} for i in range(8)}
     )
-    shown = replace(wide, quality=quality)
+    shown = replace(wide, quality=quality, rows=with_efficiency(wide.rows))
     for table in (frontier_table(shown), settings_table(shown), volumes_table(shown)):
         text = printed(table, width)
         assert "…" not in text

@@ -23,9 +23,9 @@ def explain(
 ) -> int:
     """Say what the study in OUT found and at what price, which parameters decided it, what was stopped or failed and
     why, where the time went, and what to try next; of a frontier, its answer and what each worker count reaches; of a
-    run, where a pipeline was cut, and what a worker's memory held, measured and modelled, and would hold otherwise; of
-    a plan, all that it says. Where a plan (of --plan, or that the study was begun with) or a frontier has predicted
-    step times, they stand beside measured ones.
+    run, whether its batch was beyond the noise scale that it measured, where a pipeline was cut, and what a worker's
+    memory held, measured and modelled, and would hold otherwise; of a plan, all that it says. Where a plan (of --plan,
+    or that the study was begun with) or a frontier has predicted step times, they stand beside measured ones.
 
     --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, share,
     trials}], why_not}], worker_time: {front, complete, paused, infeasible, unfinished, resizing, waiting}, out}; the

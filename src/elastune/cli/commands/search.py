@@ -120,14 +120,15 @@ def frontier(
 
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, mechanism,
     mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
-    loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput, cost,
+    loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput,
+    scaling_efficiency (throughput over one worker's by workers, or null), scaling_label (measured or modelled), cost,
     time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, means, ways (what
-    of the means is not as asked for), ...}], pick (a
-    row's number or null), answer, reasons: [{weight, text}], command, command_trial, command_metrics and command_note
-    (the training of the pick's row that the command repeats, what it reports, and that in words), model_errors
-    (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), volumes (hypervolumes at
-    equal budget: {budget_s, reference: {quality, seconds, cost}, sides: [{side, volume, ci, seeds, points, trainings,
-    of, spent_s, equal, scoring_s}]}), seconds, reason, out, report}.
+    of the means is not as asked for), ...}], pick (a row's number or null), answer, reasons: [{weight, text}],
+    command, command_trial, command_metrics and command_note (the training of the pick's row that the command
+    repeats, what it reports, and that in words), model_errors (predicted over measured), links (on several hosts:
+    {name: {latency_s, seconds_per_byte}}), volumes (hypervolumes at equal budget: {budget_s, reference: {quality,
+    seconds, cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s}]}), seconds,
+    reason, out, report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.crews import COUNTS

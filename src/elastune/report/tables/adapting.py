@@ -10,6 +10,7 @@ from typing import Any
 from elastune.core.text import count, number, plain, whole
 from elastune.journal.entry import Entry
 from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Restarted, RunFinished, RunStarted
+from elastune.plan.noise_scale import batch_against_noise
 from elastune.report.tables.decision_text import NOISE_SCALE, OUTCOMES, Told, cause_text, change_text, signal_text
 from elastune.report.tables.tables import Table
 
@@ -111,6 +112,17 @@ def adaptation_line(adaptation: Adaptation) -> str:
         parts += [signal_text(name, told) for name in (NOISE_SCALE,) if (told := adaptation.signal(name))]
         parts += [f"batch {last.batch_size}", f"lr {number(last.lr, 3)}"]
     return ", ".join(parts)
+
+
+def batch_line(adaptation: Adaptation) -> str:
+    """The run's last batch beside its noise scale, in a sentence; empty where none was measured."""
+    told = adaptation.signal(NOISE_SCALE)
+    if told is None or not adaptation.measured:
+        return ""
+    ended = NOISE_SCALE in (adaptation.last_signals or {})
+    when = "at the end of training" if ended else "when last measured"
+    words = batch_against_noise(adaptation.measured[-1].batch_size, *told, whose="the run's", when=when)
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def decisions_table(adaptation: Adaptation) -> Table:

@@ -37,7 +37,9 @@ def frontier_table(found: FrontierFound) -> Table:
 
 def settings_table(found: FrontierFound) -> Table:
     """With which settings, over how many seeds, and how much each row does in a second."""
-    header = ("rule", "workers", "batch size", "lr (rule)", "seeds", "worse by (bound)", "samples/s", "noise scale")
+    scaled = any(row.scaling_efficiency is not None for row in found.rows)
+    rate = "samples/s (scaling efficiency)" if scaled else "samples/s"
+    header = ("rule", "workers", "batch size", "lr (rule)", "seeds", "worse by (bound)", rate, "noise scale")
     means = {f"{plain(row.mechanism, 40)}, {plain(row.mode, 20)}" for row in found.rows}
     rows = tuple(
         (
@@ -47,7 +49,7 @@ def settings_table(found: FrontierFound) -> Table:
             f"{number(row.lr)} ({plain(row.lr_rule, 20)})",
             f"{row.seeds}, {row.diverged} diverged" if row.diverged else str(row.seeds),
             "–" if row.loss is None else f"{number(row.loss, 2)} (≤ {number(row.loss_bound, 2)})",
-            _per_second(row),
+            f"{_per_second(row)}{_efficiency(row)}",
             plus_minus(row.noise_scale, row.noise_scale_error),
             settings_text(row.config, without=OWN_COLUMNS),
         )
@@ -55,7 +57,12 @@ def settings_table(found: FrontierFound) -> Table:
     )
     note = f"All: {means.pop()}. " if len(means) == 1 else ""
     note += "Worse by: than the smallest worker count with the program's own settings, seed by seed; in brackets the "
-    note += "one-sided 95 % bound. Noise scale: samples, at the end of training."
+    note += "one-sided 95 % bound. "
+    if scaled:
+        note += "Scaling efficiency: samples/s over those of one worker with the program's own settings, divided by "
+        note += "workers; what a row's batch and settings save counts in it"
+        note += ", ≈: modelled. " if any(row.scaling_label == "modelled" for row in found.rows) else ". "
+    note += "Noise scale: samples, at the end of training."
     return Table("Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(found))
 
 
@@ -124,6 +131,14 @@ def _per_second(row: FrontierRow) -> str:
     if rate is None:
         return "–"
     return _follows(row, whole(round(rate)) if rate >= 1000 else number(rate, 3))
+
+
+def _efficiency(row: FrontierRow) -> str:
+    """Blank where there is no row of one worker to compare with."""
+    if row.scaling_efficiency is None:
+        return ""
+    base_modelled = row.scaling_label == "modelled" and row.seconds_label == "measured"
+    return f" ({'≈ ' if base_modelled else ''}{100 * row.scaling_efficiency:.0f} %)"
 
 
 def _follows(row: FrontierRow, text: str) -> str:

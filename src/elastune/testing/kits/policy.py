@@ -234,7 +234,7 @@ CALM: dict[str, Measured] = {
     "wait_s": 0.01,
     "throughput": 640.0,
     "loss": 1.0,
-    "scaling_efficiency": 0.9,
+    "busy_share": 0.9,
 }
 """A batch of 64 is beyond the noise scale, the workers are busy, and the loss stays."""
 
@@ -248,7 +248,7 @@ def stormy(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]
         for name in (*_NAMES, *_TIMES):
             value = math.exp(rng.uniform(-8.0, 8.0))
             signals[name] = (value, value * rng.random())
-        signals["scaling_efficiency"] = rng.random()
+        signals["busy_share"] = rng.random()
         if rng.random() < 0.3:
             signals["straggler"] = float(rng.randrange(workers))
         found.append({name: value for name, value in signals.items() if rng.random() < 0.9})

@@ -1,0 +1,32 @@
+"""One policy, told in one line, on two data sets and two numbers of workers: it decides by the data alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Adapt, Means, Program, RunSpec
+from elastune.job.run import run_job
+from elastune.journal.records import Decided, PolicyFailed, Record
+
+PROGRAM = Program(Path(__file__).parents[1] / "programs" / "two_data_sets.py")
+POLICY = "gns:max_batch=256,factor=1,settle=8,cooldown=8"
+
+
+def test_one_policy_decides_by_the_data_and_not_by_the_workers(tmp_path: Path, cluster: LocalCluster) -> None:
+    def adapted(data_set: str, workers: int) -> tuple[str, list[tuple[int, dict[str, Any]]]]:
+        records: list[Record] = []
+        out, means = tmp_path / f"{data_set}-{workers}", Means(workers=workers)
+        spec = RunSpec(PROGRAM, out, config={"data_set": data_set}, means=means, adapt=Adapt((POLICY,)))
+        end = run_job(spec, cluster=cluster, observe=records.append)
+        assert not [record for record in records if isinstance(record, PolicyFailed)]
+        changes = [(r.step, r.decision) for r in records if isinstance(r, Decided) and r.outcome == "applied"]
+        assert all(decision["batch_size"] > 16 for _, decision in changes)
+        return end.sha256, changes
+
+    found = {data_set: adapted(data_set, 1) for data_set in ("digits", "bands")}
+    for data_set, alone in found.items():
+        assert alone[1], f"nothing was decided on {data_set}"
+        assert adapted(data_set, 2) == alone
+    assert found["digits"][1] != found["bands"][1]
