@@ -43,23 +43,32 @@ def read(dataset: Drawing, at_once: bool) -> list[object]:
 
 
 @pytest.mark.parametrize("numpy", [False, True])
-@pytest.mark.parametrize("drawing", [(), (5,), (1, 7), (6,), tuple(range(12))])
+@pytest.mark.parametrize("drawing", [(), (3,), (5,), (1, 7), (6,), tuple(range(12))])
 def test_a_batch_is_what_its_samples_are_one_by_one(drawing: tuple[int, ...], numpy: bool) -> None:
     alone, together = Drawing(*drawing, numpy=numpy), Drawing(*drawing, numpy=numpy)
     assert read(together, at_once=True) == read(alone, at_once=False)
-    in_first = set(drawing) & set(BATCHES[0])
-    again = next((batch for batch in BATCHES if not in_first and set(drawing) & set(batch)), [])
+    first = BATCHES[0][0]
+    parts = [BATCHES[0][1:], *BATCHES[1:]]
+    again = next((part for part in parts if first not in drawing and set(drawing) & set(part)), [])
     assert together.reads == Counter(range(12)) + Counter(again)
 
 
-def test_streams_that_no_sample_draws_from_are_seeded_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drawing", [(), (3,)])
+def test_a_batch_of_one_sample_leaves_streams_as_that_does(drawing: tuple[int, ...]) -> None:
+    alone, together = (SeededSamples(Drawing(*drawing), 5, 2) for _ in range(2))
+    for index in (3, 4):
+        expected = alone[index], random.random(), np.random.standard_normal()
+        assert (*together.__getitems__([index]), random.random(), np.random.standard_normal()) == expected
+
+
+def test_streams_that_no_sample_draws_from_are_not_seeded_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     seed = random.seed
     monkeypatch.setattr(random, "seed", lambda given: (seeded.append(given), seed(given)))
     samples = SeededSamples(Drawing(), 5, 2)
     counts = []
-    for batch in BATCHES:
-        samples.__getitems__(batch)
+    for _ in range(3):
+        samples.__getitems__(list(range(12)))
         counts.append(len(seeded))
         seeded.clear()
-    assert counts == [3, 1, 1, 1]
+    assert counts == [5, 2, 2]

@@ -40,30 +40,33 @@ def _seed_others(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-def _others() -> tuple[Any, ...]:
-    """Where the streams stand that ``_seed_others`` seeds."""
+def _draw_others() -> tuple[float, ...]:
+    """A number of 53 bits from each of the streams that ``_seed_others`` seeds: it tells apart where they stand."""
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return (random.getstate(),)
-    told = numpy.random.get_state(legacy=False)
-    inner = (part.tobytes() if isinstance(part, numpy.ndarray) else part for part in told["state"].values())
-    return random.getstate(), *inner, told["has_gauss"]
+    return (random.random(),) if numpy is None else (random.random(), numpy.random.random_sample())
+
+
+@contextmanager
+def _others_kept() -> Iterator[None]:
+    """As ``streams_kept``, of the streams that ``_seed_others`` seeds."""
+    numpy = sys.modules.get("numpy")
+    python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(arrays)
 
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
     """Whatever is drawn inside shows in no stream afterwards: torch's, Python's ``random``'s and NumPy's."""
-    numpy = sys.modules.get("numpy")
-    python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
     kind = torch.accelerator.current_accelerator() if _has_accelerator() else None
     devices = [] if kind is None else [torch.accelerator.current_device_index()]
-    try:
-        with torch.random.fork_rng(devices, device_type="cuda" if kind is None else kind.type):
-            yield
-    finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(arrays)
+    device_type = "cuda" if kind is None else kind.type
+    with _others_kept(), torch.random.fork_rng(devices, device_type=device_type):
+        yield
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> torch.Tensor:
@@ -76,8 +79,10 @@ class SeededSamples(Dataset[Any]):
     """A map-style dataset whose random augmentation depends on (seed, epoch, sample) alone.
 
     Seeding all streams takes longer than reading a sample from memory, and most of it are Python's and NumPy's. Where
-    nobody has drawn from these two in a whole batch they are seeded once a batch from then on, and looked at behind it:
-    a batch in which somebody does is read again.
+    the first sample has not drawn from these two, they stand still while a batch is read, and one number of each is
+    looked at behind it: a batch in which somebody has drawn is read again, and seeds them for each sample as all that
+    follow. To look at their whole states would take ten times as long. Who draws and puts a stream back to where it
+    stood is not noticed.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
@@ -85,6 +90,8 @@ class SeededSamples(Dataset[Any]):
         self.seed = seed
         self.epoch = epoch
         self._torch_alone: bool | None = None  # nobody has looked
+        self._still = derive(seed, "still", epoch)
+        self._unmoved: tuple[float, ...] = ()  # what is drawn first after that seed
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -95,27 +102,38 @@ class SeededSamples(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """What torch's loader calls for a batch: each of them as above; the streams stand as behind the last."""
+        found: list[Any] = []
         if self._torch_alone is None:
-            return self._watched(indices)
-        if self._torch_alone:
-            before, samples = _others(), []
-            for index in indices:
-                _seed_torch(self._seed_of(index))
-                samples.append(self.dataset[index])
-            self._torch_alone = _others() == before
-            if self._torch_alone:
-                _seed_others(self._seed_of(indices[-1]))  # for who collates them
-                return samples
-        return [self[index] for index in indices]
+            found.append(self[indices[0]])
+            self._torch_alone = self._not_drawn_for(indices[0])
+        rest = indices[len(found) :]
+        if self._torch_alone and rest:
+            samples = self._read_alone(rest)
+            if samples is not None:
+                return found + samples
+            self._torch_alone = False
+        return found + [self[index] for index in rest]
 
-    def _watched(self, indices: list[int]) -> list[Any]:
-        """As ``__getitems__``, of the first batch: nothing is read twice where all samples draw."""
-        samples, self._torch_alone = [], True
+    def _not_drawn_for(self, index: int) -> bool:
+        """Whether Python's and NumPy's streams stand as they did before sample ``index``, the newest."""
+        with _others_kept():
+            now = _draw_others()
+            _seed_others(self._seed_of(index))
+            before = _draw_others()
+            _seed_others(self._still)
+            self._unmoved = _draw_others()
+        return now == before
+
+    def _read_alone(self, indices: list[int]) -> list[Any] | None:
+        """These samples, with a seed of torch's stream for each; None where somebody draws from another one."""
+        _seed_others(self._still)
+        samples = []
         for index in indices:
-            seed_everything(self._seed_of(index))
-            before = _others()
+            _seed_torch(self._seed_of(index))
             samples.append(self.dataset[index])
-            self._torch_alone &= _others() == before
+        if _draw_others() != self._unmoved:
+            return None
+        _seed_others(self._seed_of(indices[-1]))  # for who collates them
         return samples
 
     def _seed_of(self, index: int) -> int:
