@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch._C._distributed_c10d import Store
@@ -55,7 +56,7 @@ class Comms:
         """This worker's rank in the mesh."""
         return self.everyone.rank
 
-    @property
+    @cached_property
     def formed(self) -> tuple[Group, ...]:
         """The groups of several workers, each once."""
         found = {id(group): group for group in (self.everyone, self.batch, *self.groups.values()) if group.size > 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 from elastune.core.errors import UserError
@@ -42,12 +43,12 @@ class Mesh:
         """How many workers differ in ``axis`` alone."""
         return int(getattr(self, axis))
 
-    @property
+    @cached_property
     def workers(self) -> int:
         """All of them."""
         return self.data * self.replica
 
-    @property
+    @cached_property
     def replica(self) -> int:
         """The workers that carry one replica."""
         return self.shard * self.tensor * self.pipeline

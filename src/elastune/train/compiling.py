@@ -103,17 +103,13 @@ class CompileTimes:
     """Seconds that this process has spent in ``torch.compile``, as torch tells of it, forward and backward."""
 
     def __init__(self) -> None:
-        self._seconds = self._told = 0.0
+        self.seconds = 0.0  # all of them since the process began to ``listen``
+        self._told = 0.0
         self._since: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """All of them since the process began to listen: from the first time that this is read on."""
-        self.listen()
-        return self._seconds
 
     def untold(self) -> float:
         """Those since this was asked last, in whatever session: also of a joiner's first passes, which do not count."""
+        self.listen()
         before, self._told = self._told, self.seconds
         return self._told - before
 
@@ -130,7 +126,7 @@ class CompileTimes:
 
     def _ends(self, _: object) -> None:
         if self._since is not None:
-            self._seconds += time.monotonic() - self._since
+            self.seconds += time.monotonic() - self._since
             self._since = None
 
 

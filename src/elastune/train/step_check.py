@@ -35,8 +35,7 @@ class StepCheck:
         return self._workers.size > 1 and self.content is None
 
     def marks(self, plan: StepPlan, trained: TrainingState) -> Sequence[float]:
-        """This worker's, of the step that it is about to take. Raises ``UserError`` as ``Flags.check`` does."""
-        trained.flags.check()
+        """This worker's, of the step that it is about to take."""
         if self._workers.size == 1:
             return NO_MARKS
         at, settings = self._progress.position, self._settings.checksum(trained.optimizer)

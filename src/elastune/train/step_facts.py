@@ -42,6 +42,8 @@ def alike(sums: Sequence[float]) -> bool:
     By Cauchy and Schwarz n times the sum of squares is the square of the sum only where all are equal. What differs is
     missed in one step of 190,000.
     """
+    if not any(sums):  # a lone worker's: of several, the first is their number
+        return True
     count, own = sums[0], len(_MODULI)
     return all(count * square == mark * mark for mark, square in zip(sums[1 : 1 + own], sums[1 + own :], strict=True))
 

@@ -236,8 +236,8 @@ class Stepper:
         self._workers.left = ""
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         self._looks = due and not self._adapter.survives_divergence
-        monitoring = self._adapter.monitoring
-        monitoring.prepare(trained.sync, self._progress.position.step + 1)
+        if monitoring := self._adapter.monitoring:
+            monitoring.prepare(trained.sync, self._progress.position.step + 1)
         trained.sync.wants_statistics = bool(monitoring) or self._looks or self._progress.loss_wanted
         if self._transaction.evaluates_again:
             trained.sync.measure(False)

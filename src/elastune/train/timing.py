@@ -27,6 +27,7 @@ class StepTimes:
         self._clock = clock
         self._started = clock.now()
         self._step_started = 0.0
+        COMPILED.listen()
         self._compiled_before = COMPILED.seconds
         self.count = 0
         self._steps: deque[tuple[float, float] | None] = deque(maxlen=KEPT_STEPS)
@@ -53,6 +54,7 @@ class StepTimes:
     def begin_step(self) -> None:
         """A step's first data are about to be fetched."""
         self._step_started = self._clock.now()
+        COMPILED.listen()
         self._compiled_before = COMPILED.seconds
 
     def end_step(self, data_s: float, wait_s: float, steps: int = 1) -> WorkerTimes:

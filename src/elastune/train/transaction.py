@@ -267,13 +267,14 @@ class StepTransaction:
         """The user's lines have applied the step: from here on it counts."""
         self._require(Phase.REDUCED)
         plan, progress, at = self.plan, self._progress, self._progress.position
-        self._log.add(at, plan.steps, plan.moves, plan.length, self._workers.view, self._workers.size)
-        add_steps(progress.spans, at, plan.steps, plan.moves, plan.length)
+        moves = plan.moves
+        self._log.add(at, plan.steps, moves, plan.length, self._workers.view, self._workers.size)
+        add_steps(progress.spans, at, plan.steps, moves, plan.length)
         if plan.left_out:
             for left in self._log.leave_out(at, plan.steps, plan.left_out, self._carriers, self._workers.view):
                 add_left_out(progress.spans, left, plan.length)
-        used = plan.used[0] if plan.moves else 0
-        offset, samples, turn = plan.offset + plan.moves, at.samples + used, (plan.turn + 1) % plan.turns
+        used = plan.used[0] if moves else 0
+        offset, samples, turn = plan.offset + moves, at.samples + used, (plan.turn + 1) % plan.turns
         progress.position = Position(at.epoch, offset, at.step + plan.steps, samples, turn)
         progress.reports, progress.newest_steps = 0, plan.steps
         self.phase = Phase.BETWEEN

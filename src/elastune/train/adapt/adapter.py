@@ -61,7 +61,9 @@ class _Position:
 
 
 class Adapter:
-    """What one worker's run measures, and what its policies make of it."""
+    """What one worker's run measures, and what its policies make of it. ``votes``: how many numbers of a control vector
+    are votes.
+    """
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class Adapter:
         self._unsure = False  # another worker may have seen something else
         self._measured_s = -math.inf
         self._told_unmeasured = False
+        self.votes = len(self._decisions.vote())
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -152,11 +155,6 @@ class Adapter:
             votes=self._decisions.vote(),
             times=times,
         )
-
-    @property
-    def votes(self) -> int:
-        """How many numbers of a control vector are votes."""
-        return len(self._decisions.vote())
 
     def step_reduced(self, found: ControlVector, plan: StepPlan, statistics: StepStatistics) -> None:
         """The sums of a step are here: of the workers' control vectors, and of what was measured."""

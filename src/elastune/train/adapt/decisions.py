@@ -91,6 +91,8 @@ class Decisions:
 
         ``stand``: where the run stands, for a record of what this worker did not ask for itself.
         """
+        if not self._agreed:  # as in most steps
+            return []
         agreed, self._agreed = self._agreed, []
         done: list[Decision] = []
         self._stood = stand() if any(each.own is None for each in agreed) else None

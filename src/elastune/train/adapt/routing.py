@@ -98,8 +98,10 @@ class Routing:
     def watches(self) -> bool:
         """Whether links are measured: there are several hosts, and nobody has said how sums are to travel."""
         comms, means = self._workers.comms, self._means
+        if len(set(comms.hosts)) < 2:
+            return False
         ours = means.mechanism == "replicated" and means.compress is None and comms.everyone.backend == "gloo"
-        return ours and self.asked.shape == "auto" and len(set(comms.hosts)) > 1
+        return ours and self.asked.shape == "auto"
 
     def hear(self, times: Sequence[float]) -> None:
         """Three numbers for each rank (``monitors.base.WorkerTimes``), the same on all workers."""
