@@ -82,7 +82,7 @@ class SeededSamples(Dataset[Any]):
     the first sample has not drawn from these two, they stand still while a batch is read, and one number of each is
     looked at behind it: a batch in which somebody has drawn is read again, and seeds them for each sample as all that
     follow. To look at their whole states would take ten times as long. Who draws and puts a stream back to where it
-    stood is not noticed; without a seed of its own in between, that draws equal numbers for all samples in plain PyTorch.
+    stood is not noticed: without a seed of its own in between, plain PyTorch gives all its samples the same numbers.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
