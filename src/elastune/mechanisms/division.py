@@ -56,6 +56,7 @@ class Division:
         apart: The workers of a replica run slots of their own (``core.batch_slices.apart``), and samples of their own
             in an evaluation; the slots that ``backward`` yields are those of all of them.
         rescue: Where workers are lost; one object for all divisions of a model.
+        evaluates: The program evaluates: others may need this worker until it has come to ``stand_in``.
     """
 
     split: Split
@@ -66,6 +67,7 @@ class Division:
     streams = True
     waits = False
     apart = False
+    evaluates = False
 
     def __init__(self, module: nn.Module) -> None:
         named = list(module.named_parameters())
@@ -117,7 +119,10 @@ class Division:
         return value
 
     def stand_in(self, passes: int) -> None:
-        """Take part in forward passes that other workers of the replica make and this one does not."""
+        """Where this worker ``evaluates``, that is over: take part in forward passes that others make and it does not.
+
+        ``passes``: batches that others have and this worker had not.
+        """
 
     def abandon(self) -> None:
         """Drop what is under way: passes in flight, and what they have kept."""

@@ -240,6 +240,8 @@ class Session(SessionModels):
         if self._transaction.phase is Phase.LEFT:
             fix = "put 'if session.ends_step:' before the break, or use --max-steps"
             raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
+        if self.trained is not None:  # the program may have left an evaluation early
+            self.trained.replica.stand_in(0)
 
     def _refuse_inside(self, what: str) -> None:
         self._refuse_half_a_step()
@@ -267,9 +269,14 @@ class Session(SessionModels):
         what = " after the evaluation of {} samples in batches of " + str(batch_size)
         if tells and not streams:
             self._evaluated += what.format(len(dataset))
+        replica = None if self.trained is None or not tells else self.trained.replica
+        if replica is not None:
+            replica.begin_evaluation()
         for samples, batch in self._evaluated_batches(dataset, batch_size, loading, place):
             if workers.broken:
                 workers.recover(GroupBroken("the view is over"))
+            if replica is not None:  # others may have met in the program's lines
+                replica.begin_evaluation()
             self._seen.batches.append(samples)
             on_device = to_device(batch, self.device)
             self.state.seed_batch(samples[0] if samples else -1)
@@ -277,8 +284,8 @@ class Session(SessionModels):
         self.state.seed_between("evaluation")
         if tells and streams:  # how many there are is known by now
             self._evaluated += what.format(self._seen.length)
-        if self.trained is not None:
-            self.trained.replica.stand_in(batches_less(self._seen.length, batch_size, *place))
+        if replica is not None:
+            replica.stand_in(batches_less(self._seen.length, batch_size, *place))
 
     def _evaluated_batches(
         self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]

@@ -121,8 +121,12 @@ class OwnedReplica(Replica):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
+    def begin_evaluation(self) -> None:
+        self.division.evaluates = True
+
     def stand_in(self, passes: int) -> None:
         self.division.stand_in(passes)
+        self.division.evaluates = False
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         super().begin_step(parts)

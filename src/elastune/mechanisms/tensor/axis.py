@@ -20,15 +20,16 @@ from elastune.core.slots import Fold, cut, subtrees, tree_sum
 from elastune.mechanisms.division import Rescue
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
-_HEAD = 10  # a dtype, the number of dimensions, and up to eight
+_HEAD = 11  # a dtype, what it is for, the number of dimensions, and up to eight
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a tensor is before its values: dtype and shape."""
+    """What a tensor is before its values: dtype and shape. ``copied``: a copy of the model was called with it."""
 
     dtype: torch.dtype
     shape: torch.Size
+    copied: bool
 
 
 class BlockAxis:
@@ -140,20 +141,23 @@ class BlockAxis:
 
     # -- what workers have that run slots of their own ----------------------------------------------------------------
 
-    def forms(self, own: torch.Tensor | None) -> list[Form | None]:
+    def forms(self, own: torch.Tensor | None, *, copied: bool) -> list[Form | None]:
         """By rank: of what form the tensor is that each worker is about to ``swap`` first; None: it has none."""
         if self.group.size == 1:
-            return [None if own is None else Form(own.dtype, own.shape)]
+            return [None if own is None else Form(own.dtype, own.shape, copied)]
         head = torch.full((_HEAD,), -1, dtype=torch.int64)
         if own is not None:
-            if own.dim() > _HEAD - 2 or own.dtype not in _DTYPES:
+            if own.dim() > _HEAD - 3 or own.dtype not in _DTYPES:
                 told = f"{own.dtype}, {own.dim()} dimensions"
                 raise UserError("divided layers are given a tensor of numbers", told, "leave them out of the plan")
-            head[: 2 + own.dim()] = torch.tensor([_DTYPES.index(own.dtype), own.dim(), *own.shape])
+            head[: 3 + own.dim()] = torch.tensor([_DTYPES.index(own.dtype), copied, own.dim(), *own.shape])
         heads = torch.empty(self.group.size * _HEAD, dtype=torch.int64, device=self.group.wire)
         self.group.all_gather(heads, head.to(self.group.wire)).wait()
         rows = heads.view(self.group.size, _HEAD).tolist()
-        return [None if row[0] < 0 else Form(_DTYPES[row[0]], torch.Size(row[2 : 2 + row[1]])) for row in rows]
+        return [
+            None if kind < 0 else Form(_DTYPES[kind], torch.Size(sizes[:dims]), bool(of_copy))
+            for kind, of_copy, dims, *sizes in rows
+        ]
 
     def swap(self, own: Sequence[torch.Tensor], shapes: Sequence[Sequence[torch.Size]]) -> list[list[torch.Tensor]]:
         """By rank: what every worker gives, each tensor contiguous and with a storage of its own.

@@ -61,7 +61,7 @@ class TrunkDivision(TensorDivision):
         self._outside = [p for p in self.parameters if id(p) not in inside]
         self._floats = [b for b in module.buffers() if b.is_floating_point()]
         self._counters = [b for b in module.buffers() if not b.is_floating_point()]
-        self._run = tail.hand_over(self._through)
+        self._of, self._run = tail.module, tail.hand_over(self._through)
         self._device = self.parameters[0].device
         self._forget(0)
 
@@ -75,6 +75,7 @@ class TrunkDivision(TensorDivision):
     def enter(self, comms: Comms) -> None:
         super().enter(comms)
         self._forget(0)
+        self.evaluates = False
 
     def begin_step(self, parts: Sequence[BatchSlice]) -> None:
         super().begin_step(parts)
@@ -86,27 +87,34 @@ class TrunkDivision(TensorDivision):
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
-    def _through(self, run: Run, inputs: Any) -> torch.Tensor:
-        """What ``run`` makes of this worker's ``inputs``, while it does the same for the others."""
+    def _through(self, module: nn.Module, run: Run, inputs: Any) -> torch.Tensor:
+        """What ``run`` of ``module``, the tail or one in a copy of the model, makes of this worker's ``inputs``, while
+        it does the same for the others.
+        """
         if not isinstance(given := as_whole(inputs), torch.Tensor):
             rule = "what holds the divided layers of a TrunkByData is called with one tensor"
             raise UserError(rule, type(given).__name__, "put them into a module of their own")
         given = given.contiguous()
         learns = torch.is_grad_enabled() and self._left > 0
+        if learns:  # the program may have left an evaluation early
+            self.stand_in(0)
         if learns and self._passed is not None:
             rule, fix = "the divided layers of a TrunkByData run once for each training batch", "call the model once"
             raise UserError(rule, "a second call", fix)
         try:
             if self.axis.failed is None and not self.rescue.step_lost():
-                return self._together(run, given, learns)
+                evaluates, self.evaluates = self.evaluates, False  # after an error here none waits for others
+                output = self._together(run, given, learns, copied=module is not self._of)
+                self.evaluates = evaluates
+                return output
         except GroupBroken as error:
             self.axis.failed = error
         return self._tensor(run(given))  # of the right shape: the program's lines run to their end
 
-    def _together(self, run: Run, given: torch.Tensor, learns: bool) -> torch.Tensor:
+    def _together(self, run: Run, given: torch.Tensor, learns: bool, *, copied: bool) -> torch.Tensor:
         """The tail of all workers' passes, one after another."""
         rank = self.axis.group.rank
-        rows = self._gathered(given)
+        rows = self._gathered(given, copied=copied)
         counters = [b.detach().clone() for b in self._counters]
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         state: Sequence[torch.Tensor] = ()
@@ -134,13 +142,21 @@ class TrunkDivision(TensorDivision):
         return output.clone()  # the program may change it in place
 
     def _gathered(
-        self, given: torch.Tensor | None
+        self, given: torch.Tensor | None, *, copied: bool = False
     ) -> list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None]:
-        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in."""
-        forms = self.axis.forms(given)
+        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in.
+
+        Raises ``UserError`` on all workers where some run a copy of the model and others do not: who has not called it
+        does not know which one.
+        """
+        forms = self.axis.forms(given, copied=copied)
         form = next((form for form in forms if form is not None), None)
         if form is None:
             return [None] * len(forms)
+        if len({each is not None and each.copied for each in forms}) > 1:
+            rule = "workers of a TrunkByData run a copy of its model all at once, each on a batch of its own"
+            fix = "choose a batch_size that gives each worker as many batches, or leave TrunkByData out of the plan"
+            raise UserError(rule, "some without one", fix)
         mine = torch.empty(0, dtype=form.dtype, device=self._device) if given is None else given
         drawn = drawn_state()
         own = [mine, *drawn, *self._floats]
@@ -166,26 +182,26 @@ class TrunkDivision(TensorDivision):
         _put(self._floats, values)
 
     def stand_in(self, passes: int) -> None:
-        for _ in range(passes if self.axis.group.size > 1 else 0):
-            if self.axis.failed is not None or self.rescue.step_lost():
-                return
+        """In as many passes as others come to, be it several in a batch, and whatever ``passes`` says."""
+        while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
+            self.evaluates = False
             try:
-                self._look_on()
+                self.evaluates = self._look_on()
             except GroupBroken as error:
                 self.rescue.meet(error)
 
-    def _look_on(self) -> None:
-        """The tail of the others' passes, while this worker has none."""
+    def _look_on(self) -> bool:
+        """The tail of the others' passes, while this worker has none. False where nobody has: all are through."""
         state, buffers = drawn_state(), [b.detach().clone() for b in self.module.buffers()]
         with torch.no_grad(), self.passing():
-            for row in self._gathered(None):
-                if row is not None:
-                    door, drawn, moved = row
-                    self._put_buffers(moved)
-                    draw_from(drawn)
-                    self._run(door)
+            rows = [row for row in self._gathered(None) if row is not None]
+            for door, drawn, moved in rows:
+                self._put_buffers(moved)
+                draw_from(drawn)
+                self._run(door)
         _put(list(self.module.buffers()), buffers)
         draw_from(state)
+        return bool(rows)
 
     # -- backwards ----------------------------------------------------------------------------------------------------
 
