@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
 from elastune.journal.compile_records import Compiled
+from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import FrontierFound, FrontierReason, FrontierRow, MeansTimed, ThroughputTuned
 from elastune.journal.holdings import HostsHeld, StepsPlanned
 from elastune.journal.link_records import LinkMeasured, TopologyLaid
@@ -38,7 +39,6 @@ from elastune.journal.run_records import (
     RunFailed,
     RunFinished,
     RunStarted,
-    StagesCut,
     StateLost,
     StepsCompleted,
     Straggling,
@@ -90,6 +90,7 @@ __all__ = [
     "FrontierReason",
     "FrontierRow",
     "HostsHeld",
+    "LayersDivided",
     "LearnerLeftOut",
     "LinkFitted",
     "LinkMeasured",
@@ -158,6 +159,7 @@ Record = Annotated[
     | AssetMade
     | StartedFrom
     | StagesCut
+    | LayersDivided
     | LinkMeasured
     | RunFinished
     | RunFailed

@@ -14,8 +14,9 @@ from elastune.comm.comms import Comms
 from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.leaves import Split, whole_leaves
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.journal.records import StagesCut
+from elastune.journal.records import LayersDivided, StagesCut
 
 
 def _raised(error: GroupBroken) -> NoReturn:
@@ -81,9 +82,9 @@ class Division:
         workers or mesh. No collective may be started here: others may not have come as far.
         """
 
-    def stages(self, workers: int) -> StagesCut | None:
-        """Where a pipeline of ``workers`` is cut; None where there is none."""
-        return None
+    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesCut, ...]:
+        """How it is divided on ``mesh``, for the journal."""
+        return ()
 
     def begin_step(self, parts: Sequence[BatchSlice]) -> None:
         """The forward pass of a step's first slice comes next; ``parts`` are all that this worker runs in it."""

@@ -46,7 +46,7 @@ class Owned(Mechanism):
                 raise UserError(rule, str(mesh), f"use {axis}=1, or another mechanism")
         if self._frees and "pipeline" in self._axes:
             rule = "the stages of a pipeline keep their parameters: each goes through its layers many times a step"
-            raise UserError(rule, self.name, "use pipeline+zero")
+            raise UserError(rule, self.name, f"use --mechanism {means.parts.serving(mesh)}")
         if means.copies is not None and means.copies < 1:
             raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
 
