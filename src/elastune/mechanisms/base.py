@@ -106,9 +106,9 @@ class Replica:
     def begin_evaluation(self) -> None:
         """The program evaluates: others may need this worker until it has come to ``stand_in``."""
 
-    def stand_in(self, passes: int) -> None:
-        """An evaluation is over here, if there was one: take part in forward passes that others make and this worker
-        does not; see ``equal_passes``, ``apart``. ``passes``: batches that others have and this worker had not.
+    def stand_in(self) -> None:
+        """An evaluation is over here, if there was one: take part in forward passes that others make, as many as they
+        come to; see ``equal_passes``, ``apart``.
         """
 
     def among(self, mesh: Mesh, rank: int) -> tuple[int, int]:

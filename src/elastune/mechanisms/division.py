@@ -119,11 +119,8 @@ class Division:
         """``value``, which is between two layers, of tensors that another worker can go on with."""
         return value
 
-    def stand_in(self, passes: int) -> None:
-        """Where this worker ``evaluates``, that is over: take part in forward passes that others make and it does not.
-
-        ``passes``: batches that others have and this worker had not.
-        """
+    def stand_in(self) -> None:
+        """Where it ``evaluates``, that is over here: take part in forward passes that others make, until none does."""
 
     def abandon(self) -> None:
         """Drop what is under way: passes in flight, and what they have kept."""

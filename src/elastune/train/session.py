@@ -29,7 +29,7 @@ from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import NamedCollectives
 from elastune.train.data.asked import asked_of
-from elastune.train.data.loading import Loading, batches_less, evaluation_indices, fetch, to_device
+from elastune.train.data.loading import Loading, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.stream import evaluated
 from elastune.train.divergence import DivergenceWatch
@@ -241,7 +241,7 @@ class Session(SessionModels):
             fix = "put 'if session.ends_step:' before the break, or use --max-steps"
             raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
         if self.trained is not None:  # the program may have left an evaluation early
-            self.trained.replica.stand_in(0)
+            self.trained.replica.stand_in()
 
     def _refuse_inside(self, what: str) -> None:
         self._refuse_half_a_step()
@@ -285,7 +285,7 @@ class Session(SessionModels):
         if tells and streams:  # how many there are is known by now
             self._evaluated += what.format(self._seen.length)
         if replica is not None:
-            replica.stand_in(batches_less(self._seen.length, batch_size, *place))
+            replica.stand_in()
 
     def _evaluated_batches(
         self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]

@@ -149,8 +149,8 @@ def evaluate(model: nn.Module, replica: Replica, x: torch.Tensor, calls: int, *,
         assert torch.equal(found, wanted)
     model.train()
     if to_the_end:
-        replica.stand_in(0)
-        replica.stand_in(0)  # nobody evaluates any more
+        replica.stand_in()
+        replica.stand_in()  # nobody evaluates any more
 
 
 def refused(comms: Comms) -> str:
@@ -166,9 +166,9 @@ def refused(comms: Comms) -> str:
         try:
             if comms.rank == 0:
                 other(x)
-            replica.stand_in(0)
+            replica.stand_in()
         except UserError as error:
-            replica.stand_in(0)  # at once: nobody waits for anybody behind an error
+            replica.stand_in()  # at once: nobody waits for anybody behind an error
             return str(error)
     return "nothing"
 

@@ -118,14 +118,15 @@ class OwnedReplica(Replica):
         self.wards = wards(self.split, mesh, self.copies, comms.hosts)
         self.own = frozenset(segment for plan in self.plans for segment in plan.parts[mesh.batch_rank(comms.rank)])
         self.division.enter(comms)
+        self.division.evaluates = False
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def begin_evaluation(self) -> None:
         self.division.evaluates = True
 
-    def stand_in(self, passes: int) -> None:
-        self.division.stand_in(passes)
+    def stand_in(self) -> None:
+        self.division.stand_in()
         self.division.evaluates = False
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:

@@ -75,7 +75,6 @@ class TrunkDivision(TensorDivision):
     def enter(self, comms: Comms) -> None:
         super().enter(comms)
         self._forget(0)
-        self.evaluates = False
 
     def begin_step(self, parts: Sequence[BatchSlice]) -> None:
         super().begin_step(parts)
@@ -97,7 +96,7 @@ class TrunkDivision(TensorDivision):
         given = given.contiguous()
         learns = torch.is_grad_enabled() and self._left > 0
         if learns:  # the program may have left an evaluation early
-            self.stand_in(0)
+            self.stand_in()
         if learns and self._passed is not None:
             rule, fix = "the divided layers of a TrunkByData run once for each training batch", "call the model once"
             raise UserError(rule, "a second call", fix)
@@ -181,8 +180,7 @@ class TrunkDivision(TensorDivision):
     def _put_buffers(self, values: Sequence[torch.Tensor]) -> None:
         _put(self._floats, values)
 
-    def stand_in(self, passes: int) -> None:
-        """In as many passes as others come to, be it several in a batch, and whatever ``passes`` says."""
+    def stand_in(self) -> None:
         while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
             self.evaluates = False
             try:
