@@ -119,6 +119,10 @@ class Division:
         """``value``, which is between two layers, of tensors that another worker can go on with."""
         return value
 
+    def begin_evaluation(self) -> None:
+        """The program evaluates from here on."""
+        self.evaluates = True
+
     def stand_in(self) -> None:
         """Where it ``evaluates``, that is over here: take part in forward passes that others make, until none does."""
 

@@ -123,7 +123,7 @@ class OwnedReplica(Replica):
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def begin_evaluation(self) -> None:
-        self.division.evaluates = True
+        self.division.begin_evaluation()
 
     def stand_in(self) -> None:
         self.division.stand_in()

@@ -17,9 +17,9 @@ Run = Callable[[torch.Tensor], Any]
 
 
 class Through(Protocol):
-    """Takes one worker's ``inputs`` through what ``run`` of ``module`` does, together with those of the others."""
+    """Takes one worker's ``inputs`` through what ``run`` does, together with those of the others."""
 
-    def __call__(self, module: nn.Module, run: Run, inputs: Any) -> torch.Tensor: ...
+    def __call__(self, run: Run, inputs: Any) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Called(nn.Module):
             told = f"{len(inputs)} and {', '.join(named) or 'none'} by name"
             rule = "what holds the divided layers of a TrunkByData is called with one tensor"
             raise UserError(rule, told, "put them into a module of their own")
-        return self.__dict__["_through"](self, super().forward, inputs[0])
+        return self.__dict__["_through"](super().forward, inputs[0])
 
 
 class _InOrder(nn.Sequential):
@@ -67,8 +67,7 @@ class _InOrder(nn.Sequential):
     def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
         """As torch's."""
         children, (first, stop) = list(self.children()), self.__dict__["_tail"]
-        given = _in_order(children[:first], input)
-        found = self.__dict__["_through"](self, partial(_in_order, children[first:stop]), given)
+        found = self.__dict__["_through"](partial(_in_order, children[first:stop]), _in_order(children[:first], input))
         return _in_order(children[stop:], found)
 
 

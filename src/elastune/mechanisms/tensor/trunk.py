@@ -61,7 +61,9 @@ class TrunkDivision(TensorDivision):
         self._outside = [p for p in self.parameters if id(p) not in inside]
         self._floats = [b for b in module.buffers() if b.is_floating_point()]
         self._counters = [b for b in module.buffers() if not b.is_floating_point()]
-        self._of, self._run = tail.module, tail.hand_over(self._through)
+        self._run = tail.hand_over(self._through)
+        self._inner = [tail.module, *(each for part in tail.parts for each in part.modules())]
+        self._modes: list[bool] = []  # in which the tail is evaluated
         self._device = self.parameters[0].device
         self._forget(0)
 
@@ -86,10 +88,8 @@ class TrunkDivision(TensorDivision):
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
-    def _through(self, module: nn.Module, run: Run, inputs: Any) -> torch.Tensor:
-        """What ``run`` of ``module``, the tail or one in a copy of the model, makes of this worker's ``inputs``, while
-        it does the same for the others.
-        """
+    def _through(self, run: Run, inputs: Any) -> torch.Tensor:
+        """What ``run`` makes of this worker's ``inputs``, while it does the same for the others."""
         if not isinstance(given := as_whole(inputs), torch.Tensor):
             rule = "what holds the divided layers of a TrunkByData is called with one tensor"
             raise UserError(rule, type(given).__name__, "put them into a module of their own")
@@ -103,17 +103,17 @@ class TrunkDivision(TensorDivision):
         try:
             if self.axis.failed is None and not self.rescue.step_lost():
                 evaluates, self.evaluates = self.evaluates, False  # after an error here none waits for others
-                output = self._together(run, given, learns, copied=module is not self._of)
+                output = self._together(run, given, learns)
                 self.evaluates = evaluates
                 return output
         except GroupBroken as error:
             self.axis.failed = error
         return self._tensor(run(given))  # of the right shape: the program's lines run to their end
 
-    def _together(self, run: Run, given: torch.Tensor, learns: bool, *, copied: bool) -> torch.Tensor:
+    def _together(self, run: Run, given: torch.Tensor, learns: bool) -> torch.Tensor:
         """The tail of all workers' passes, one after another."""
         rank = self.axis.group.rank
-        rows = self._gathered(given, copied=copied)
+        rows = self._gathered(given)
         counters = [b.detach().clone() for b in self._counters]
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         state: Sequence[torch.Tensor] = ()
@@ -141,21 +141,19 @@ class TrunkDivision(TensorDivision):
         return output.clone()  # the program may change it in place
 
     def _gathered(
-        self, given: torch.Tensor | None, *, copied: bool = False
+        self, given: torch.Tensor | None
     ) -> list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None]:
         """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in.
 
-        Raises ``UserError`` on all workers where some run a copy of the model and others do not: who has not called it
-        does not know which one.
+        Raises ``UserError`` on all workers where they run the tail in different modes: each runs it for all.
         """
-        forms = self.axis.forms(given, copied=copied)
+        forms, modes = self.axis.forms(given, int(self._inner[0].training))
         form = next((form for form in forms if form is not None), None)
         if form is None:
             return [None] * len(forms)
-        if len({each is not None and each.copied for each in forms}) > 1:
-            rule = "workers of a TrunkByData run a copy of its model all at once, each on a batch of its own"
-            fix = "choose a batch_size that gives each worker as many batches, or leave TrunkByData out of the plan"
-            raise UserError(rule, "some without one", fix)
+        if len(set(modes)) > 1:
+            fix = "call model.eval() before the loop over session.batches(train=False), model.train() behind it"
+            raise UserError("workers of a TrunkByData run it in one mode at a time", "training and evaluation", fix)
         mine = torch.empty(0, dtype=form.dtype, device=self._device) if given is None else given
         drawn = drawn_state()
         own = [mine, *drawn, *self._floats]
@@ -180,13 +178,27 @@ class TrunkDivision(TensorDivision):
     def _put_buffers(self, values: Sequence[torch.Tensor]) -> None:
         _put(self._floats, values)
 
+    def begin_evaluation(self) -> None:
+        super().begin_evaluation()
+        self._modes = [each.training for each in self._inner]
+
     def stand_in(self) -> None:
-        while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
-            self.evaluates = False
-            try:
+        if not self.evaluates:
+            return
+        modes = [each.training for each in self._inner]  # of a program that has left its evaluation
+        self._set_modes(self._modes)
+        try:
+            while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
+                self.evaluates = False
                 self.evaluates = self._look_on()
-            except GroupBroken as error:
-                self.rescue.meet(error)
+        except GroupBroken as error:
+            self.rescue.meet(error)
+        finally:
+            self._set_modes(modes)
+
+    def _set_modes(self, modes: Sequence[bool]) -> None:
+        for each, training in zip(self._inner, modes, strict=True):
+            each.training = training
 
     def _look_on(self) -> bool:
         """The tail of the others' passes, while this worker has none. False where nobody has: all are through."""
