@@ -77,6 +77,9 @@ class Division:
         self.module = self.model = module
         self.rescue = Rescue()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Division:
+        return self  # a copy of the model (an average of its weights, say) stands where the model stands
+
     def enter(self, comms: Comms) -> None:
         """Be worker ``comms.rank`` of ``comms.mesh`` from the next step on: at the beginning, and after every change of
         workers or mesh. No collective may be started here: others may not have come as far.

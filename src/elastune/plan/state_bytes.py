@@ -46,7 +46,7 @@ def state_of_worker(
     """
     if not name.dividing:
         return whole
-    left = undivided if name.tensor else 0.0
+    left = undivided if mesh.tensor > 1 else 0.0
     inner = mesh.tensor * mesh.pipeline
     parts = mesh.shard * inner  # those that differ in the data axis alone hold the same
     by_worker = holders(mesh, copies)

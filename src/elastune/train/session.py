@@ -236,11 +236,14 @@ class Session(SessionModels):
             each.hide(self.epoch)
 
     def _refuse_half_a_step(self) -> None:
-        """Workers take different numbers of batches a step: what all must do together has its place between steps."""
+        """Workers take different numbers of batches a step: what all must do together has its place between steps.
+
+        An evaluation that the program has left early, here or on another worker, ends here on all of them.
+        """
         if self._transaction.phase is Phase.LEFT:
             fix = "put 'if session.ends_step:' before the break, or use --max-steps"
             raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
-        if self.trained is not None:  # the program may have left an evaluation early
+        if self.trained is not None:
             self.trained.replica.stand_in()
 
     def _refuse_inside(self, what: str) -> None:
@@ -364,6 +367,8 @@ class Session(SessionModels):
 
     def finish(self) -> None:
         """The training function has ended."""
+        if self.trained is not None:  # it may have left an evaluation early
+            self.trained.replica.stand_in()
         self._stepper.commit()
         self._adapter.after_train(self.trained)
 

@@ -70,6 +70,7 @@ class ShardedReplica(OwnedReplica):
         yield from super().run(loss, part, begin, ready)
         self.gathering.leave_all()
         self.gathering.end_pass()
+        self.gathering.learns = not part.ends_step
 
     def leave(self, block: int) -> None:
         """This pass is through with ``block``, whatever of it has been used."""
@@ -87,6 +88,7 @@ class ShardedReplica(OwnedReplica):
     def abandon(self) -> None:
         super().abandon()
         self.gathering.end_pass()
+        self.gathering.learns = False
 
 
 class Gathering:
@@ -96,6 +98,7 @@ class Gathering:
     forward pass did: when it comes to a block it is through with those that ran after it, unless they ran before it as
     well. That is the same on all workers, whichever parameters each has used. Where the group breaks in a forward pass
     the step is lost, and the rest of the pass runs on zeros (``lost``), as do all passes until another step begins.
+    ``learns``: passes of a step are due, so the next one with gradients is the step's.
     """
 
     def __init__(self, replica: ShardedReplica) -> None:
@@ -108,7 +111,8 @@ class Gathering:
         self._left: set[int] = set()  # whose gradients have
         self._here: set[int] = set()
         self._under_way: dict[int, list[_UnderWay]] = {}
-        self.lost = self._begun = False
+        self._stays = False  # an evaluation's pass has gradients somewhere: on all workers the same stays here
+        self.lost = self.learns = False
         self._comms = replica.comms
         for i, block in enumerate(self.blocks):
             block.module.register_forward_pre_hook(lambda *_, i=i: self._enter(i))
@@ -119,7 +123,7 @@ class Gathering:
     def begin_step(self) -> None:
         """What was lost is over."""
         self.end_pass()
-        self.lost, self._begun = False, True
+        self.lost, self.learns = False, True
 
     def end_pass(self) -> None:
         """The pass is over, or given up: no values stay here but those that this worker holds."""
@@ -180,13 +184,14 @@ class Gathering:
 
     def _agree(self) -> None:
         """The model is called: where the program evaluates, the others know of it."""
-        replica = self._replica
+        replica, with_gradients = self._replica, torch.is_grad_enabled()
+        self._stays = False
         if not replica.division.evaluates or self.lost:
             return
-        if torch.is_grad_enabled() and self._begun and not replica.reduced:  # a step's pass: an evaluation was left
+        if with_gradients and self.learns:  # the program has left the evaluation
             replica.stand_in()
         else:
-            self._agreed(_OPEN if torch.is_grad_enabled() else _PLAIN)
+            self._stays = self._agreed(_OPEN if with_gradients else _PLAIN) == _OPEN
 
     def _enter(self, i: int) -> None:
         """Block ``i`` is about to run forward."""
@@ -246,7 +251,7 @@ class Gathering:
                 tensor.register_hook(come)
         if i == 0 and self._at is None:
             self._expected = self._trail[self._began + 1 :]
-            if not differentiable:
+            if not differentiable and not self._stays:
                 before = self._trail[: self._began]
                 self.end_pass()
                 self._trail = before

@@ -148,9 +148,8 @@ def meet(group: Group, split: Split, placed: Placed, *, exact: bool) -> None:
     """
     if group.size == 1:
         return
-    own = torch.tensor(
-        [0, *placed.digests], dtype=torch.int64, device=group.wire
-    )  # where nothing is shared they meet, too
+    numbers = [0, *placed.digests]  # where nothing is shared they meet, too
+    own = torch.tensor(numbers, dtype=torch.int64, device=group.wire)
     table = own.new_empty(group.size * len(own))
     group.all_gather(table, own).wait()
     rows = table.view(group.size, -1)[:, 1:].tolist()

@@ -67,9 +67,6 @@ class TrunkDivision(TensorDivision):
         self._device = self.parameters[0].device
         self._forget(0)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrunkDivision:
-        return self  # see BlockAxis: a copy of the model stands where the model stands
-
     def _forget(self, passes: int) -> None:
         self._left = passes  # of the step, whose forward pass has not come
         self._passed: _Passed | None = None
@@ -103,6 +100,7 @@ class TrunkDivision(TensorDivision):
         try:
             if self.axis.failed is None and not self.rescue.step_lost():
                 evaluates, self.evaluates = self.evaluates, False  # after an error here none waits for others
+                self._modes = self._own_modes()
                 output = self._together(run, given, learns)
                 self.evaluates = evaluates
                 return output
@@ -180,12 +178,12 @@ class TrunkDivision(TensorDivision):
 
     def begin_evaluation(self) -> None:
         super().begin_evaluation()
-        self._modes = [each.training for each in self._inner]
+        self._modes = self._own_modes()
 
     def stand_in(self) -> None:
         if not self.evaluates:
             return
-        modes = [each.training for each in self._inner]  # of a program that has left its evaluation
+        modes = self._own_modes()  # of a program that has left its evaluation
         self._set_modes(self._modes)
         try:
             while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
@@ -195,6 +193,9 @@ class TrunkDivision(TensorDivision):
             self.rescue.meet(error)
         finally:
             self._set_modes(modes)
+
+    def _own_modes(self) -> list[bool]:
+        return [each.training for each in self._inner]
 
     def _set_modes(self, modes: Sequence[bool]) -> None:
         for each, training in zip(self._inner, modes, strict=True):
