@@ -67,7 +67,7 @@ class RunState:
         self._send = send
         self._snapshot: Packed | None = None
         self._told: tuple[LayersDivided | StagesCut, ...] = ()
-        self._evaluations = 0  # since the newest step
+        self._evaluations = 0  # that began since the newest step; the program may leave one early
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
         self.scale: Callable[[], float] | None = None  # of the loss that the program gives
@@ -271,6 +271,7 @@ class RunState:
 
     def evaluate(self) -> None:
         """An evaluation begins: the model is the same everywhere, and each worker can use it by itself."""
+        self._evaluations += 1
         self.average_buffers()
         if self.trained is not None:
             self.trained.replica.gather()
@@ -297,7 +298,8 @@ class RunState:
         They follow from the place in training: a worker that resumes, or begins again there, draws the same. ``what``
         is over: a step, a training pass, an evaluation (of which several may follow each other).
         """
-        self._evaluations = self._evaluations + 1 if what == "evaluation" else 0
+        if what != "evaluation":
+            self._evaluations = 0
         self._seed(f"after {what}", self._evaluations)
 
     def seed_epoch(self) -> None:
@@ -307,7 +309,7 @@ class RunState:
 
     def seed_batch(self, first: int) -> None:
         """The program gets a batch to evaluate, whose first sample is ``first``: it draws alike whoever has it."""
-        self._seed("evaluation", self._evaluations, first)
+        self._seed("evaluation", self._evaluations - 1, first)
 
     def _seed(self, *what: str | int) -> None:
         at = self._progress.position
