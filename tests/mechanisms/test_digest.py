@@ -38,3 +38,11 @@ def test_units_at_each_others_places_show() -> None:
     swapped = torch.cat([values[UNIT : 2 * UNIT], values[:UNIT], values[2 * UNIT :]])
     assert digest(values, 0) != digest(swapped, 0)
     assert digest(values, UNIT) != digest(values, 0)
+
+
+@pytest.mark.parametrize("low", [1, 2], ids=["within a word", "at a word"])
+def test_one_bit_of_a_part_of_a_unit_shows(low: int) -> None:
+    values = torch.randn(UNIT)
+    before = digest(values[low : UNIT - low], low)
+    values.view(torch.int32)[UNIT // 2] ^= 1
+    assert digest(values[low : UNIT - low], low) != before

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from elastune.comm.comms import replicated
+from elastune.comm.comms import Comms, form_comms, replicated
+from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group
-from elastune.core.batch_slices import BatchSlice
+from elastune.core.batch_slices import BatchSlice, shares
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means
+from elastune.mechanisms.base import Replica
 from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.owned.gathering import ShardedReplica
 from elastune.mechanisms.owned.mechanism import Owned
 from elastune.mechanisms.owned.store import has_storage
+from elastune.sync.registry import prepare
+from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
 ONE = BatchSlice(samples=range(4), slot=0, weight=1.0, ends_slot=True, ends_step=True)
 
@@ -80,3 +90,77 @@ def test_values_are_here_only_while_they_are_used() -> None:
     plain(x).square().mean().backward()
     for i, p in enumerate(plain.parameters()):
         torch.testing.assert_close(got[i], p.grad)
+    with pytest.raises(UserError, match="a copy of a model"):
+        copy.deepcopy(model)
+
+
+SLOTS, BATCH = 4, 12
+CALLS = ((0, 1, 2), (2, 2, 1))
+"""By rank and step: how often the model is called in an evaluation."""
+
+
+class Closing(Stack):
+    """While it ``closes``, what it returns belongs to no graph."""
+
+    closes = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        return found.detach() if self.closes else found
+
+
+def outputs(model: nn.Module, replica: Replica, x: torch.Tensor, gradients: Sequence[bool], *, ends: bool) -> set[str]:
+    """An evaluation with a call for each of ``gradients``; unless it ``ends``, the program leaves it early."""
+    replica.begin_evaluation()
+    found = set()
+    for enabled in gradients:
+        with torch.set_grad_enabled(enabled):
+            found.add(str(model(x).tolist()))
+    if ends:
+        replica.stand_in()
+        replica.stand_in()  # nobody evaluates any more
+    return found
+
+
+def trained(comms: Comms, calls: Sequence[int]) -> list[set[str]]:
+    """What ``calls`` of the model in each step gave, and one after the last; in the second step inside of it."""
+    torch.manual_seed(0)
+    model = Closing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sync = prepare(model, optimizer, Means(mesh=comms.mesh, mechanism="sharded", num_slots=SLOTS), comms)
+    mesh, rank, replica = comms.mesh, comms.rank, sync.replica
+    found: list[set[str]] = []
+    sync.parts = shares(BATCH, SLOTS, mesh.batch, mesh.batch_rank(rank), "exact", None, even=True, in_turn=True)
+    for step, times in enumerate(calls):
+        x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(step))
+        if step != 1:
+            model.closes = step == 2
+            found.append(outputs(model, replica, x, [(rank + i) % 2 == 0 for i in range(times)], ends=True))
+            model.closes = False
+        for i, share in enumerate(sync.parts):
+            sync.begin(share, starts_step=i == 0)
+            if step == 1 and i == 0:
+                found.append(outputs(model, replica, x, [False] * times, ends=rank > 0))
+            part = x[share.samples.start : share.samples.stop]
+            sync.backward(model(part).square().mean(), share)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return [*found, {str(model(x).tolist())}]
+
+
+def work(worker: Worker) -> None:
+    comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "all", worker.rank, Mesh(shard=worker.size))
+    worker.say(trained(comms, CALLS[worker.rank]))
+    worker.hear()
+
+
+def test_a_model_may_be_called_unequally_often_in_an_evaluation() -> None:
+    """With gradients on some workers and without on others, to its end or not: no bit shows it."""
+    wanted = trained(replicated(Group()), (1, 1, 1))
+    assert len({str(each) for each in wanted}) == len(wanted)
+    with processes(len(CALLS), work) as them:
+        for rank, calls in enumerate(CALLS):
+            (told,) = them.hear(rank)
+            assert [len(each) for each in told] == [min(times, 1) for times in (*calls, 1)]
+            assert all(each <= want for each, want in zip(told, wanted, strict=True))

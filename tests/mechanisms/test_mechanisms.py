@@ -48,6 +48,10 @@ def test_what_a_mechanism_cannot_do_is_refused() -> None:
         Replicated().check(Means(), Mesh(data=2, tensor=2))
     with pytest.raises(UserError, match="use tensor=2"):
         Halves().check(Means(), Mesh(data=4))
+    staged = Mesh(shard=2, tensor=2, pipeline=2)
+    with pytest.raises(UserError, match=r"stages of a pipeline keep .* use --mechanism tensor\+pipeline\+zero"):
+        mechanism_for(Means(mesh=staged, mechanism="pipeline+tensor+sharded"))
+    assert mechanism_for(Means(mesh=staged)).name == "tensor+pipeline+zero"
 
 
 def test_mechanisms_by_name() -> None:

@@ -32,7 +32,9 @@ def wanted(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> R
     "mesh", [Mesh(tensor=3), Mesh(shard=2, tensor=2), *soaked(Mesh(tensor=2), Mesh(data=2, tensor=2))], ids=str
 )
 def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path, wanted: RunFinished, mesh: Mesh) -> None:
-    """Clipped AdamW, BatchNorm, dropout; workers evaluate batches of their own, some one more than others."""
+    """Clipped AdamW, BatchNorm, dropout; workers evaluate batches of their own, some one more than others, with two
+    calls of the model in each, and leave a second evaluation early.
+    """
     mechanism = "tensor+zero" if mesh.shard > 1 else "tensor"
     found = trained(cluster, tmp_path / "out", {"mesh": mesh, "mechanism": mechanism})
     assert (found.sha256, found.samples) == (wanted.sha256, wanted.samples)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     DataContext,
+    LayersDivided,
     Record,
     Regrouped,
     RunContext,
@@ -62,6 +63,21 @@ def test_after_a_reshape_it_is_the_last_mesh() -> None:
 def test_before_the_end_nothing_is_known() -> None:
     (line,) = explained(STARTED)["Memory of a worker"]
     assert line.startswith("Not known before")
+
+
+def test_what_tensor_leaves_whole_is_in_the_model() -> None:
+    """Half of the model is divided into blocks, with two holders each; four workers have the other half."""
+    started = replace(STARTED, means={"workers": 4, "mechanism": "tensor", "mesh": "tensor=4", "virtual_tensor": 4})
+    held = WorkerMemory(0, 3 * MIB, 3 * MIB, 6 * MIB, MIB)
+    ended = replace(FINISHED, memory=[replace(held, rank=rank) for rank in range(4)])
+    told = explained(started, LayersDivided(4, MIB // 2, MIB // 2, apart=True), ended)
+    (line,) = told["Divided layers"]
+    assert line.startswith("524,288 of 1,048,576 trained numbers are in layers of 4 virtual blocks;")
+    assert line.endswith("runs it on slots of its own (TrunkByData).")
+    measured, modelled, replicated, *_ = told["Memory of a worker"]
+    assert measured.split(": ", 1)[1] == modelled.split(": ", 1)[1]
+    assert "(2 holders of each part): 12 MiB" in modelled
+    assert replicated.endswith("16 MiB: parameters 4 MiB, gradients 4 MiB, optimizer 8 MiB.")
 
 
 def test_every_cut_of_a_pipeline_is_told_once() -> None:

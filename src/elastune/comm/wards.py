@@ -12,7 +12,7 @@ import torch
 
 from elastune.comm.group import Group, Work
 from elastune.core.leaves import Split
-from elastune.core.ownership import Segment, Ward
+from elastune.core.ownership import Segment, Ward, by_leaf
 
 Sums = Sequence[tuple[Segment, torch.Tensor]]
 """Segments of leaves, each with its flat sum."""
@@ -35,10 +35,8 @@ class WardSums:
 
     def exchange(self, sums: Sums) -> None:
         """Send what of ``sums``, this worker's, others hold as well; return once all that it holds for them is here."""
-        by_leaf: dict[int, list[tuple[Segment, torch.Tensor]]] = {}
-        for segment, values in sums if self._lines else ():
-            by_leaf.setdefault(segment.leaf, []).append((segment, values))
-        under_way = [(line, *line.start(by_leaf)) for line in self._lines]
+        found = by_leaf(sums) if self._lines else {}
+        under_way = [(line, *line.start(found)) for line in self._lines]
         for line, work, _ in under_way:
             line.finish(work)
 
@@ -71,9 +69,9 @@ class _Line:
         self._room = torch.zeros(sum(self._out_sizes), dtype=dtype, device=group.wire)
         self.held = self._room.to(device)
 
-    def start(self, by_leaf: Mapping[int, Sums]) -> tuple[Work, torch.Tensor]:
+    def start(self, sums: Mapping[int, Sums]) -> tuple[Work, torch.Tensor]:
         """The work, and what is kept as long as it may be read."""
-        parts = [part for each in self._sent for segment in each for part in _parts(by_leaf[segment.leaf], segment)]
+        parts = [part for each in self._sent for segment in each for part in _parts(sums[segment.leaf], segment)]
         sent = torch.cat([self._room[:0], *(part.to(self._group.wire) for part in parts)])
         return self._group.all_to_all(self._room, sent, self._out_sizes, self._sizes), sent
 

@@ -67,6 +67,13 @@ class MechanismName:
             raise UserError("a mechanism that divides along several axes needs a mesh", f"{self}, no mesh", fix)
         return Mesh(**{axes[0] if axes else "data": workers})
 
+    def serving(self, mesh: Mesh) -> MechanismName:
+        """It, joined with what ``mesh`` needs; parameters of a pipeline's stages are not divided (decision 11)."""
+        state, pipeline = self.state, self.pipeline or mesh.pipeline > 1
+        if (state == "sharded" and pipeline) or (state == "replicated" and mesh.shard > 1):
+            state = "zero"
+        return MechanismName(state, self.tensor or mesh.tensor > 1, pipeline)
+
     def __str__(self) -> str:
         return "+".join(self.words)
 

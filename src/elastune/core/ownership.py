@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from elastune.core.layout import Layout, Piece
 from elastune.core.leaves import UNIT, Leaf, Split
 from elastune.core.mesh import Mesh
 
+T = TypeVar("T")
 BUCKET_BYTES = 16 << 20
 FIRST_BUCKET_BYTES = 1 << 20
 ALONE = 1 << 20
@@ -222,6 +224,14 @@ def state_layout(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] 
 def pieces(split: Split, segments: Sequence[Segment]) -> list[Piece]:
     """``segments`` as pieces of one-dimensional tensors that bear the leaves' names."""
     return [Piece(split.leaves[segment.leaf].name, ((segment.start, segment.stop),)) for segment in segments]
+
+
+def by_leaf(parts: Iterable[tuple[Segment, T]]) -> dict[int, list[tuple[Segment, T]]]:
+    """Segments, each with something of it, by their leaves."""
+    found: dict[int, list[tuple[Segment, T]]] = {}
+    for segment, of_it in parts:
+        found.setdefault(segment.leaf, []).append((segment, of_it))
+    return found
 
 
 def _sorted(segments: Iterable[Segment]) -> tuple[Segment, ...]:

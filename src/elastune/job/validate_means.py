@@ -136,12 +136,11 @@ def _check_compression(spec: RunSpec) -> None:
 
 def _check_axes(means: Means, mesh: Mesh) -> None:
     """Every axis along which several workers divide a replica needs what divides it."""
-    needs = {"shard": "zero or sharded", "tensor": "tensor", "pipeline": "pipeline"}
     for axis in AXES:
         if axis != "data" and mesh.size(axis) > 1 and axis not in means.parts.dividing:
             rule = f"workers along {axis} need a mechanism that divides a replica along it"
-            fix = f"use {needs[axis]} (joined with +), or leave {axis} out of the mesh"
-            raise UserError(rule, f"{mesh} with {means.mechanism}", fix)
+            other = "" if means.parts.foreign else f"use --mechanism {means.parts.serving(mesh)}, or "
+            raise UserError(rule, f"{mesh} with {means.mechanism}", f"{other}leave {axis} out of the mesh")
 
 
 def _check_copies(means: Means, most: int) -> None:

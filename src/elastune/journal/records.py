@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
 from elastune.journal.compile_records import Compiled
+from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import (
     FrontierFound,
     FrontierReason,
@@ -47,7 +48,6 @@ from elastune.journal.run_records import (
     RunFailed,
     RunFinished,
     RunStarted,
-    StagesCut,
     StateLost,
     StepsCompleted,
     Straggling,
@@ -100,6 +100,7 @@ __all__ = [
     "FrontierRow",
     "FrontierVolumes",
     "HostsHeld",
+    "LayersDivided",
     "LearnerLeftOut",
     "LinkFitted",
     "LinkMeasured",
@@ -170,6 +171,7 @@ Record = Annotated[
     | AssetMade
     | StartedFrom
     | StagesCut
+    | LayersDivided
     | LinkMeasured
     | RunFinished
     | RunFailed

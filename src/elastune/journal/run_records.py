@@ -90,18 +90,6 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, config=_RULES)
-class StagesCut:
-    """A pipeline's stages, in the order of layers: ``names`` of the layers that they begin with, and their ``shares``
-    of the whole cost. ``weighed``: by what costs were told ("counted operations").
-    """
-
-    names: list[str]
-    shares: list[float]
-    weighed: str
-    kind: Literal["stages_cut"] = "stages_cut"
-
-
-@dataclass(frozen=True, config=_RULES)
 class DataContext:
     """Which data a run was trained on: ``samples`` of them, ``digest`` of the contents of some ("": not known).
 

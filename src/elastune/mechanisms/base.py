@@ -103,8 +103,13 @@ class Replica:
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def stand_in(self, passes: int) -> None:
-        """Take part in forward passes that others make and this worker does not; see ``equal_passes``, ``apart``."""
+    def begin_evaluation(self) -> None:
+        """The program evaluates: others may need this worker until it has come to ``stand_in``."""
+
+    def stand_in(self) -> None:
+        """An evaluation is over here, if there was one: take part in forward passes that others make, as many as they
+        come to; see ``equal_passes``, ``apart``.
+        """
 
     def among(self, mesh: Mesh, rank: int) -> tuple[int, int]:
         """How many workers of ``mesh`` share out a replica's slots among them, and which of them ``rank`` is."""

@@ -14,8 +14,9 @@ from elastune.comm.comms import Comms
 from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.leaves import Split, whole_leaves
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.journal.records import StagesCut
+from elastune.journal.records import LayersDivided, StagesCut
 
 
 def _raised(error: GroupBroken) -> NoReturn:
@@ -56,6 +57,7 @@ class Division:
         apart: The workers of a replica run slots of their own (``core.batch_slices.apart``), and samples of their own
             in an evaluation; the slots that ``backward`` yields are those of all of them.
         rescue: Where workers are lost; one object for all divisions of a model.
+        evaluates: The program evaluates: others may need this worker until it has come to ``stand_in``.
     """
 
     split: Split
@@ -66,6 +68,7 @@ class Division:
     streams = True
     waits = False
     apart = False
+    evaluates = False
 
     def __init__(self, module: nn.Module) -> None:
         named = list(module.named_parameters())
@@ -74,14 +77,17 @@ class Division:
         self.module = self.model = module
         self.rescue = Rescue()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Division:
+        return self  # a copy of the model (an average of its weights, say) stands where the model stands
+
     def enter(self, comms: Comms) -> None:
         """Be worker ``comms.rank`` of ``comms.mesh`` from the next step on: at the beginning, and after every change of
         workers or mesh. No collective may be started here: others may not have come as far.
         """
 
-    def stages(self, workers: int) -> StagesCut | None:
-        """Where a pipeline of ``workers`` is cut; None where there is none."""
-        return None
+    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesCut, ...]:
+        """How it is divided on ``mesh``, for the journal."""
+        return ()
 
     def begin_step(self, parts: Sequence[BatchSlice]) -> None:
         """The forward pass of a step's first slice comes next; ``parts`` are all that this worker runs in it."""
@@ -116,8 +122,12 @@ class Division:
         """``value``, which is between two layers, of tensors that another worker can go on with."""
         return value
 
-    def stand_in(self, passes: int) -> None:
-        """Take part in forward passes that other workers of the replica make and this one does not."""
+    def begin_evaluation(self) -> None:
+        """The program evaluates from here on."""
+        self.evaluates = True
+
+    def stand_in(self) -> None:
+        """Where it ``evaluates``, that is over here: take part in forward passes that others make, until none does."""
 
     def abandon(self) -> None:
         """Drop what is under way: passes in flight, and what they have kept."""

@@ -1,8 +1,8 @@
 """What a worker holds of a model's state, by mechanism and mesh: modelled, not measured.
 
 Everything that a mechanism divides is taken to divide evenly: parameters among the blocks of layers, stages, and shares
-of optimizer state. What does not (layers that stay whole under ``tensor``, stages of unequal size, buffers) makes the
-fullest worker's share larger. docs/meshes.md has the formulas.
+of optimizer state. What does not (stages of unequal size, buffers) makes the fullest worker's share larger; so do
+layers that stay whole under ``tensor``, where it is not known which do. docs/meshes.md has the formulas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer
 
 
-def state_of_worker(whole: StateBytes, name: MechanismName, mesh: Mesh, copies: int) -> StateBytes:
+def state_of_worker(
+    whole: StateBytes, name: MechanismName, mesh: Mesh, copies: int, undivided: float = 0.0
+) -> StateBytes:
     """Of the fullest worker of ``mesh``, where a model has ``whole`` in one process and parts have ``copies`` holders.
 
     Between two steps, gradients being there: a block that ``sharded`` has gathered for a moment is not in it.
@@ -39,9 +41,12 @@ def state_of_worker(whole: StateBytes, name: MechanismName, mesh: Mesh, copies: 
         name: One of elastune's own mechanisms.
         mesh: How workers stand.
         copies: Holders of each part, as ``--copies``.
+        undivided: The part of the model that ``tensor`` leaves whole: every worker along that axis computes with it,
+            and has its state as those along ``shard`` divide it.
     """
     if not name.dividing:
         return whole
+    left = undivided if mesh.tensor > 1 else 0.0
     inner = mesh.tensor * mesh.pipeline
     parts = mesh.shard * inner  # those that differ in the data axis alone hold the same
     by_worker = holders(mesh, copies)
@@ -50,12 +55,14 @@ def state_of_worker(whole: StateBytes, name: MechanismName, mesh: Mesh, copies: 
         for rank in by_worker[part]:
             held[rank].add(part)
     fullest = max(range(mesh.workers), key=lambda rank: len(held[rank]))
-    share = len(held[fullest]) / parts
-    # Values of what it computes with, which it may hold only in part, and those that it holds for others beside.
-    wards = sum(part % inner != fullest % inner for part in held[fullest]) / parts
-    values = share if name.state == "sharded" else 1 / inner + wards
+    # Of what it computes with it may hold only a part; what it holds for others (wards) lies there beside that.
+    own = sum(part % inner == fullest % inner for part in held[fullest]) / mesh.shard
+    wards = (len(held[fullest]) - own * mesh.shard) / parts * (1 - left)
+    computed = (1 - left) / inner + left / mesh.pipeline
+    share = own * computed + wards
+    values = share if name.state == "sharded" else computed + wards
     optimizer = whole.optimizer * share
-    kept_for_others = optimizer - whole.optimizer / mesh.workers
+    kept_for_others = optimizer - whole.optimizer * computed / mesh.batch
     return StateBytes(whole.parameters * values, whole.gradients * share, optimizer, kept_for_others)
 
 

@@ -10,7 +10,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.core.text import byte_count, count, duration, plain
 from elastune.journal.entry import Entry
-from elastune.journal.records import Compiled, Regrouped, RunStarted, StagesCut, WorkerMemory
+from elastune.journal.records import Compiled, LayersDivided, Regrouped, RunStarted, StagesCut, WorkerMemory
 from elastune.plan.state_bytes import StateBytes, state_of_worker
 from elastune.report.explain import Explanation, Part
 from elastune.report.gather import RunStory
@@ -20,6 +20,8 @@ from elastune.report.tables.sync_story import gather_sync
 
 OTHERS = ("replicated", "zero", "sharded", "tensor", "pipeline")
 """Mechanisms that a run's own is put beside."""
+MOST_COPIES = 3
+"""Further holders of each part, beyond those along ``data``, that are thought of."""
 
 
 def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
@@ -27,6 +29,7 @@ def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
     parts = (
         Part("Batch and noise scale", _batch(entries)),
         Part("How workers agreed", _agreed(entries)),
+        Part("Divided layers", _layers(entries)),
         Part("Stages", _stages(entries)),
         Part("Compiling", _compiling(entries)),
         Part("Memory of a worker", _memory(run, entries)),
@@ -47,6 +50,22 @@ def _agreed(entries: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(
         f"From step {each.step} on: {words[each.which]}{plain(each.what, 120)} ({plain(each.why, 300)})."
         for each in (story.all if story.any else ())
+    )
+
+
+def _divided(entries: Sequence[Entry]) -> LayersDivided | None:
+    """Which part of the model the tensor axis divided last, if any."""
+    return next((entry.record for entry in reversed(entries) if isinstance(entry.record, LayersDivided)), None)
+
+
+def _layers(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """How much of the model the tensor axis divides, and what its workers do with the rest."""
+    if (found := _divided(entries)) is None:
+        return ()
+    each = "runs it on slots of its own (TrunkByData)" if found.apart else "runs it on the same samples"
+    return (
+        f"{found.divided:,} of {found.divided + found.whole:,} trained numbers are in layers of "
+        f"{count(found.blocks, 'virtual block')}; the others lie whole on each worker along tensor, which {each}.",
     )
 
 
@@ -75,25 +94,38 @@ def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:
     if end is None or not told:
         return ("Not known before a run has ended well after three steps: then it is measured, and modelled by that.",)
     name, mesh = means.parts, _last_mesh(means, entries)
+    undivided = _undivided(entries) if name.tensor else 0.0
     once = float(sum(each.optimizer - each.copies for each in told))
     if not name.dividing:
         once /= len(told)
+    once /= 1 + undivided * (mesh.tensor - 1)  # each worker along that axis has told of that part
     parameters = 4.0 * end.context.parameters if end.context is not None else 0.0
     fullest = max(told, key=lambda each: each.parameters + each.gradients + each.optimizer)
     lines = [f"Measured, the fullest of {count(len(told), 'worker')} ({name}, {mesh}): {_told(_measured(fullest))}."]
     if name.foreign or not parameters:
         return tuple(lines)
     whole = StateBytes(parameters, parameters, once)
-    copies = max(1, round(sum(each.optimizer for each in told) / once)) if once and name.dividing else means.copies or 1
+    copies = means.copies or 1
+    if once and name.dividing:  # by as many as come nearest to what was measured
+
+        def missed(copies: int) -> float:
+            return abs(state_of_worker(whole, name, mesh, copies, undivided).optimizer - fullest.optimizer)
+
+        copies = min(range(mesh.data, min(mesh.workers, mesh.data + MOST_COPIES) + 1), key=missed)
     evenly = f"if all that is divided divides evenly ({count(copies, 'holder')} of each part)"
-    lines.append(f"Modelled, {evenly}: {_told(state_of_worker(whole, name, mesh, copies))}.")
-    others = [other for other in OTHERS if other != str(name)] if mesh.workers > 1 else []
-    return (*lines, *(_under(MechanismName.parse(other), whole, mesh.workers, copies) for other in others))
+    lines.append(f"Modelled, {evenly}: {_told(state_of_worker(whole, name, mesh, copies, undivided))}.")
+    for other in OTHERS if mesh.workers > 1 else ():
+        if other != str(name):
+            word, grid = MechanismName.parse(other), MechanismName.parse(other).mesh(mesh.workers)
+            held = state_of_worker(whole, word, grid, copies, undivided)
+            lines.append(f"Modelled under {word} ({grid}): {_told(held)}.")
+    return tuple(lines)
 
 
-def _under(name: MechanismName, whole: StateBytes, workers: int, copies: int) -> str:
-    mesh = name.mesh(workers)
-    return f"Modelled under {name} ({mesh}): {_told(state_of_worker(whole, name, mesh, copies))}."
+def _undivided(entries: Sequence[Entry]) -> float:
+    """The part of the model that the tensor axis leaves whole; 0 where nobody has told."""
+    found = _divided(entries)
+    return 0.0 if found is None else found.whole / max(1, found.whole + found.divided)
 
 
 def _last_mesh(means: Means, entries: Sequence[Entry]) -> Mesh:

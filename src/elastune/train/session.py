@@ -29,7 +29,7 @@ from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import NamedCollectives
 from elastune.train.data.asked import asked_of
-from elastune.train.data.loading import Loading, batches_less, evaluation_indices, fetch, to_device
+from elastune.train.data.loading import Loading, evaluation_indices, fetch, to_device
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.stream import evaluated
 from elastune.train.divergence import DivergenceWatch
@@ -236,10 +236,15 @@ class Session(SessionModels):
             each.hide(self.epoch)
 
     def _refuse_half_a_step(self) -> None:
-        """Workers take different numbers of batches a step: what all must do together has its place between steps."""
+        """Workers take different numbers of batches a step: what all must do together has its place between steps.
+
+        An evaluation that the program has left early, here or on another worker, ends here on all of them.
+        """
         if self._transaction.phase is Phase.LEFT:
             fix = "put 'if session.ends_step:' before the break, or use --max-steps"
             raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
+        if self.trained is not None:
+            self.trained.replica.stand_in()
 
     def _refuse_inside(self, what: str) -> None:
         self._refuse_half_a_step()
@@ -267,9 +272,14 @@ class Session(SessionModels):
         what = " after the evaluation of {} samples in batches of " + str(batch_size)
         if tells and not streams:
             self._evaluated += what.format(len(dataset))
+        replica = None if self.trained is None or not tells else self.trained.replica
+        if replica is not None:
+            replica.begin_evaluation()
         for samples, batch in self._evaluated_batches(dataset, batch_size, loading, place):
             if workers.broken:
                 workers.recover(GroupBroken("the view is over"))
+            if replica is not None:  # others may have met in the program's lines
+                replica.begin_evaluation()
             self._seen.batches.append(samples)
             on_device = to_device(batch, self.device)
             self.state.seed_batch(samples[0] if samples else -1)
@@ -277,8 +287,8 @@ class Session(SessionModels):
         self.state.seed_between("evaluation")
         if tells and streams:  # how many there are is known by now
             self._evaluated += what.format(self._seen.length)
-        if self.trained is not None:
-            self.trained.replica.stand_in(batches_less(self._seen.length, batch_size, *place))
+        if replica is not None:
+            replica.stand_in()
 
     def _evaluated_batches(
         self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]
@@ -357,6 +367,8 @@ class Session(SessionModels):
 
     def finish(self) -> None:
         """The training function has ended."""
+        if self.trained is not None:  # it may have left an evaluation early
+            self.trained.replica.stand_in()
         self._stepper.commit()
         self._adapter.after_train(self.trained)
 

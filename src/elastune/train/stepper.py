@@ -223,6 +223,7 @@ class Stepper:
                     self.commit()
                 raise
             transaction.check_body(rates_changed=not last and learning_rates(trained.optimizer) != rates)
+        trained.replica.stand_in()  # the program may have left an evaluation early
         self.meet()
         if transaction.phase is Phase.LOST:
             return False

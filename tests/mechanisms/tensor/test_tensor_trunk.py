@@ -21,6 +21,7 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.core.seeds import derive
+from elastune.mechanisms.base import Replica
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.owned.replica import OwnedReplica
 from elastune.mechanisms.tensor.divide import divide
@@ -118,14 +119,16 @@ def trained(name: str, optimizer: str, comms: Comms, *, trunk: bool = True) -> t
     for step in range(STEPS):
         x = torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(step))
         mesh, rank = comms.mesh, comms.rank
+        evaluate(model, replica, x, calls=(rank + step) % 3, to_the_end=step != 1)
         plan = shares(BATCH, SLOTS, mesh.batch, mesh.batch_rank(rank), "exact", None, replica.least_samples)
         sync.parts = apart(plan, *replica.among(mesh, rank)) if trunk else plan
         for i, share in enumerate(sync.parts):
             torch.manual_seed(derive(0, "slot", step, share.slot))
             sync.begin(share, starts_step=i == 0)
             part = x[share.samples.start : share.samples.stop]
-            with torch.no_grad():
-                model(part)  # on other samples on each worker
+            if step != 1:
+                with torch.no_grad():
+                    model(part)  # on other samples on each worker
             sync.backward((model(part) + torch.rand(())).square().mean(), share)
         replica.clip(CLIP)
         stepper.step()
@@ -133,6 +136,46 @@ def trained(name: str, optimizer: str, comms: Comms, *, trunk: bool = True) -> t
     split = replica.split
     found = {split.leaves[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
     return found | dict(replica.module.named_buffers()), sync.statistics.parts["loss"]
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, replica: Replica, x: torch.Tensor, calls: int, *, to_the_end: bool) -> None:
+    """Another number of calls on each worker; where a program leaves the evaluation early the next pass ends it."""
+    model.eval()
+    replica.begin_evaluation()
+    wanted = None
+    for _ in range(calls):
+        torch.manual_seed(0)
+        found = model(x)
+        wanted = found if wanted is None else wanted
+        assert torch.equal(found, wanted)
+    model.train()
+    if to_the_end:
+        replica.stand_in()
+        replica.stand_in()  # nobody evaluates any more
+
+
+def refused(comms: Comms) -> list[str]:
+    """What all are told where one evaluates in another mode; and where a program copies what is not all here."""
+    model = called()
+    plan_layers(model, TrunkByData())
+    means = Means(mesh=comms.mesh, mechanism="tensor", num_slots=SLOTS, virtual_tensor=4)
+    replica = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), means, comms).replica
+    replica.begin_evaluation()
+    found = []
+    with torch.no_grad():
+        try:
+            if comms.rank == 0:
+                model.eval()(torch.randn(4, 6))
+            replica.stand_in()
+        except UserError as error:
+            found.append(str(error))
+    replica.stand_in()  # at once: nobody waits for anybody behind an error
+    try:
+        copy.deepcopy(model)
+    except UserError as error:
+        found.append(str(error))
+    return found
 
 
 CASES = (("cnn", "adamw"), ("flat", "sgd"), ("called", "adamw"), ("attends", "adamw"))
@@ -146,6 +189,8 @@ def work(worker: Worker) -> None:
             for case in CASES:
                 state, loss = trained(*case, comms)
                 worker.say({leaf: sha(value) for leaf, value in state.items()}, loss)
+            if mesh == Mesh(tensor=2):
+                worker.say(refused(comms))
     worker.hear()
 
 
@@ -163,6 +208,11 @@ def test_the_mesh_does_not_show() -> None:
                     assert heard == loss, f"{case} on {mesh}"
                     together |= told
                 assert together.keys() == alone.keys()
+            if mesh == Mesh(tensor=2):
+                for rank in range(2):
+                    ((modes, copied),) = them.hear(rank)
+                    assert "in one mode at a time" in modes
+                    assert "a copy of a model" in copied
 
 
 def test_slots_are_dealt_out_within_a_replica() -> None:

@@ -43,6 +43,16 @@ class Net(nn.Module):
         return found
 
 
+@torch.no_grad()
+def glance(session: Any, model: nn.Module, data: TensorDataset) -> None:
+    """An evaluation of a batch alone: who has none sees it to its end."""
+    model.eval()
+    for x, _ in session.batches(data, batch_size=50, train=False):
+        model(x)
+        break
+    model.train()
+
+
 def train(session: Any) -> None:
     chosen = session.config
     model = Net(chosen["odd"])
@@ -67,9 +77,16 @@ def train(session: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
+            if session.ends_step and session.step == 2:
+                glance(session, model, data)
         model.eval()
+        for i, (x, _) in enumerate(session.batches(data, batch_size=25, train=False)):  # with gradients
+            if i:  # some workers have no such batch, and see the pass to its end
+                break
+            model(x), model(-x)
         with torch.no_grad():
             batches = session.batches(data, batch_size=50, train=False)
-            right = sum(float((model(x).argmax(1) == y).sum()) for x, y in batches)
+            right = sum(float(((model(x) - model(-x)).argmax(1) == y).sum()) for x, y in batches)
         model.train()
         session.report(accuracy=session.sum(right) / 100, norms=norms)
+    glance(session, model, data)

@@ -13,6 +13,7 @@ from elastune.core.leaves import UNIT
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so no two units have one weight
 _MODULUS = 1 << 64
+_WEIGHTS: dict[torch.device, torch.Tensor] = {}
 
 
 def digest(values: torch.Tensor, start: int) -> int:
@@ -26,17 +27,26 @@ def digest(values: torch.Tensor, start: int) -> int:
     found = 0
     if first < last:
         rows = _words(values[first * UNIT - start : last * UNIT - start]).view(last - first, -1).sum(1)
-        weights = (2 * torch.arange(first, last, device=values.device) + 1) * (_STEP - _MODULUS)
-        found += int((rows * weights).sum())
+        found += int(rows.mul_(_weights(first, last, values.device)).sum())
     for low, high in ((start, min(stop, first * UNIT)), (max(first, last) * UNIT, stop)):
         if low < high:  # a part of a unit: the rest of it is zero
-            unit = low // UNIT
-            whole = torch.zeros(UNIT, dtype=values.dtype, device=values.device)
-            whole[low - unit * UNIT : high - unit * UNIT] = values[low - start : high - start]
-            found += int(_words(whole).sum()) * (2 * unit + 1) * _STEP
+            unit, part = low // UNIT, values[low - start : high - start]
+            if (low - unit * UNIT) * part.element_size() % 8 or part.nbytes % 8:  # it begins or ends within a word
+                part = values.new_zeros(UNIT)
+                part[low - unit * UNIT : high - unit * UNIT] = values[low - start : high - start]
+            found += int(_words(part).sum()) * (2 * unit + 1) * _STEP
     return found % _MODULUS
 
 
+def _weights(first: int, last: int, device: torch.device) -> torch.Tensor:
+    """By unit, from ``first`` to ``last`` (exclusive); made once, for short tensors are many."""
+    known = _WEIGHTS.get(device)
+    if known is None or len(known) < last:
+        known = (2 * torch.arange(max(2 * last, 1024), device=device) + 1) * (_STEP - _MODULUS)
+        _WEIGHTS[device] = known
+    return known[first:last]
+
+
 def _words(values: torch.Tensor) -> torch.Tensor:
-    data = values.detach().contiguous().view(torch.uint8)
-    return (data.clone() if data.storage_offset() % 8 else data).view(torch.int64)
+    data = values.detach().contiguous()
+    return (data.clone() if data.storage_offset() * data.element_size() % 8 else data).view(torch.int64)

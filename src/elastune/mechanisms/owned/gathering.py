@@ -2,7 +2,9 @@
 
 A block's values are gathered just before it runs, and freed after; while it runs the next one's travel. Its gradients
 leave when the backward pass is through with it. All workers of the batch group must go through the same blocks in the
-same order, as often as each other: each start of a gather is a collective, and so is the leaving of gradients.
+same order, as often as each other: each start of a gather is a collective, and so is the leaving of gradients. In an
+evaluation, where some have more batches, and call the model in each as often as they like, all agree before a pass
+that there is one: who has nothing left takes part in it until nobody has.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
 from elastune.mechanisms.owned.store import LeafStore, free, has_storage
 from elastune.mechanisms.tensor.blocked import Blocked
+
+_NONE, _PLAIN, _OPEN = 0.0, 1.0, 2.0
+"""A worker's next pass in an evaluation: none any more; one after which nothing stays here; one with gradients."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class ShardedReplica(OwnedReplica):
         yield from super().run(loss, part, begin, ready)
         self.gathering.leave_all()
         self.gathering.end_pass()
+        self.gathering.learns = not part.ends_step
 
     def leave(self, block: int) -> None:
         """This pass is through with ``block``, whatever of it has been used."""
@@ -74,12 +80,15 @@ class ShardedReplica(OwnedReplica):
                     self._collect(place, self.params[place])
         self.on_block(block)
 
-    def stand_in(self, passes: int) -> None:
-        self.gathering.stand_in(passes)
+    def stand_in(self) -> None:
+        evaluates, self.division.evaluates = self.division.evaluates, False
+        if evaluates:
+            self.gathering.stand_in()
 
     def abandon(self) -> None:
         super().abandon()
         self.gathering.end_pass()
+        self.gathering.learns = False
 
 
 class Gathering:
@@ -89,6 +98,7 @@ class Gathering:
     forward pass did: when it comes to a block it is through with those that ran after it, unless they ran before it as
     well. That is the same on all workers, whichever parameters each has used. Where the group breaks in a forward pass
     the step is lost, and the rest of the pass runs on zeros (``lost``), as do all passes until another step begins.
+    ``learns``: passes of a step are due, so the next one with gradients is the step's.
     """
 
     def __init__(self, replica: ShardedReplica) -> None:
@@ -101,7 +111,8 @@ class Gathering:
         self._left: set[int] = set()  # whose gradients have
         self._here: set[int] = set()
         self._under_way: dict[int, list[_UnderWay]] = {}
-        self.lost = False
+        self._stays = False  # an evaluation's pass has gradients somewhere: on all workers the same stays here
+        self.lost = self.learns = False
         self._comms = replica.comms
         for i, block in enumerate(self.blocks):
             block.module.register_forward_pre_hook(lambda *_, i=i: self._enter(i))
@@ -112,7 +123,7 @@ class Gathering:
     def begin_step(self) -> None:
         """What was lost is over."""
         self.end_pass()
-        self.lost = False
+        self.lost, self.learns = False, True
 
     def end_pass(self) -> None:
         """The pass is over, or given up: no values stay here but those that this worker holds."""
@@ -143,12 +154,44 @@ class Gathering:
             if i not in self._left:
                 self._replica.leave(i)
 
-    def stand_in(self, passes: int) -> None:
-        """Take part in ``passes`` forward passes that other workers make and this one does not."""
-        for _ in range(passes):
+    def stand_in(self) -> None:
+        """Take part in forward passes that other workers make and this one does not, until nobody makes one."""
+        rescue = self._replica.division.rescue
+        while not self.lost and not rescue.step_lost():
+            try:
+                made = self._agreed(_NONE)
+            except GroupBroken as error:
+                self.lost = True
+                rescue.meet(error)
+                return
+            if made == _NONE:
+                return
             for i in (0, *self._expected):
                 self._enter(i)
-            self.end_pass()
+            if made == _PLAIN:
+                self.end_pass()
+
+    def _agreed(self, own: float) -> float:
+        """In an evaluation: what pass comes next, where this worker makes such a one as ``own``."""
+        replica = self._replica
+        group = replica.comms.batch
+        if all(len(holders) == group.size for holders in replica.held_by):  # nothing travels
+            return _NONE
+        row = torch.tensor([own], device=group.wire)
+        told = row.new_empty(group.size)
+        group.all_gather(told, row).wait()
+        return float(told.max())
+
+    def _agree(self) -> None:
+        """The model is called: where the program evaluates, the others know of it."""
+        replica, with_gradients = self._replica, torch.is_grad_enabled()
+        self._stays = False
+        if not replica.division.evaluates or self.lost:
+            return
+        if with_gradients and self.learns:  # the program has left the evaluation
+            replica.stand_in()
+        else:
+            self._stays = self._agreed(_OPEN if with_gradients else _PLAIN) == _OPEN
 
     def _enter(self, i: int) -> None:
         """Block ``i`` is about to run forward."""
@@ -170,6 +213,7 @@ class Gathering:
             self._keep_alone(i)
             return
         if i == 0:
+            self._agree()
             self._began = len(self._trail)
             if self._comms is not self._replica.comms:  # some workers have not made a pass yet
                 self._comms, self._expected = self._replica.comms, list(range(1, len(self.blocks)))
@@ -207,7 +251,7 @@ class Gathering:
                 tensor.register_hook(come)
         if i == 0 and self._at is None:
             self._expected = self._trail[self._began + 1 :]
-            if not differentiable:
+            if not differentiable and not self._stays:
                 before = self._trail[: self._began]
                 self.end_pass()
                 self._trail = before

@@ -1,13 +1,17 @@
-"""What stands in a parameter's ``grad`` where its gradient lies with other workers: whoever reads it is told so."""
+"""Where a parameter's gradient or values lie with other workers, whoever reads or copies them is told so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
+from torch import nn
 
 from elastune.core.errors import UserError
+from elastune.mechanisms.owned.store import has_storage
 
 _HARMLESS = {"detach", "detach_", "zero_", "_foreach_zero_"}
 """What ``zero_grad`` does."""
@@ -45,3 +49,19 @@ class GradientGuard(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"GradientGuard({tuple(self.shape)})"
+
+
+def refuse_copies(parameters: Iterable[nn.Parameter]) -> None:
+    """From here on ``copy.deepcopy`` of one that is not here raises ``UserError``; it would read freed memory."""
+    for p in parameters:
+        p.__deepcopy__ = partial(_copied, ref(p))  # type: ignore[method-assign]
+
+
+def _copied(parameter: ref[nn.Parameter], memo: dict[int, Any]) -> Any:
+    p = parameter()
+    assert p is not None, "whoever copies it has it"
+    if not has_storage(p):
+        rule = "a copy of a model needs all of its parameters on each worker"
+        fix = "copy it before session.prepare, or use --mechanism replicated or zero"
+        raise UserError(rule, "parameters that lie with other workers", fix)
+    return nn.Parameter.__deepcopy__(p, memo)

@@ -16,6 +16,7 @@ from elastune.mechanisms.base import Mechanism, Replica
 from elastune.mechanisms.division import Divide, Division
 from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.owned.gathering import ShardedReplica
+from elastune.mechanisms.owned.guard import refuse_copies
 from elastune.mechanisms.owned.probe import refuse_unless_elementwise
 from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
 from elastune.mechanisms.owned.store import LeafStore
@@ -46,7 +47,7 @@ class Owned(Mechanism):
                 raise UserError(rule, str(mesh), f"use {axis}=1, or another mechanism")
         if self._frees and "pipeline" in self._axes:
             rule = "the stages of a pipeline keep their parameters: each goes through its layers many times a step"
-            raise UserError(rule, self.name, "use pipeline+zero")
+            raise UserError(rule, self.name, f"use --mechanism {means.parts.serving(mesh)}")
         if means.copies is not None and means.copies < 1:
             raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
 
@@ -68,5 +69,7 @@ class Owned(Mechanism):
             division.split = gathered_in(division.split, [block.leaves for block in blocks])
         parts = division.split, division.parameters
         store = LeafStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=means.offload)
+        if self._frees or self._divides:
+            refuse_copies(division.parameters)
         replica = ShardedReplica if self._frees else OwnedReplica
         return replica(division, store, program, comms, means.copies or 1)

@@ -106,7 +106,9 @@ def bring(
         GroupBroken: With nothing changed.
         Unrecoverable: On every worker, where nobody has something that is wanted.
     """
-    told = [_decoded(row) for row in _gather(group, _encoded(version, shards, facts))]
+    rows = _gather(group, _encoded(version, shards, facts))
+    read = {row: _decoded(row) for row in set(rows)}  # replicas have the same
+    told = [read[row] for row in rows]
     newest = max(of.version for of in told)
     have = [of.have if of.version == newest else {} for of in told]
     kinds: dict[int, list[list[str]]] = {}
@@ -116,7 +118,7 @@ def bring(
             kinds |= of.kinds
             merged |= of.facts
     wanted = [_holdings(each) for each in want]
-    sizes = {item: _size(split, item, kinds) for each in wanted for item in each}
+    sizes = {item: _size(split, item, kinds) for item in {item for each in wanted for item in each}}
     plan = plan_transfers(have, wanted, sizes)
     if plan.lost:
         raise Unrecoverable([Piece(split.leaves[item.leaf].name, ((start, stop),)) for item, start, stop in plan.lost])
@@ -144,7 +146,13 @@ def meet(group: Group, split: Split, placed: Placed, *, exact: bool) -> None:
         GroupBroken: With nothing changed.
         CopiesDiffer: On every worker.
     """
-    rows = [row.tolist() for row in group.gather_tensors(torch.tensor(placed.digests, dtype=torch.int64))]
+    if group.size == 1:
+        return
+    numbers = [0, *placed.digests]  # where nothing is shared they meet, too
+    own = torch.tensor(numbers, dtype=torch.int64, device=group.wire)
+    table = own.new_empty(group.size * len(own))
+    group.all_gather(table, own).wait()
+    rows = table.view(group.size, -1)[:, 1:].tolist()
     for place, each in enumerate(placed.shared if exact else ()):
         if len({rows[rank][place] for rank in each.ranks}) > 1:
             what, name = "values" if each.item.values else "optimizer state", split.leaves[each.item.leaf].name

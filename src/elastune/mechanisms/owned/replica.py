@@ -14,7 +14,7 @@ from elastune.comm.units import clip_factor, global_norm
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import Piece, Unrecoverable
-from elastune.core.ownership import BucketPlan, Segment, Ward, buckets, held, holders_inside, wards
+from elastune.core.ownership import BucketPlan, Segment, Ward, buckets, by_leaf, held, holders_inside, wards
 from elastune.mechanisms.base import Ready, Replica
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.memory import storage_bytes
@@ -118,11 +118,16 @@ class OwnedReplica(Replica):
         self.wards = wards(self.split, mesh, self.copies, comms.hosts)
         self.own = frozenset(segment for plan in self.plans for segment in plan.parts[mesh.batch_rank(comms.rank)])
         self.division.enter(comms)
+        self.division.evaluates = False
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def stand_in(self, passes: int) -> None:
-        self.division.stand_in(passes)
+    def begin_evaluation(self) -> None:
+        self.division.begin_evaluation()
+
+    def stand_in(self) -> None:
+        self.division.stand_in()
+        self.division.evaluates = False
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         super().begin_step(parts)
@@ -188,7 +193,7 @@ class OwnedReplica(Replica):
         self._hidden = None
         self._squares, self._scale = squares, scale
         self.reduced, self.applied = True, False
-        self.store.give({leaf: parts for leaf, parts in _by_leaf(sums).items() if leaf in used})
+        self.store.give({leaf: parts for leaf, parts in by_leaf(sums).items() if leaf in used})
         for leaf in self.store.computed:
             if leaf in used:
                 p = self.store.parameters[leaf]
@@ -375,13 +380,6 @@ class OwnedReplica(Replica):
 
 def _state_bytes(state: Any) -> int:
     return sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
-
-
-def _by_leaf(sums: Sequence[tuple[Segment, torch.Tensor]]) -> dict[int, list[tuple[Segment, torch.Tensor]]]:
-    found: dict[int, list[tuple[Segment, torch.Tensor]]] = {}
-    for segment, values in sums:
-        found.setdefault(segment.leaf, []).append((segment, values))
-    return found
 
 
 def _raised(error: GroupBroken | Unrecoverable) -> None:

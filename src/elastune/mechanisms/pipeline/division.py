@@ -18,8 +18,9 @@ from elastune.comm.comms import Comms
 from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
 from elastune.core.run import Schedule
-from elastune.journal.records import StagesCut
+from elastune.journal.records import LayersDivided, StagesCut
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.pipeline.layers import Layers
 from elastune.mechanisms.pipeline.loans import Loans
@@ -108,10 +109,12 @@ class PipelineDivision(Division):
         self._first_own = min(self._chunks)
         self.module.forward = self._forward
 
-    def stages(self, workers: int) -> StagesCut | None:
-        runs, costs, names = self.split.stages(workers), self.split.costs, ("the input", *self._layers.names)
+    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesCut, ...]:
+        if mesh.pipeline == 1:
+            return self.inner.told(mesh)
+        runs, costs, names = self.split.stages(mesh.pipeline), self.split.costs, ("the input", *self._layers.names)
         shares = [sum(costs[layer] for layer in run) / sum(costs) for run in runs]
-        return StagesCut([names[run.start] for run in runs], shares, self._weighed) if workers > 1 else None
+        return (*self.inner.told(mesh), StagesCut([names[run.start] for run in runs], shares, self._weighed))
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from elastune.core.slots import Fold, cut, subtrees, tree_sum
 from elastune.mechanisms.division import Rescue
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
-_HEAD = 10  # a dtype, the number of dimensions, and up to eight
+_HEAD = 11  # a dtype, a kind of call, the number of dimensions, and up to eight
 
 
 @dataclass(frozen=True)
@@ -140,20 +140,26 @@ class BlockAxis:
 
     # -- what workers have that run slots of their own ----------------------------------------------------------------
 
-    def forms(self, own: torch.Tensor | None) -> list[Form | None]:
-        """By rank: of what form the tensor is that each worker is about to ``swap`` first; None: it has none."""
+    def forms(self, own: torch.Tensor | None, kind: int) -> tuple[list[Form | None], list[int]]:
+        """By rank: of what form the tensor is that each worker is about to ``swap`` first; None: it has none. And what
+        each says of the call that it is for, a number (``kind``).
+        """
         if self.group.size == 1:
-            return [None if own is None else Form(own.dtype, own.shape)]
+            return [None if own is None else Form(own.dtype, own.shape)], [kind]
         head = torch.full((_HEAD,), -1, dtype=torch.int64)
+        head[1] = kind
         if own is not None:
-            if own.dim() > _HEAD - 2 or own.dtype not in _DTYPES:
+            if own.dim() > _HEAD - 3 or own.dtype not in _DTYPES:
                 told = f"{own.dtype}, {own.dim()} dimensions"
                 raise UserError("divided layers are given a tensor of numbers", told, "leave them out of the plan")
-            head[: 2 + own.dim()] = torch.tensor([_DTYPES.index(own.dtype), own.dim(), *own.shape])
+            head[: 3 + own.dim()] = torch.tensor([_DTYPES.index(own.dtype), kind, own.dim(), *own.shape])
         heads = torch.empty(self.group.size * _HEAD, dtype=torch.int64, device=self.group.wire)
         self.group.all_gather(heads, head.to(self.group.wire)).wait()
         rows = heads.view(self.group.size, _HEAD).tolist()
-        return [None if row[0] < 0 else Form(_DTYPES[row[0]], torch.Size(row[2 : 2 + row[1]])) for row in rows]
+        forms = [
+            None if dtype < 0 else Form(_DTYPES[dtype], torch.Size(sizes[:dims])) for dtype, _, dims, *sizes in rows
+        ]
+        return forms, [row[1] for row in rows]
 
     def swap(self, own: Sequence[torch.Tensor], shapes: Sequence[Sequence[torch.Size]]) -> list[list[torch.Tensor]]:
         """By rank: what every worker gives, each tensor contiguous and with a storage of its own.

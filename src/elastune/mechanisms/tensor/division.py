@@ -16,7 +16,9 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import Box
 from elastune.core.leaves import Leaf, Split
+from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
+from elastune.journal.records import LayersDivided
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.tensor.attention import PROJECTIONS, DividedAttention, DividedEncoderLayer
 from elastune.mechanisms.tensor.axis import BlockAxis
@@ -76,6 +78,12 @@ class TensorDivision(Division):
 
     def enter(self, comms: Comms) -> None:
         self.axis.enter(comms.group("tensor"))
+
+    def told(self, mesh: Mesh) -> tuple[LayersDivided, ...]:
+        sizes = {True: 0, False: 0}
+        for leaf in self.split.leaves:
+            sizes[leaf.block is not None] += leaf.size if leaf.trained else 0
+        return (LayersDivided(self.axis.count, sizes[True], sizes[False], self.apart),)
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
         self._raise_if_failed()

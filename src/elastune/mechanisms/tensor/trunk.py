@@ -62,11 +62,10 @@ class TrunkDivision(TensorDivision):
         self._floats = [b for b in module.buffers() if b.is_floating_point()]
         self._counters = [b for b in module.buffers() if not b.is_floating_point()]
         self._run = tail.hand_over(self._through)
+        self._inner = [tail.module, *(each for part in tail.parts for each in part.modules())]
+        self._modes: list[bool] = []  # in which the tail is evaluated
         self._device = self.parameters[0].device
         self._forget(0)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrunkDivision:
-        return self  # see BlockAxis: a copy of the model stands where the model stands
 
     def _forget(self, passes: int) -> None:
         self._left = passes  # of the step, whose forward pass has not come
@@ -93,12 +92,18 @@ class TrunkDivision(TensorDivision):
             raise UserError(rule, type(given).__name__, "put them into a module of their own")
         given = given.contiguous()
         learns = torch.is_grad_enabled() and self._left > 0
+        if learns:  # the program may have left an evaluation early
+            self.stand_in()
         if learns and self._passed is not None:
             rule, fix = "the divided layers of a TrunkByData run once for each training batch", "call the model once"
             raise UserError(rule, "a second call", fix)
         try:
             if self.axis.failed is None and not self.rescue.step_lost():
-                return self._together(run, given, learns)
+                evaluates, self.evaluates = self.evaluates, False  # after an error here none waits for others
+                self._modes = self._own_modes()
+                output = self._together(run, given, learns)
+                self.evaluates = evaluates
+                return output
         except GroupBroken as error:
             self.axis.failed = error
         return self._tensor(run(given))  # of the right shape: the program's lines run to their end
@@ -136,11 +141,17 @@ class TrunkDivision(TensorDivision):
     def _gathered(
         self, given: torch.Tensor | None
     ) -> list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None]:
-        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in."""
-        forms = self.axis.forms(given)
+        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in.
+
+        Raises ``UserError`` on all workers where they run the tail in different modes: each runs it for all.
+        """
+        forms, modes = self.axis.forms(given, int(self._inner[0].training))
         form = next((form for form in forms if form is not None), None)
         if form is None:
             return [None] * len(forms)
+        if len(set(modes)) > 1:
+            fix = "call model.eval() before the loop over session.batches(train=False), model.train() behind it"
+            raise UserError("workers of a TrunkByData run it in one mode at a time", "training and evaluation", fix)
         mine = torch.empty(0, dtype=form.dtype, device=self._device) if given is None else given
         drawn = drawn_state()
         own = [mine, *drawn, *self._floats]
@@ -165,27 +176,43 @@ class TrunkDivision(TensorDivision):
     def _put_buffers(self, values: Sequence[torch.Tensor]) -> None:
         _put(self._floats, values)
 
-    def stand_in(self, passes: int) -> None:
-        for _ in range(passes if self.axis.group.size > 1 else 0):
-            if self.axis.failed is not None or self.rescue.step_lost():
-                return
-            try:
-                self._look_on()
-            except GroupBroken as error:
-                self.rescue.meet(error)
+    def begin_evaluation(self) -> None:
+        super().begin_evaluation()
+        self._modes = self._own_modes()
 
-    def _look_on(self) -> None:
-        """The tail of the others' passes, while this worker has none."""
+    def stand_in(self) -> None:
+        if not self.evaluates:
+            return
+        modes = self._own_modes()  # of a program that has left its evaluation
+        self._set_modes(self._modes)
+        try:
+            while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
+                self.evaluates = False
+                self.evaluates = self._look_on()
+        except GroupBroken as error:
+            self.rescue.meet(error)
+        finally:
+            self._set_modes(modes)
+
+    def _own_modes(self) -> list[bool]:
+        return [each.training for each in self._inner]
+
+    def _set_modes(self, modes: Sequence[bool]) -> None:
+        for each, training in zip(self._inner, modes, strict=True):
+            each.training = training
+
+    def _look_on(self) -> bool:
+        """The tail of the others' passes, while this worker has none. False where nobody has: all are through."""
         state, buffers = drawn_state(), [b.detach().clone() for b in self.module.buffers()]
         with torch.no_grad(), self.passing():
-            for row in self._gathered(None):
-                if row is not None:
-                    door, drawn, moved = row
-                    self._put_buffers(moved)
-                    draw_from(drawn)
-                    self._run(door)
+            rows = [row for row in self._gathered(None) if row is not None]
+            for door, drawn, moved in rows:
+                self._put_buffers(moved)
+                draw_from(drawn)
+                self._run(door)
         _put(list(self.module.buffers()), buffers)
         draw_from(state)
+        return bool(rows)
 
     # -- backwards ----------------------------------------------------------------------------------------------------
 

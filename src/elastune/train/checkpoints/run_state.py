@@ -19,7 +19,7 @@ from elastune.elastic.protocol.view import View
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.open_round import OpenRound
 from elastune.elastic.worker.state_owner import Packed
-from elastune.journal.records import Record, Restarted, StagesCut, StateLost
+from elastune.journal.records import LayersDivided, Record, Restarted, StagesCut, StateLost
 from elastune.mechanisms.base import Replica
 from elastune.mechanisms.buffers import flatten, unflatten
 from elastune.mechanisms.owned.moving import Kept, hand_over, kept, restore
@@ -66,8 +66,8 @@ class RunState:
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
-        self._stages: StagesCut | None = None
-        self._evaluations = 0  # since the newest step
+        self._told: tuple[LayersDivided | StagesCut, ...] = ()
+        self._evaluations = 0  # that began since the newest step; the program may leave one early
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
         self.scale: Callable[[], float] | None = None  # of the loss that the program gives
@@ -127,7 +127,7 @@ class RunState:
             self._transaction.abandon()
         self._adapter.routing.lay(comms)
         self.trained.sync.regroup(comms, over)
-        self._tell_stages()
+        self._tell_division()
         if self.collectives is not None:
             self.collectives.regroup(lost=self._transaction.phase is Phase.LOST)
 
@@ -135,12 +135,13 @@ class RunState:
         if self.trained is not None:
             self.trained.sync.regroup(comms)
 
-    def _tell_stages(self) -> None:
-        """Where the model is cut, if it is, and was not so before."""
-        found = None if self._owned is None else self._owned.division.stages(self.workers.comms.mesh.pipeline)
-        if found is not None and found != self._stages and self.workers.rank == 0:
-            self._send(found)
-        self._stages = found
+    def _tell_division(self) -> None:
+        """How the model is divided, if it is, and was not so before."""
+        found = () if self._owned is None else self._owned.division.told(self.workers.comms.mesh)
+        for record in found if self.workers.rank == 0 else ():
+            if record not in self._told:
+                self._send(record)
+        self._told = found
 
     def hand_over(self, group: Group, view: View) -> None:
         if self._owned is not None:
@@ -270,6 +271,7 @@ class RunState:
 
     def evaluate(self) -> None:
         """An evaluation begins: the model is the same everywhere, and each worker can use it by itself."""
+        self._evaluations += 1
         self.average_buffers()
         if self.trained is not None:
             self.trained.replica.gather()
@@ -296,7 +298,8 @@ class RunState:
         They follow from the place in training: a worker that resumes, or begins again there, draws the same. ``what``
         is over: a step, a training pass, an evaluation (of which several may follow each other).
         """
-        self._evaluations = self._evaluations + 1 if what == "evaluation" else 0
+        if what != "evaluation":
+            self._evaluations = 0
         self._seed(f"after {what}", self._evaluations)
 
     def seed_epoch(self) -> None:
@@ -306,7 +309,7 @@ class RunState:
 
     def seed_batch(self, first: int) -> None:
         """The program gets a batch to evaluate, whose first sample is ``first``: it draws alike whoever has it."""
-        self._seed("evaluation", self._evaluations, first)
+        self._seed("evaluation", self._evaluations - 1, first)
 
     def _seed(self, *what: str | int) -> None:
         at = self._progress.position
@@ -332,7 +335,7 @@ class RunState:
         """Go on from the newest checkpoint; without one from the parent's, or from the start. True for the first."""
         assert self.trained is not None
         self.workers.layers_found(self.layers)
-        self._tell_stages()
+        self._tell_division()
         goes_on = self._spec.resume or self.workers.restart_from_checkpoint
         found = self._folder.load_newest(self.trained) if goes_on else ""
         inherits = not found and self._folder.inherit(self.trained)

@@ -47,12 +47,6 @@ def evaluation_indices(length: int, batch_size: int, workers: int, rank: int) ->
         yield list(range(start, min(start + batch_size, length)))
 
 
-def batches_less(length: int, batch_size: int, workers: int, rank: int) -> int:
-    """How many batches of ``evaluation_indices`` worker ``rank`` has less than the one that has most."""
-    most, own = (len(range(each * batch_size, length, workers * batch_size)) for each in (0, rank))
-    return most - own
-
-
 def whole_batches(dataset: Any, loading: Loading) -> bool:
     """Whether there is nothing random and nothing to collate: indexing batches is ten times as fast as samples."""
     return type(dataset) is TensorDataset and loading.collate_fn is None
