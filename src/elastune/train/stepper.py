@@ -249,12 +249,11 @@ class Stepper:
         """What this worker adds to the exchange of ``plan``, as it stands now."""
         speaks = trained.replica.speaks(self._workers.comms.mesh, self._workers.comms.rank)
         own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
-        all_of_it = len(own) == 1 and len(own[0]) == plan.size
         own_part = ControlVector(
             stop=float(self._stop_requested()),
             heard=self._workers.begin_step(),
             samples=sum(len(places) for places in own),
-            checksum=plan.checksum if all_of_it else sum(source.checksum(places) for places in own) % PRIME,
+            checksum=plan.checksum if [*map(len, own)] == [plan.size] else sum(map(source.checksum, own)) % PRIME,
             sent=self._adapter.exchanged.since(trained.sync.sent_bytes),
             marks=self._alike.marks(plan, trained),
         )
@@ -269,8 +268,8 @@ class Stepper:
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        speaks = sync.replica.speaks(workers.comms.mesh, workers.comms.rank)  # others may have a stand-in for the loss
-        if self._looks and speaks and not math.isfinite(value := loss.item()):
+        speaks = self._looks and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)  # others have a stand-in
+        if speaks and not math.isfinite(value := loss.item()):
             raise Diverged(f"loss is {value} at step {step + 1}")
         if more:
             self._adapter.monitoring.refuse_more()
