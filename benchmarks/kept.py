@@ -39,10 +39,6 @@ class Keyed(Protocol):
     def key(self) -> str: ...
 
 
-Measure = Callable[[Any], Row]
-"""From what is ``Keyed`` to its row; one that travels to other processes must be found there by its name."""
-
-
 def begun(out: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What this benchmark has left in ``out`` under these settings, if anything. Raises ``UserError`` for others."""
     if out is None or not out.exists():
@@ -81,7 +77,7 @@ class Rows:
         before = begun(out, self._settings)
         self.cells: Cells = before.get("cells", {})
         self.told: dict[str, Any] = {}
-        self._head = {name: before[name] for name in ("command", "machine") if name in before}  # until there is a row
+        self._head: Row = {name: before[name] for name in ("command", "machine") if name in before}  # of the newest row
 
     def of(self, key: str, measure: Callable[[], Row]) -> Row:
         """The row of ``key``, which with the settings says all that it depends on. Raises ``OutOfTime``."""
@@ -95,9 +91,12 @@ class Rows:
         return self.cells[key]
 
     def complete(
-        self, wanted: Sequence[Keyed], measure: Measure, whole: Callable[[Row], bool], processes: int = 1
+        self, wanted: Sequence[Keyed], measure: Callable[[Any], Row], whole: Callable[[Row], bool], processes: int = 1
     ) -> None:
-        """Measure those of ``wanted`` that have no ``whole`` row: in order by one process, as they end by several."""
+        """Measure those of ``wanted`` that have no ``whole`` row: in order by one process, as they end by several.
+
+        Other processes must find ``measure`` by its name.
+        """
         missing = [each for each in wanted if each.key not in self.cells or not whole(self.cells[each.key])]
         print(f"{len(missing)} of {len(wanted)} studies are missing", flush=True)
         of = partial(_row, measure)
@@ -133,7 +132,7 @@ class Rows:
         write(self._out, self._settings, {**self.told, **self._head, "cells": self.cells})
 
 
-def _row(measure: Measure, each: Keyed) -> tuple[str, Row]:
+def _row(measure: Callable[[Any], Row], each: Keyed) -> tuple[str, Row]:
     return each.key, measure(each)
 
 

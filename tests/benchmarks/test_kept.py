@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,47 +18,42 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from kept import OutOfTime, Rows, begun, ended
 
-from elastune.core.errors import UserError
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDIES = [SimpleNamespace(key=f"a by me {seed}") for seed in range(4)]
 
 
-def test_what_a_result_has_is_not_measured_again(tmp_path: Path) -> None:
+def test_what_a_result_has_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, asked = tmp_path / "new" / "out.json", []
 
-    def measured(number: int) -> Callable[[], dict[str, Any]]:
-        return lambda: asked.append(number) or {"found": number, "took": [1, 2]}
+    def found(rows: Rows, number: int) -> list[int]:
+        return rows.of(f"seed {number}", lambda: asked.append(number) or {"found": [number]})["found"]
 
-    first = Rows(out, {"sizes": (1, 2)})
-    found = [first.of(f"seed {number}", measured(number)) for number in (1, 2)]
-    again = Rows(out, {"sizes": (1, 2)})
-    assert [again.of(f"seed {number}", measured(number)) for number in (1, 2)] == found
-    again.of("seed 3", measured(3))
-    assert asked == [1, 2, 3]
-    again.told["sum"] = 6
-    again.write()
+    for seeds in (2, 2, 3):
+        monkeypatch.setattr(sys, "argv", ["one.py", "--run", str(len(asked))])
+        rows = Rows(out, {"sizes": (1, 2)})
+        rows.told["sum"] = sum(found(rows, number)[0] for number in range(seeds))
+        rows.write()
+    assert asked == [0, 1, 2]
     told = json.loads(out.read_text())
-    assert (told["sum"], told["settings"]) == (6, {"sizes": [1, 2]})
-    assert list(told["cells"]) == ["seed 1", "seed 2", "seed 3"]
+    assert (told["sum"], told["settings"]) == (3, {"sizes": [1, 2]})
+    assert list(told["cells"]) == ["seed 0", "seed 1", "seed 2"]
+    assert told["command"].endswith("python one.py --run 2")
+    rows = Rows(out, {"sizes": (1, 2)})
+    monkeypatch.setattr(sys, "argv", ["one.py", "--run", "nothing is measured"])
+    rows.write()
+    assert json.loads(out.read_text())["command"] == told["command"]  # and so is the machine: the newest row's
     assert os.listdir(out.parent) == [out.name]
 
 
-def test_command_and_machine_are_those_of_the_newest_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out.json"
-    monkeypatch.setattr(sys, "argv", ["benchmarks/one.py", "--seeds", "1"])
-    Rows(out).of("seed 0", dict)
-    monkeypatch.setattr(sys, "argv", ["benchmarks/one.py", "--seeds", "2"])
-    again = Rows(out)
-    again.of("seed 0", dict)
-    again.write()
-    assert json.loads(out.read_text())["command"].endswith("python benchmarks/one.py --seeds 1")
-    again.of("seed 1", dict)
-    assert json.loads(out.read_text())["command"].endswith("python benchmarks/one.py --seeds 2")
-
-
 @pytest.mark.parametrize(
-    "content", ['{"settings": {}, "cells": {}, "command": "python other.py"}', "[1]", '{"cells": {']
+    "content",
+    [
+        '{"settings": {"gpus": 8}, "cells": {}, "command": "python one.py"}',
+        '{"cells": {}, "command": "python one.py"}',
+        '{"settings": {"gpus": 4}, "cells": {}, "command": "python other.py"}',
+        "[1]",
+        '{"cells": {',
+    ],
 )
 def test_results_of_others_are_refused_in_one_line(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -67,30 +61,20 @@ def test_results_of_others_are_refused_in_one_line(
     monkeypatch.setattr(sys, "argv", ["benchmarks/one.py"])
     out = tmp_path / "out.json"
     out.write_text(content)
-    assert ended(lambda: len(Rows(out).cells)) == 2
+    assert ended(lambda: len(Rows(out, {"gpus": 4}).cells)) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert out.read_text() == content
 
 
-def test_other_settings_are_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    Rows(out, {"gpus": 4}).of("seed 0", dict)
-    with pytest.raises(UserError, match="own settings"):
-        Rows(out, {"gpus": 8})
-
-
 def test_no_row_is_begun_that_would_end_too_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
-    Rows(out, limit_s=60.0).of("seed 0", dict)
-    told = json.loads(out.read_text())
-    told["cells"]["seed 0"]["took_s"] = 50.0
-    out.write_text(json.dumps(told))
-    assert Rows(out, limit_s=60.0).of("seed 1", lambda: {"found": 1})["found"] == 1
-    late = Rows(out, limit_s=40.0)
-    assert late.of("seed 1", dict)["found"] == 1
-    with pytest.raises(OutOfTime, match="after 2"):
-        late.of("seed 2", dict)
-    assert ended(lambda: len(late.of("seed 2", dict))) == 0
+    rows, late = Rows(None, limit_s=60.0), Rows(tmp_path / "out.json", limit_s=40.0)
+    rows.cells |= {"seed 0": {"took_s": 50.0}}
+    late.cells |= rows.cells
+    assert list(rows.of("seed 1", dict)) == ["took_s"]
+    assert late.of("seed 0", dict) == {"took_s": 50.0}
+    with pytest.raises(OutOfTime, match="after 1"):
+        late.of("seed 1", dict)
+    assert ended(lambda: len(late.of("seed 1", dict))) == 0
     assert "the same command goes on" in capsys.readouterr().out
 
 
