@@ -51,7 +51,7 @@ from combined_rows import ALONE, Found, Row, combined, singles, table, target_of
 from combined_told import PROGRAM, at_scale, say
 from genetic_mnist import RATES
 from genetic_replay import Search, Table, Training, replay
-from going_on import begun, ended, write
+from kept import begun, ended, write
 from programs.combined_train import BATCH, JUDGES, STEPS
 
 from elastune.core.mesh import Mesh
@@ -129,7 +129,7 @@ class Kept:
     def begun(cls, settings: Found, out: Path | None) -> Kept:
         """What an earlier run with these settings has left in ``out``, if any."""
         kept = cls(settings, out)
-        if (told := begun(out, settings)) is not None:
+        if told := begun(out, settings):
             raw = told["raw"]
             kept.facts, kept.trained, kept.searched, kept.loads = (
                 raw[name] for name in ("facts", "trained", "searched", "loads")

@@ -11,8 +11,8 @@ write a checkpoint, wait and go on.
     python benchmarks/elastic_live.py           # 20 minutes; writes benchmarks/results/elastic_live.json
     python benchmarks/elastic_live.py --smoke   # three trials, three studies, writes nothing
 
-Every study is a line of OUT.rows.jsonl as it ends; with --resume what stands there is not run again. Times need a
-machine that does nothing else, weights do not.
+A run that is cut keeps its studies in ``--out``, and the same command goes on from there. Times need a machine that
+does nothing else, weights do not.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kept_rows import Rows
+from kept import Rows, ended
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program
-from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import (
     StudyFinished,
@@ -82,6 +80,7 @@ def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: f
     (end,) = [r for r in records if isinstance(r, StudyFinished)]
     pauses = [r.change.pause_s for r in records if isinstance(r, TrialRegrouped) and r.change.planned]
     return {
+        "load_average": round(os.getloadavg()[0], 1),
         "seconds": end.seconds,
         "worker_seconds": sum(r.worker_seconds or 0.0 for r in ended),
         "resizes": sum(isinstance(r, TrialReallocated) for r in records),
@@ -102,7 +101,7 @@ def run(
         for number in range(rounds):
             for variant in variants:
                 out = Path(folder) / f"{number}-{list(VARIANTS).index(variant)}"
-                key = {"trials": trials, "sample_s": sample_s, "round": number, "variant": variant}
+                key = f"{trials} trials, {variant}, round {number}"
                 one = rows.of(key, partial(study, cluster, out, variant, number, sample_s, trials))
                 for config, sha256 in one["weights"].items():
                     different += weights.setdefault(f"{number} {config}", sha256) != sha256
@@ -125,6 +124,7 @@ def told(studies: list[dict[str, Any]]) -> dict[str, Any]:
         "median_worker_seconds": round(statistics.median(one["worker_seconds"] for one in studies), 1),
         "resizes": [one["resizes"] for one in studies],
         "held": [one["held"] for one in studies],
+        "load_average": [one["load_average"] for one in studies],
     }
     if pauses:
         row["median_pause_ms"] = round(1e3 * statistics.median(pauses), 1)
@@ -138,28 +138,25 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trials", type=int, nargs="+", default=[12, 5], help="of a study; twelve there are")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, metavar="NAME")
-    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
     parser.add_argument("--sample-s", type=float, default=0.002, help="declared seconds for a sample on a worker")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    rows = Rows(None if options.smoke else options.out.with_suffix(".rows.jsonl"), resume=options.resume)
+    return ended(lambda: run_all(options))
+
+
+def run_all(options: argparse.Namespace) -> int:
+    """The exit code: of studies of each size."""
+    rows = Rows(None if options.smoke else options.out, {"sample_s": options.sample_s})
     if options.smoke:
-        found = {"studies_of_3": run(1, 0.0005, 3, rows, (FIXED, SHARED, SHORT_FIRST))}
+        rows.told = {"studies_of_3": run(1, 0.0005, 3, rows, (FIXED, SHARED, SHORT_FIRST))}
     else:
-        found = {
+        rows.told = {
             f"studies_of_{trials}": run(options.rounds, options.sample_s, trials, rows, options.variants)
             for trials in options.trials
         }
-    print(json.dumps(found, indent=2))
-    if not options.smoke:
-        command = " ".join(["OMP_NUM_THREADS=1 python benchmarks/elastic_live.py", *sys.argv[1:]])
-        whole = {
-            "command": command,
-            "load_average": [round(one, 1) for one in os.getloadavg()],
-            "machine": machine_context(),
-        }
-        options.out.write_text(json.dumps({**whole, "sample_s": options.sample_s, **found}, indent=2) + "\n")
-    return int(any(studies["different_weights"] for studies in found.values()))
+    print(json.dumps(rows.told, indent=2))
+    rows.write()
+    return int(any(studies["different_weights"] for studies in rows.told.values()))
 
 
 if __name__ == "__main__":

@@ -22,17 +22,15 @@ short_first on 500 and 501; the seeds here begin at 700, by whose first four ``b
     python benchmarks/elastic_search.py --gpus 4 --trials 12 --families steepest,short_first   # a small machine
     python benchmarks/elastic_search.py --smoke               # one of each, seconds; writes nothing
 
-Every study is a line of OUT.rows.jsonl as soon as it has ended; with --resume what stands there is not simulated again.
+A run that is cut keeps its studies in ``--out``, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +41,7 @@ from typing import Any
 import numpy as np
 from elastic_loop import Rule, Sharer, Study, points
 from elastic_model import Model, Scaling
-from kept_rows import Rows
+from kept import Rows, ended
 from sampler import INSTANCES, OBJECTIVES, TEN, Surrogate, machine, space, yardstick
 
 from elastune.core.errors import UserError
@@ -205,11 +203,16 @@ def show(found: dict[str, Any], what: str) -> None:
             print(f"{what:18} {family:16} x {mine:12} {'   '.join(cells)}", flush=True)
 
 
-def run(data: Path, options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+def run(data: Path, options: argparse.Namespace) -> int:
+    for needed in ("hpo/lcbench/model.onnx", "pollux_traces/imagenet/scalability.csv"):
+        if not (data / needed).is_file():
+            rule = "the lcbench surrogate and Pollux's traces must be there"
+            raise UserError(rule, data / needed, "give --data DIR or set ELASTUNE_DATA")
+    settings = {name: getattr(options, name) for name in ("gpus", "trials", "stopping", "scale", "start_s")}
+    rows = Rows(None if options.smoke else options.out, settings)
     sizes = (2_000, 2) if options.smoke else (200_000, 60)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     arms = [arm for family in options.families for arm in FAMILIES[family]]
-    size = {name: getattr(options, name) for name in ("gpus", "trials", "stopping", "scale", "start_s")}
     cases: dict[str, Case] = {}
     for instance in options.instances:
         surrogate = Surrogate(data / "hpo" / "lcbench", instance)
@@ -221,20 +224,19 @@ def run(data: Path, options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
             for seed in seeds:
                 pool = configurations(seed, options.trials)
                 for arm in arms:
-                    key = {"instance": instance, "model": name, "seed": seed, "arm": arm, **size}
                     simulate = partial(one, model, pool, arm, reference, options.gpus, options.stopping)
-                    case[arm].append(rows.of(key, simulate))
+                    case[arm].append(rows.of(f"{instance} {name} {arm} {seed}", simulate))
             show(compared({"": case}), f"{instance} {name}")
-    return {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/elastic_search.py " + " ".join(sys.argv[1:]),
+    rows.told = {
         "measured": "simulated: curves of a surrogate, measured scaling; see the file's head",
-        **size,
         "seeds": list(seeds),
         "goal": {"static": 2.0, "double": 1.3},
         "times_ours": compared(cases),
         "machine": machine(),
-        "cases": cases,
     }
+    rows.write()
+    show(rows.told["times_ours"], "all cases")
+    return 0
 
 
 def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -263,26 +265,12 @@ def main() -> int:
     parser.add_argument("--instances", type=names(TEN), default=INSTANCES, metavar="ID,ID,...")
     parser.add_argument("--models", type=names(MODELS), default=MODELS, metavar="NAME,...")
     parser.add_argument("--families", type=names(tuple(FAMILIES)), default=tuple(FAMILIES), metavar="NAME,...")
-    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     if options.smoke:
         options.instances, options.models, options.seeds = INSTANCES[:1], MODELS[:1], 1
         options.families = ("double", *OURS)
-    try:
-        for needed in ("hpo/lcbench/model.onnx", "pollux_traces/imagenet/scalability.csv"):
-            if not (options.data / needed).is_file():
-                rule = "the lcbench surrogate and Pollux's traces must be there"
-                raise UserError(rule, options.data / needed, "give --data DIR or set ELASTUNE_DATA")
-        rows = Rows(None if options.smoke else options.out.with_suffix(".rows.jsonl"), resume=options.resume)
-        found = run(options.data, options, rows)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    show(found["times_ours"], "all cases")
-    if not options.smoke:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
+    return ended(lambda: run(options.data, options))
 
 
 if __name__ == "__main__":

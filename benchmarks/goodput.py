@@ -16,11 +16,11 @@ the goal (95 % where the published curve has 88 %) is to be read at equal goodpu
 how much at the rate that costs all-reduce most.
 
     python benchmarks/goodput.py [--smoke] [--workers 4] [--faults stop:0.1/s,...] [--out goodput.json]
-    python benchmarks/goodput.py --ways "allreduce; diloco:learners=12,every=4,quorum=6,grace=0.1" --minutes 8 --resume
+    python benchmarks/goodput.py --ways "allreduce; diloco:learners=12,every=4,quorum=6" --minutes 8 --out goodput.json
 
-Every run is a line of OUT.rows.jsonl as it ends; with --resume those that stand there are not run again, and with
---minutes none is begun that would end later. Of a cell that was cut so the undisturbed run is of another hour than the
-disturbed one: measure on a machine that is as quiet in both.
+With --minutes no run is begun that would end later. A run that was cut keeps its rows in --out, and the same command
+goes on from there. Of a cell that was cut so the undisturbed run is of another hour than the disturbed one: measure on
+a machine that is as quiet in both.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kept_rows import OutOfTime, Rows
+from kept import Rows, ended
 
 from elastune.core.sync_plan import SyncPlan
-from elastune.job.machine import machine_context
 
 PROGRAM = Path(__file__).parent / "programs" / "paced_train.py"
 WORKERS = 4
@@ -114,14 +114,14 @@ def run(out: Path, way: Way, faults: str, seed: int, setup: Setup) -> dict[str, 
     return {name: found[name] for name in KEPT} | {"chaos": found.get("chaos")}
 
 
-def kept_run(rows: Rows, way: Way, faults: str, seed: int, setup: Setup) -> dict[str, Any]:
+def kept_run(rows: Rows, setup: Setup, way: Way, faults: str, seed: int) -> dict[str, Any]:
     """As ``run``, if ``rows`` has not got it. Raises ``OutOfTime``."""
 
     def measure() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             return run(Path(folder) / "run", way, faults, seed, setup)
 
-    return rows.of({"sync": way.sync, "faults": faults, "seed": seed, **asdict(setup)}, measure)
+    return rows.of(f"{way.sync} {faults or 'undisturbed'} {seed}", measure)
 
 
 def cell(measured: Measured, way: Way, faults: str, calm: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -169,12 +169,6 @@ def beside_the_goal(cells: list[dict[str, Any]]) -> str:
     )
 
 
-def write(result: dict[str, Any], out: Path | None) -> None:
-    """As far as it is there: who ends the benchmark early has the cells before."""
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
-
-
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
@@ -184,55 +178,47 @@ def options() -> argparse.Namespace:
     parser.add_argument("--ways", help="strategies, with ; between them, in place of the three")
     parser.add_argument("--faults", default=",".join(FAULTS), help="with their rates, as elastune run --chaos has them")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run that would end later")
     return parser.parse_args()
 
 
-def compare(result: dict[str, Any], compared: list[Way], faults: list[str], measured: Measured, args: Any) -> None:
-    """Fill ``result``, cell by cell. Raises ``OutOfTime``."""
+def compare(rows: Rows, setup: Setup, compared: list[Way], faults: list[str], seeds: int) -> int:
+    """Tell what ``rows`` come to, cell by cell; the exit code. Raises ``OutOfTime``."""
+    cells: list[dict[str, Any]] = []
+    measured = partial(kept_run, rows, setup)
+    rows.told = {
+        "what": "goodput: seconds of an undisturbed run over those of a disturbed one, times the part of the samples "
+        "that was trained on; compute is emulated",
+        "published": {"source": "arXiv 2604.21428, simulated", "goodput": PUBLISHED, "data": PUBLISHED_DATA_PARALLEL},
+        "undisturbed_seconds": {},
+        "compared": cells,
+    }
     for way in compared:
-        calm = {seed: measured(way, "", seed) for seed in range(1, args.seeds + 1)}
-        result["undisturbed_seconds"][way.sync] = [undisturbed["seconds"] for undisturbed in calm.values()]
+        calm = {seed: measured(way, "", seed) for seed in range(1, seeds + 1)}
+        rows.told["undisturbed_seconds"][way.sync] = [undisturbed["seconds"] for undisturbed in calm.values()]
         for each in faults:
-            result["cells"].append(cell(measured, way, each, calm))
-            print(line(result["cells"][-1]), flush=True)
-            write(result, args.out)
-    if said := beside_the_goal(result["cells"]):
-        result["beside_the_goal"] = said
+            cells.append(cell(measured, way, each, calm))
+            print(line(cells[-1]), flush=True)
+            rows.write()
+    if said := beside_the_goal(cells):
+        rows.told["beside_the_goal"] = said
+        rows.write()
         print(said)
+    if not all(each["sound"] for each in cells):
+        print("a fault shows in the weights, or samples are not accounted for", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main() -> int:
     args = options()
-    if args.resume and args.out is None:
-        raise SystemExit("--resume goes on with the rows of --out: give that, too")
     faults, setup = args.faults.split(","), Setup(args.workers, args.steps)
     compared = [Way(each.strip()) for each in args.ways.split(";")] if args.ways else [*map(Way, ways(args.workers))]
     if args.smoke:
         args.seeds, faults, setup, compared = 1, ["kill@step:20"], Setup(args.workers, 36), compared[-1:]
-    result: dict[str, Any] = {
-        "what": "goodput: seconds of an undisturbed run over those of a disturbed one, times the part of the samples "
-        "that was trained on; compute is emulated",
-        "command": " ".join(["python", *sys.argv]),
-        "sample_s": setup.sample_s,
-        **asdict(setup),
-        "published": {"source": "arXiv 2604.21428, simulated", "goodput": PUBLISHED, "data": PUBLISHED_DATA_PARALLEL},
-        "machine": machine_context(),
-        "undisturbed_seconds": {},
-        "cells": [],
-    }
-    path = args.out.with_suffix(".rows.jsonl") if args.out is not None else None
-    rows = Rows(path, resume=args.resume, limit_s=60 * args.minutes)
-    try:
-        compare(result, compared, faults, lambda way, each, seed: kept_run(rows, way, each, seed, setup), args)
-    except OutOfTime as cut:
-        print(f"{cut}: --resume goes on")
-    write(result, args.out)
-    if not all(each["sound"] for each in result["cells"]):
-        print("a fault shows in the weights, or samples are not accounted for", file=sys.stderr)
-        return 1
-    return 0
+    settings = {"sample_s": setup.sample_s, **asdict(setup)}
+    rows = partial(Rows, args.out, settings, 60 * args.minutes)
+    return ended(lambda: compare(rows(), setup, compared, faults, args.seeds))
 
 
 if __name__ == "__main__":

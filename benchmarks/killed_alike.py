@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kept_rows import Rows
+from kept import Rows
 from killed_life import one_life
 
 from elastune.core.run import Means, Program
@@ -80,7 +80,7 @@ def tried(out: Path) -> Tried:
 
 def one(kind: Kind, trials: int, kills: int, longest_s: float, seed: int) -> dict[str, Any]:
     """An undisturbed study, and the same one killed ``kills`` times, or until it has ended."""
-    rng, began_s = random.Random(f"{kind.name} {seed}"), time.monotonic()
+    rng = random.Random(f"{kind.name} {seed}")
     folder = Path(tempfile.mkdtemp(prefix="alike-"))
     means = Means(workers=kind.each, mode="exact", num_slots=WORKERS)
     common: dict[str, Any] = {"trials": trials, "workers": WORKERS, "means": means, "seed": seed}
@@ -111,7 +111,6 @@ def one(kind: Kind, trials: int, kills: int, longest_s: float, seed: int) -> dic
         "paused_by_the_search": len(whole.paused_after),
         "trials_that_went_on_after_a_kill": again.cut_off,
         "processes_left_behind": left,
-        "seconds": round(time.monotonic() - began_s, 1),
     }
 
 
@@ -121,9 +120,8 @@ def run(kills: int, trials: int, longest_s: float, seed: int, rows: Rows, kinds:
     for kind in kinds:
         done, number = 0, seed
         while done < kills:
-            key = {"kind": kind.name, "trials": trials, "seed": number, "kills": kills - done, "longest_s": longest_s}
-            row = rows.of(key, lambda k=kind, n=number, d=done: one(k, trials, kills - d, longest_s, n))
-            found[f"{kind.name}, seed {number}"] = row
+            key = f"{kind.name}, seed {number}"
+            found[key] = row = rows.of(key, partial(one, kind, trials, kills - done, longest_s, number))
             done, number = done + row["kills"], number + 1
             print(kind.name, number - 1, row, flush=True)
     return {
@@ -132,5 +130,4 @@ def run(kills: int, trials: int, longest_s: float, seed: int, rows: Rows, kinds:
         "studies": len(found),
         "studies_that_differ": sum(not row["alike"] for row in found.values()),
         "processes_left_behind": sum(row["processes_left_behind"] for row in found.values()),
-        "by_study": found,
     }

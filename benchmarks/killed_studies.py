@@ -14,7 +14,7 @@ for Optuna.
 trials and results the same, bit for bit? Writes results/killed_simulated.json.
 
 ``--alike``: real studies on two workers, killed so often each, beside undisturbed ones (``killed_alike.py``). Writes
-results/killed_alike.json, and every study into OUT.rows.jsonl as it ends; with --resume those there are not run again.
+results/killed_alike.json; a run that is cut keeps its studies there, and the same command goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 import killed_alike
 import killed_simulated
 import optuna
-from kept_rows import Rows
+from kept import Rows, ended
 from killed_life import one_life
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -129,15 +129,13 @@ def simulated(kills: int, seed: int, out: Path | None, *, keep: bool) -> int:
 
 
 def alike(options: argparse.Namespace) -> int:
-    out = options.out or ALIKE
-    rows = Rows(None if options.smoke else out.with_suffix(".rows.jsonl"), resume=options.resume)
     kinds = killed_alike.KINDS[1:2] if options.smoke else killed_alike.KINDS
     kills, trials = (2, 4) if options.smoke else (options.kills or 10, options.trials or 18)
-    found = killed_alike.run(kills, trials, options.longest or 20.0, options.seed, rows, kinds)
-    if not options.smoke:
-        command = " ".join(["OMP_NUM_THREADS=1 python benchmarks/killed_studies.py", *sys.argv[1:]])
-        told = {"command": command, "machine": machine_context(), "result": found}
-        out.write_text(json.dumps(told, indent=1) + "\n")
+    longest_s: float = options.longest or 20.0
+    settings: dict[str, Any] = {"kills": kills, "trials": trials, "longest_s": longest_s, "seed": options.seed}
+    rows = Rows(None if options.smoke else options.out or ALIKE, settings)
+    rows.told["result"] = found = killed_alike.run(**settings, rows=rows, kinds=kinds)
+    rows.write()
     return int(found["studies_that_differ"] + found["processes_left_behind"] > 0)
 
 
@@ -146,7 +144,6 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="2 kills; writes nothing")
     parser.add_argument("--simulated", action="store_true", help="kill simulated studies: do they go on alike?")
     parser.add_argument("--alike", action="store_true", help="kill real studies: do they go on alike?")
-    parser.add_argument("--resume", action="store_true", help="with --alike: go on with the rows of --out")
     parser.add_argument("--kills", type=int, help="100; with --alike 10 of each kind of study")
     parser.add_argument("--trials", type=int, help="300; with --alike 18")
     parser.add_argument("--longest", type=float, help="seconds of a life at most: 8; with --alike 20")
@@ -154,7 +151,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if options.alike:
-        return alike(options)
+        return ended(lambda: alike(options))
     options.kills, options.trials = options.kills or 100, options.trials or 300
     if options.simulated:
         return simulated(2 if options.smoke else options.kills, options.seed, options.out, keep=not options.smoke)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,11 +25,11 @@ from typing import Any
 
 import numpy as np
 from fidelity_loop import WORKERS, Study
-from kept_cells import Cells, cells_in, complete, reached
+from kept import Cells, Rows, ended
 from rivals import RAW
 from sampler import INSTANCES, OBJECTIVES, TEN, Floats, Surrogate, machine
 from sampler import yardstick as measured_by
-from verdicts import judged, markdown
+from verdicts import goes_to, judged, markdown, reached_at
 
 from elastune.core.errors import UserError
 from elastune.search.stopping.registry import make_schedule
@@ -131,10 +130,9 @@ def is_ahead(found: dict[str, Any]) -> str:
 
 
 def document(cells: Cells) -> dict[str, Any]:
-    at_50 = judged(reached(cells, 50), "auto asha")
+    at_50 = judged(reached_at(cells, 50), "auto asha")
     at_50["goals"] = {"ahead of no stopping in the median of every instance": is_ahead(at_50)}
     return {
-        "command": " ".join(["OMP_NUM_THREADS=1 python benchmarks/multi_fidelity.py", *sys.argv[1:]]),
         "measured": "normalised hypervolume of fully trained configurations (error x time), see the file's head; "
         f"simulated: {WORKERS} asynchronous workers on a virtual clock, surrogate learning curves",
         "goal_at_50": dict(zip(INSTANCES, GOAL_AT_50, strict=True)),
@@ -143,7 +141,6 @@ def document(cells: Cells) -> dict[str, Any]:
         "machine": machine(),
         "judged_at_50": at_50,
         "summary": summary(cells),
-        "cells": cells,
     }
 
 
@@ -155,16 +152,25 @@ def yardstick(folder: Path, instance: str) -> Yardstick:
     return Yardstick(surrogate, np.array(known["reference"]), known["hypervolume"])
 
 
-def smoke(folder: Path) -> None:
+def smoke(folder: Path) -> int:
     instance = INSTANCES[0]
     for sampler, stopping in (("auto", "none"), ("auto", "asha"), ("tpe", "hyperband")):
         counts = (1, 3) if sampler == "auto" else (4, 8)
         found = measure(folder, counts, Cell(instance, sampler, stopping, 0))
         print(instance, sampler, stopping, found)
+    return 0
 
 
-def run(folder: Path, options: argparse.Namespace) -> None:
-    """Measure what the results lack, seed by seed, and write them after every study."""
+def run(folder: Path, options: argparse.Namespace) -> int:
+    """Measure what the results lack, seed by seed."""
+    rows = Rows(options.out)
+    if options.table:
+        print(markdown(document(rows.cells)["judged_at_50"]))
+        return 0
+    if not (folder / "model.onnx").is_file():
+        raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
+    if options.smoke:
+        return smoke(folder)
     wanted = [
         Cell(instance, sampler, stopping, seed)
         for seed in range(options.seeds)
@@ -173,11 +179,15 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         if sampler in options.samplers and stopping in options.stopping
     ]
     counts = tuple(count for count in COUNTS if count <= options.most)
-    measured = partial(measure, folder, counts)
-    cells = complete(options.out, wanted, counts[-1], measured, document, options.processes)
-    for name, entry in summary(cells).items():
+    try:
+        rows.complete(wanted, partial(measure, folder, counts), partial(goes_to, counts[-1]), options.processes)
+    finally:
+        rows.told = document(rows.cells)
+        rows.write()
+    for name, entry in rows.told["summary"].items():
         shown = ", ".join(f"{n}: {entry[f'at_{n}']['median']:.3f}" for n in COUNTS if f"at_{n}" in entry)
         print(f"{name}: {shown} ({entry['seeds']} seeds, {entry['started']:g} trials)")
+    return 0
 
 
 def main() -> int:
@@ -193,18 +203,8 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="print --out as Markdown; measures nothing")
     parser.add_argument("--out", type=Path, default=RESULT, help="studies that it already tells of are not run again")
     options = parser.parse_args()
-    if options.table:
-        print(markdown(document(cells_in(options.out))["judged_at_50"]))
-        return 0
     folder = options.data or Path(os.environ.get("ELASTUNE_DATA", "data")) / "hpo" / "lcbench"
-    try:
-        if not (folder / "model.onnx").is_file():
-            raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
-        smoke(folder) if options.smoke else run(folder, options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: run(folder, options))
 
 
 if __name__ == "__main__":

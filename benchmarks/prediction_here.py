@@ -39,7 +39,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from combined_live import Hosts
-from going_on import begun, ended, write
+from kept import begun, ended, write
 from prediction_planned import Found, Planned, own_part, plan_of
 from scipy.stats import kendalltau
 
@@ -94,7 +94,7 @@ class Kept:
     def begun(cls, settings: Found, out: Path | None) -> Kept:
         """What an earlier run with these settings has left in ``out``, if any."""
         kept = cls(settings, out)
-        if (told := begun(out, settings)) is not None:
+        if told := begun(out, settings):
             kept.facts, kept.rows = told["facts"], told["rows"]
         return kept
 

@@ -27,7 +27,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from functools import cache, partial
@@ -37,10 +36,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from kept_cells import Cells, cells_in, complete, reached
+from kept import Cells, Rows, ended
 from numpy.typing import NDArray
 from rivals import make_search
-from verdicts import judged, markdown
+from verdicts import goes_to, judged, markdown, reached_at
 
 from elastune.core.errors import UserError
 from elastune.journal.atomic import atomic_write
@@ -246,13 +245,12 @@ def summary(cells: Cells) -> dict[str, Any]:
 
 def document(ours: str, cells: Cells) -> dict[str, Any]:
     told = {
-        "command": " ".join(["OMP_NUM_THREADS=1 python benchmarks/sampler.py", *sys.argv[1:]]),
         "measured": "normalised hypervolume (error x time), see the file's head; every cell measured here",
         "known_at_100": {**KNOWN_AT_100, "instances": INSTANCES},
         "machine": machine(),
     }
-    verdicts = {f"judged_at_{count}": judged(reached(cells, count), ours) for count in COUNTS if reached(cells, count)}
-    return told | verdicts | {"results": summary(cells), "cells": cells}
+    verdicts = {f"judged_at_{count}": judged(at, ours) for count in COUNTS if (at := reached_at(cells, count))}
+    return told | verdicts | {"results": summary(cells)}
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -260,20 +258,26 @@ def tables(results: dict[str, Any]) -> str:
     return "\n".join(f"{name}:\n\n{markdown(told)}" for name, told in results.items() if name.startswith("judged_at_"))
 
 
-def run(folder: Path, options: argparse.Namespace) -> None:
+def run(folder: Path, options: argparse.Namespace) -> int:
     """Seed by seed, so that what is cut has all instances."""
+    rows = Rows(None if options.smoke else options.out)
+    if options.table:
+        print(tables(document(options.samplers[0], rows.cells)))
+        return 0
+    if not (folder / "model.onnx").is_file():
+        raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
     sizes = (20_000, 5) if options.smoke else (200_000, 60)
     sticks = {one: yardstick(surrogate_of(folder, one), one, *sizes) for one in options.instances}
     every = product(range(options.seeds), options.samplers, options.instances)
     wanted = [Study(instance, sampler, seed) for seed, sampler, instance in every]
     measured = partial(measure, folder, options.evaluations, sticks)
-    if options.smoke:
-        for study in wanted:
-            print(study.key, measured(study), flush=True)
-    else:
-        told = partial(document, options.samplers[0])
-        cells = complete(options.out, wanted, options.evaluations, measured, told, options.processes)
-        print(tables(told(cells)))
+    try:
+        rows.complete(wanted, measured, partial(goes_to, options.evaluations), options.processes)
+    finally:
+        rows.told = document(options.samplers[0], rows.cells)
+        rows.write()
+    print(tables(rows.told))
+    return 0
 
 
 def main() -> int:
@@ -292,17 +296,7 @@ def main() -> int:
     if options.smoke:
         options.instances, options.seeds, options.evaluations = INSTANCES[:1], 1, max(SMOKE_COUNTS)
     folder = options.data or Path(os.environ.get("ELASTUNE_DATA", "data")) / "hpo" / "lcbench"
-    if options.table:
-        print(tables(document(options.samplers[0], cells_in(options.out))))
-        return 0
-    try:
-        if not (folder / "model.onnx").is_file():
-            raise UserError("the lcbench surrogate must be there", folder, "give --data DIR or set ELASTUNE_DATA")
-        run(folder, options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: run(folder, options))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ the whole run's time. Every run takes the same steps of the same batches of Fash
 set.
 
     python benchmarks/switching.py [--smoke] [--only size,link] [--seeds 3] [--out benchmarks/results/switching.json]
-    python benchmarks/switching.py --out benchmarks/results/switching.json --minutes 9 --resume     # again and again
+    python benchmarks/switching.py --out benchmarks/results/switching.json --minutes 9      # again and again
 
-Every run is a line of OUT.rows.jsonl as it ends; with --resume those that stand there are not run again, and with
---minutes none is begun that would end later. A seed's runs follow one another, so that what is compared is of one hour.
+With --minutes no run is begun that would end later. A run that was cut keeps its rows in --out, and the same command
+goes on from there. A seed's runs follow one another, so that what is compared is of one hour.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from kept_rows import OutOfTime, Rows
+from kept import Row, Rows, ended
 from pauses import Tick, Ticks
 from programs.workload import OWNER, SAMPLE_S
 from switching_verdict import cell, judge, words
 
-from elastune.job.machine import machine_context
 from elastune.testing.agent_runs import AgentRun
 from elastune.testing.hosts import Network
 
@@ -45,7 +43,6 @@ PROGRAM = Path(__file__).parent / "programs" / "switching_train.py"
 BATCH, LEARNERS, EVERY = 256, 16, 10
 PASS = 50  # batches of a pass over the data: whole rounds
 BURST = "256k"
-Row = dict[str, Any]
 APART = {
     "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
     "local": f"local:learners={LEARNERS},every={EVERY},moments=fresh",
@@ -193,19 +190,17 @@ def kept(rows: Rows, story: Story, name: str, seed: int, smoke: bool) -> Row:
         load = round(os.getloadavg()[0], 1)
         return {**told(story, name, seed, smoke), "load_average": load}
 
-    shape = {**asdict(story), "words": story.words[name]}
-    found = rows.of({**shape, "strategy": name, "seed": seed, "smoke": smoke}, measure)
+    found = rows.of(f"{story.name} {name} {seed}", measure)
     print(f"{story.name} {name:20} seed {seed}: {found}", flush=True)
     return found
 
 
 def ran(story: Story, rows: Rows, seeds: int, smoke: bool) -> Row:
-    """All runs of ``story``, and what they came to. Raises ``OutOfTime``."""
+    """What all runs of ``story`` came to. Raises ``OutOfTime``."""
     asked = itertools.product(range(1, seeds + 1), story.words)
     runs = [kept(rows, story, name, seed, smoke) for seed, name in asked]
-    shape = {"sample_s": story.sample_s, "link": story.link, "slow_link": story.slow_link, "phases": story.phases}
-    found = {**shape, "cells": summary(story, runs), "runs": runs}
-    judged = {name: each for name, each in found["cells"].items() if "met" in each}
+    found = summary(story, runs)
+    judged = {name: each for name, each in found.items() if "met" in each}
     print("\n".join(words(name, each) for name, each in judged.items()), flush=True)
     return found
 
@@ -216,24 +211,19 @@ def main() -> int:
     parser.add_argument("--only", default="size,link")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--resume", action="store_true", help="go on with the rows of --out")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run that would end later")
     args = parser.parse_args()
-    if args.resume and args.out is None:
-        raise SystemExit("--resume goes on with the rows of --out: give that, too")
-    found: Row = {"command": " ".join(["python", *sys.argv]), "machine": machine_context()}
-    found["emulated"] = "compute (a declared time a sample); hosts are namespaces with shaped links"
+    return ended(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """The stories that were asked for; the exit code. Raises ``OutOfTime``."""
     stories = [by_size(True)] if args.smoke else [by_size(False), by_link()]
-    path = args.out.with_suffix(".rows.jsonl") if args.out is not None else None
-    rows = Rows(path, resume=args.resume, limit_s=60 * args.minutes)
+    rows = Rows(args.out, {story.name: asdict(story) for story in stories}, 60 * args.minutes)
+    rows.told["emulated"] = "compute (a declared time a sample); hosts are namespaces with shaped links"
     for story in [each for each in stories if each.name in args.only.split(",")]:
-        try:
-            found[story.name] = ran(story, rows, 1 if args.smoke else args.seeds, args.smoke)
-        except OutOfTime as cut:
-            print(f"{cut}: --resume goes on")
-            return 0
-        if args.out is not None:
-            args.out.write_text(json.dumps(found, indent=1) + "\n")
+        rows.told[story.name] = ran(story, rows, 1 if args.smoke else args.seeds, args.smoke)
+        rows.write()
     return 0
 
 

@@ -13,6 +13,22 @@ TIE = 0.01  # of the hypervolume: closer is level
 AHEAD = 0.03  # the goal for the mean over instances
 
 
+def reached_at(cells: Mapping[str, Mapping[str, Any]], budget: int) -> Reached:
+    """What was reached by the rows that go so far; their keys are "instance sampler ... seed"."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for key, row in cells.items():
+        instance, *by, seed = key.split()
+        if goes_to(budget, row):
+            at = found.setdefault(instance, {}).setdefault(" ".join(by), {})
+            at[int(seed)] = row["hypervolume_at"][str(budget)]
+    return found
+
+
+def goes_to(budget: int, row: Mapping[str, Any]) -> bool:
+    """Whether a study went on so far, or further."""
+    return str(budget) in row["hypervolume_at"]
+
+
 def judged(reached: Reached, ours: str) -> dict[str, Any]:
     """``ours`` against every other over the seeds that both have, and what that says of goals.
 

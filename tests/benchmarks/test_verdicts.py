@@ -1,20 +1,18 @@
-"""Who beats whom, by pairs and by medians of instances; and results that a run which was cut goes on with."""
+"""Who beats whom, by pairs and by medians of instances, and whether committed verdicts are what their rows say."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from kept_cells import Cells, cells_in, complete, reached, rows
-from verdicts import judged, markdown
+from verdicts import goes_to, judged, markdown, reached_at
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 REACHED = {
     "a": {"ours": {0: 0.9, 1: 0.8, 2: 0.1}, "theirs": {1: 0.7, 0: 0.8}},
     "b": {"ours": {0: 0.5}, "theirs": {0: 0.495}},
@@ -56,32 +54,16 @@ def test_a_verdict_is_told_as_a_table() -> None:
     ]
 
 
-def test_a_run_that_was_cut_goes_on_with_the_rows_of_its_results(tmp_path: Path) -> None:
-    path, asked = tmp_path / "new" / "out.json", []
-    wanted = [SimpleNamespace(key=f"a by me {seed}") for seed in range(3)]
-
-    def measure(study: Any, cut_at: int | None, budgets: tuple[int, ...]) -> dict[str, Any]:
-        seed = int(study.key[-1])
-        if seed == cut_at:
-            raise KeyboardInterrupt
-        asked.append(seed)
-        return {"hypervolume_at": {str(n): n / 100 + seed for n in budgets}}
-
-    def document(cells: Cells) -> dict[str, Any]:
-        return {"cells": cells}
-
-    with pytest.raises(KeyboardInterrupt):
-        complete(path, wanted, 50, lambda one: measure(one, 2, (50,)), document)
-    assert list(cells_in(path)) == ["a by me 0", "a by me 1"]
-    found = complete(path, wanted, 50, lambda one: measure(one, None, (50,)), document)
-    assert asked == [0, 1, 2]
-    assert reached(found, 50) == {"a": {"by me": {0: 0.5, 1: 1.5, 2: 2.5}}}
-    assert json.loads(path.read_text()) == {"cells": found}
-    complete(path, wanted[:1], 100, lambda one: measure(one, None, (50, 100)), document)
-    assert asked == [0, 1, 2, 0]  # its row stopped before 100
-    assert reached(cells_in(path), 100) == {"a": {"by me": {0: 1.0}}}
+def test_only_rows_that_go_so_far_are_compared() -> None:
+    rows = {"a by me 0": {"50": 0.1}, "a by me 1": {"50": 0.2, "100": 0.3}, "b tpe 0": {"100": 0.4}}
+    cells = {key: {"hypervolume_at": row} for key, row in rows.items()}
+    assert reached_at(cells, 50) == {"a": {"by me": {0: 0.1, 1: 0.2}}}
+    assert reached_at(cells, 100) == {"a": {"by me": {1: 0.3}}, "b": {"tpe": {0: 0.4}}}
+    assert [goes_to(100, row) for row in cells.values()] == [False, True, True]
 
 
-def test_several_processes_find_what_one_finds() -> None:
-    studies = [SimpleNamespace(key=f"a me {seed}", hypervolume_at={"50": 0.1 * seed}) for seed in range(3)]
-    assert sorted(rows(studies, vars, 2)) == list(rows(studies, vars, 1))
+@pytest.mark.parametrize("name", ["sampler", "sampler_ten", "multi_fidelity"])
+def test_committed_verdicts_are_what_their_rows_say(name: str) -> None:
+    told = json.loads((RESULTS / f"{name}.json").read_text())
+    found = judged(reached_at(told["cells"], 50), told["judged_at_50"]["of"])
+    assert {**found, "goals": None} == {**told["judged_at_50"], "goals": None}  # multi_fidelity.py has one of its own
