@@ -31,8 +31,8 @@ def check(
 ) -> int:
     """Check whether a program gets the same weights on two workers.
 
-    A few steps run twice on one worker and once on two, in exact mode. Each difference is one line: what keeps FILE
-    from the same weights, and what to change. With one or more of these lines the exit code is 1.
+    A few steps run twice on one worker and once on two, in exact mode. Each finding is one line: what keeps FILE from
+    the same weights, and what to change. With one or more findings the exit code is 1.
 
     With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
     takes, and which metrics differ by more than rounding.
