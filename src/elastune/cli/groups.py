@@ -247,7 +247,10 @@ class Search:
     objective: options.Objectives = None
     constraint: options.Constraints = None
     sampler: options.Sampler = "auto"
-    trials: Annotated[int | None, typer.Option(help="Number of trials to run.")] = None
+    trials: Annotated[
+        int | None,
+        typer.Option(help="Number of trials to run. A study needs --trials, --budget, --worker-hours or --patience."),
+    ] = None
     budget: options.Budget = None
     worker_hours: options.WorkerHours = None
     until: options.Until = None

@@ -36,22 +36,27 @@ class MarketOptions:
     ] = None
     prices: options.Prices = None
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time after which that training must be done, such as 20h.")
+        str | None,
+        typer.Option(metavar="TIME", help="With --availability: time in which the training must be done, such as 20h."),
     ] = None
-    spend: Annotated[float | None, typer.Option(help="Most dollars that it may cost. [default: no limit]")] = None
+    spend: Annotated[
+        float | None,
+        typer.Option(help="With --availability: most dollars that the training may cost. [default: no limit]"),
+    ] = None
     patience_: Annotated[
         float,
         typer.Option(
             "--spot-patience",
-            help="How far it may fall behind uniform progress before it takes on-demand workers: from 0 (not at all) "
-            "to 1 (as far as --workers can make up).",
+            help="With --availability: how far the training may fall behind uniform progress before it takes on-demand "
+            "workers, from 0 (not at all) to 1 (as far as --workers can make up).",
         ),
     ] = 0.5
     recovery: Annotated[
         str,
         typer.Option(
             metavar="JOIN:LOSS",
-            help="For the rows that restart from a checkpoint: how long a join and a loss of workers stop all of them.",
+            help="With --availability, for the rows that restart from a checkpoint: how long a join and a loss of a "
+            "worker stop all workers.",
         ),
     ] = "20s:74s"
 

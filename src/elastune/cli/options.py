@@ -40,7 +40,8 @@ Set = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.")]
 Epochs = Annotated[
-    int | None, typer.Option(help="Number of epochs, instead of what the program passes to session.epochs.")
+    int | None,
+    typer.Option(help="Number of epochs (passes over the data), instead of what the program passes to session.epochs."),
 ]
 Seed = Annotated[int, typer.Option(help="Seed for everything that is random.")]
 Divergence = Annotated[
@@ -78,8 +79,9 @@ Mechanism = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[+NAME...]",
-        help="How a copy of the model lies on workers: replicated, zero or sharded, joined with tensor and pipeline, "
-        "such as pipeline+zero; or a package: fsdp2, deepspeed, fairscale, horovod. See docs/meshes.md. "
+        help="How a copy of the model lies on workers: replicated, zero or sharded. Join it with tensor or pipeline "
+        "to divide the layers, too, such as pipeline+zero. Or a package does it all: fsdp2, deepspeed, fairscale, "
+        "horovod. See docs/meshes.md. "
         "[default: the least that --mesh needs]",
     ),
 ]
@@ -115,7 +117,9 @@ ZeroStage = Annotated[
         "fairscale has stage 2 alone. [default: 2]"
     ),
 ]
-Offload = Annotated[bool, typer.Option("--offload", help="Keep optimizer state in the CPU's memory.")]
+Offload = Annotated[
+    bool, typer.Option("--offload", help="Keep optimizer state in the CPU's memory. Needs --mechanism zero or sharded.")
+]
 Compress = Annotated[
     str | None,
     typer.Option(
@@ -184,7 +188,7 @@ TrialWorkers = Annotated[
     str | None,
     typer.Option(
         metavar="LOW:HIGH",
-        help="Share --workers out among the trials that run. Each has LOW to HIGH workers, and their number changes "
+        help="Share the workers out among the trials that run. Each has LOW to HIGH workers, and their number changes "
         "while it trains.",
     ),
 ]
@@ -297,7 +301,7 @@ SyncSchedule = Annotated[
 CollectiveTimeout = Annotated[
     str,
     typer.Option(
-        metavar="TIME", help="How long workers wait for a worker that is alive but does not come to an exchange."
+        metavar="TIME", help="How long workers wait for a worker that is alive but does not take part in an exchange."
     ),
 ]
 Chaos = Annotated[
@@ -315,20 +319,24 @@ ChaosVerify = Annotated[
 NoticeFile = Annotated[
     Path | None,
     typer.Option(
-        help="This file appears when the machine is about to be taken away. The command then stops in good order and "
-        "exits with code 75."
+        help="A file that appears when this machine is about to be taken away. The command then stops in good order "
+        "and exits with code 75."
     ),
 ]
 NoticeUrl = Annotated[
     str | None,
-    typer.Option(help="The same for a URL that is asked again and again, and answers 404 until there is a notice."),
+    typer.Option(
+        help="A URL that answers 404 until this machine is about to be taken away. It is asked again and again. The "
+        "command then stops as for --notice-file."
+    ),
 ]
 CloudNotices = Annotated[
     str | None,
     typer.Option(
         "--notices",
         metavar="aws|google|azure[=URL]",
-        help="The same for the metadata service of this cloud. =URL asks another address, such as a proxy.",
+        help="A cloud whose metadata service says when this machine is about to be taken away. The command then stops "
+        "as for --notice-file. =URL asks another address, such as a proxy.",
     ),
 ]
 NoticeSeconds = Annotated[

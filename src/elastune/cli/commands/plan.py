@@ -42,10 +42,10 @@ def plan(
     trains. Each plan has its time, cost and memory. All times are modelled: nodes are taken to have this machine's
     workers.
 
-    One step of FILE is first rehearsed without workers and without its memory. If no plan has enough memory, that is
-    the answer. Then a few short runs on this machine calibrate the model of a step, if this machine has the memory.
-    Then every division of the cluster is judged. A plan keeps --deadline if the upper end of its time's interval does:
-    in nine cases of ten.
+    One step of FILE is first rehearsed, without workers and without the memory that it takes. If no division has enough
+    memory, that is the answer. Then a few short runs on this machine calibrate the model of a step, if this machine has
+    the memory. Then every division of the cluster is judged. A plan keeps --deadline if the upper end of its interval
+    of time keeps it: in nine cases of ten.
 
     With --out the answer is kept in a journal, which elastune report and elastune explain read. See docs/planning.md.
 
