@@ -113,8 +113,8 @@ Schedule = Annotated[
 ZeroStage = Annotated[
     int | None,
     typer.Option(
-        help="What mechanism deepspeed or fairscale divides: 1 optimizer state, 2 also gradients, 3 also parameters. "
-        "fairscale has stage 2 alone. [default: 2]"
+        help="What mechanism deepspeed or fairscale divides: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
+        "parameters. fairscale has stage 2 alone. [default: 2]"
     ),
 ]
 Offload = Annotated[
@@ -146,8 +146,8 @@ Constraints = Annotated[
     typer.Option(
         "--constraint",
         metavar="TEXT",
-        help='What settings or metrics must fulfil, such as "workers * micro_batch == 4096" or "accuracy >= 0.9". '
-        "May be repeated.",
+        help='A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
+        '"accuracy >= 0.9". May be repeated.',
     ),
 ]
 Sampler = Annotated[

@@ -30,7 +30,8 @@ def classes(
 ) -> int:
     """Group the classes that a trained model confuses.
 
-    The groups can be trained in parts: see docs/transfer.md.
+    Classes that the model often takes for one another come into one group. The command prints the groups as a setting,
+    --set tree=..., for trainings of each group. See docs/transfer.md.
 
     --json: {kind: "classes", tree: [[class, ...], ...] (of a deeper one groups in place of classes), trial, data,
     between, within}; between: the mean probability that a sample is taken for one of another group, within: for another

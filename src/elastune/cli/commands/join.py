@@ -38,7 +38,7 @@ def join(
     objective: Annotated[
         str | None,
         typer.Option(
-            help="What to judge by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            help="Score to judge by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
             "[default: accuracy or mse]"
         ),
     ] = None,

@@ -51,20 +51,20 @@ def report(
     target: options.Target = None,
     json: options.Json = False,
 ) -> int:
-    """Write an HTML report of the results in a folder, and tell them.
+    """Write an HTML report of the results in a folder.
 
-    The results are a run's, a study's, a frontier's or a plan's, finished or not. OUT/report.html is one self-contained
-    file; PNGs lie beside it.
+    OUT holds a run, a study, a frontier or a plan, finished or not. The report is OUT/report.html, one self-contained
+    file; PNGs lie beside it. The command also prints the results.
 
     If an ensemble or a soup of a study was written with --out, --pick and --weights may also name training_s and
-    parameters. Then they choose among single trials, soups and ensembles. See docs/after-the-search.md.
+    parameters. Then they choose among single trials, soups and ensembles. See docs/ensembles.md.
 
-    --json: the object that the command which filled OUT prints, and {report, images}. With --tensorboard also events,
-    with --subset also subset: [{trial, values, metrics, config, means, reason}], of a study of which an ensemble or a
-    soup was written also assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick},
-    of a run with --target also time_to_target: {target, seconds, missed_s (until the last report before, which missed
-    it), epoch} or null, with --prices also money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that
-    nobody used, in neither of the first two). Of a run that has no result yet: {kind, unfinished: true, ...}.
+    --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
+    --subset subset: [{trial, values, metrics, config, means, reason}], of a study of which an ensemble or a soup was
+    written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run with
+    --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch} or null,
+    with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used, in neither
+    of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}.
 
     --json with --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once, missed, repeated,
     ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.

@@ -23,7 +23,7 @@ def soup(
     objective: Annotated[
         str | None,
         typer.Option(
-            help="What to choose by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            help="Score to choose by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
             "[default: accuracy or mse]"
         ),
     ] = None,
