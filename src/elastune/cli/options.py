@@ -287,8 +287,8 @@ Sync = Annotated[
     typer.Option(
         help="When workers exchange what they have learned. allreduce: gradients, in every step. "
         "local:learners=8,every=16: 8 learners take 16 steps of their own each, then become their mean. "
-        "diloco, averaging, gossip and pair_averaging are written likewise. The strategy shows in the result; the "
-        "number of workers does not. See docs/sync.md."
+        "diloco, averaging, gossip, pair_averaging and parameter_server are written likewise. The strategy shows in "
+        "the result; the number of workers does not. See docs/sync.md."
     ),
 ]
 SyncSchedule = Annotated[
