@@ -43,7 +43,10 @@ _BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 app = typer.Typer(
     name="elastune",
-    help="Train and tune PyTorch models on a changing set of workers, so that accuracy never pays for scale.",
+    help="Train and tune PyTorch models on a changing set of workers, so that accuracy never pays for scale.\n\n"
+    "Begin with elastune init, then elastune run train.py --workers 2. elastune COMMAND --help explains a command.\n\n"
+    "Exit codes: 0 done, 1 failed, 2 wrong input (one line says which), 75 the machine is being taken away (go on "
+    "elsewhere), 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 LOCAL = "local"
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File with the secret that agents have, too; made where there is none.", metavar="FILE"),
+    typer.Option(
+        help="File with the secret that the controller and its agents share. It is made where there is none.",
+        metavar="FILE",
+    ),
 ]
 Interface = Annotated[
-    str | None, typer.Option(help="Network interface that workers and agents use. [default: the loopback interface]")
+    str | None,
+    typer.Option(
+        help="Network interface for agents and workers, such as eth0. [default: loopback for a controller of "
+        "--cluster hosts, else the one that leads to the other machines]"
+    ),
 ]
 
 
@@ -30,16 +37,20 @@ class ClusterOptions:
 
     cluster: Annotated[
         str,
-        typer.Option(metavar="KIND[:SETTING,...]", help="local, hosts:PORT, slurm or ray: see docs/clusters.md."),
+        typer.Option(
+            metavar="KIND[:SETTING,...]",
+            help="Where workers run: local (this machine), hosts:PORT (agents that you start on other machines), "
+            "slurm or ray. See docs/clusters.md.",
+        ),
     ] = LOCAL
     token_file: TokenFile = None
     interface: Interface = None
     tls: Annotated[
         bool,
-        typer.Option("--tls", help="Encrypt connections; the token file names the certificate."),
+        typer.Option("--tls", help="Encrypt connections with TLS. The token file names the certificate."),
     ] = False
     gather: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait for agents with room for the first workers.")
+        str, typer.Option(metavar="TIME", help="How long to wait until agents have room for the first workers.")
     ] = "10m"
 
     @property

@@ -126,9 +126,12 @@ class FastExecution(Execution):
 class Course:
     """What a run begins with, how far it goes, and when it checkpoints."""
 
-    max_steps: Annotated[int | None, typer.Option(help="End after this many steps.")] = None
+    max_steps: Annotated[int | None, typer.Option(help="End the run after this many steps.")] = None
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Checkpoint every N steps too, not only each epoch; 0: never.")
+        int | None,
+        typer.Option(
+            help="Also write a checkpoint every N steps; 0: write none at all. [default: one at each epoch's end]"
+        ),
     ] = None
     from_dcp: options.FromDcp = None
 
@@ -244,7 +247,10 @@ class Search:
     objective: options.Objectives = None
     constraint: options.Constraints = None
     sampler: options.Sampler = "auto"
-    trials: Annotated[int | None, typer.Option(help="Trials to run.")] = None
+    trials: Annotated[
+        int | None,
+        typer.Option(help="Number of trials to run. A study needs --trials, --budget, --worker-hours or --patience."),
+    ] = None
     budget: options.Budget = None
     worker_hours: options.WorkerHours = None
     until: options.Until = None
@@ -254,7 +260,9 @@ class Search:
     trial_workers: options.TrialWorkers = None
     allocation: options.Allocation = "short_first"
     price: options.Price = 1.0
-    trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Time of one trial at most.")] = None
+    trial_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Longest time that one trial may take, such as 30m.")
+    ] = None
 
     @property
     def budget_s(self) -> float | None:
@@ -306,31 +314,42 @@ class FrontierQuestion:
 
     workers: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Worker counts to ask about. [default: 1,2,4,8; beside --mesh none]"),
+        typer.Option(
+            metavar="N,N,...", help="Worker counts to measure, such as 1,2,4. [default: 1,2,4,8; beside --mesh none]"
+        ),
     ] = None
     mesh: Annotated[
         list[str] | None,
-        typer.Option(metavar="AXIS=N,...", help="A mesh to ask about, too, such as data=2,shard=2; may be repeated."),
+        typer.Option(metavar="AXIS=N,...", help="A mesh to measure, too, such as data=2,shard=2. May be repeated."),
     ] = None
-    target: Annotated[float | None, typer.Option(help="Quality that must be reached.")] = None
-    quality: Annotated[str | None, typer.Option(help="The metric of the target. [default: the first objective]")] = None
+    target: Annotated[float | None, typer.Option(help="Value of --quality that must be reached, such as 0.95.")] = None
+    quality: Annotated[str | None, typer.Option(help="Objective that counts as quality. [default: the first one]")] = (
+        None
+    )
     margin: Annotated[
         float | None,
         typer.Option(
-            help="By how much quality may be worse than on the smallest count and still hold. [default: a hundredth of "
-            "the metric's range, or a fiftieth of its value there]"
+            help="By how much quality may be worse than on the smallest worker count and still hold. "
+            "[default: a hundredth of the metric's range, or a fiftieth of its value there]"
         ),
     ] = None
-    seeds: Annotated[int, typer.Option(help="Trainings of a cell of the table.")] = 3
+    seeds: Annotated[
+        int, typer.Option(help="Number of trainings, each with its own seed, for a cell of the table; at least 2.")
+    ] = 3
     policy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME[:OPTION=VALUE,...]",
-            help="A policy that is trained and compared beside static settings; may be repeated.",
+            help="A policy to train and compare with static settings, such as gns:max_batch=2048. May be repeated.",
         ),
     ] = None
     throughput: Annotated[
-        bool, typer.Option("--throughput", help="Look, by short runs, for means that give the same bits sooner.")
+        bool,
+        typer.Option(
+            "--throughput",
+            help="Try other threads, mechanisms, routes and micro-batches in short runs, and use what gives the same "
+            "bits sooner.",
+        ),
     ] = False
 
     @property
@@ -372,7 +391,10 @@ class HostPrices:
 class RunPrices(HostPrices):
     """The same of a run, or one price."""
 
-    price: Annotated[float | None, typer.Option(help="Dollars for a worker-hour: the end tells the run's cost.")] = None
+    price: Annotated[
+        float | None,
+        typer.Option(help="Price of a worker-hour in dollars. The run tells its cost at the end. [default: not told]"),
+    ] = None
 
     def read(self, *, local: bool = True) -> Prices | None:
         if self.price is None and self.prices is None:

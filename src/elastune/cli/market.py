@@ -28,19 +28,36 @@ class MarketOptions:
     """A market, and what a training on it may take."""
 
     availability: Annotated[
-        Path | None, typer.Option(help="Instead of a study: one training on spot workers, so many as FILE (CSV) says.")
+        Path | None,
+        typer.Option(
+            help="CSV file of how many spot workers there are at what time (time,workers). One training is then "
+            "simulated on them, in place of a study. Needs --prices and --deadline."
+        ),
     ] = None
     prices: options.Prices = None
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When that training must be done, such as 20h.")
+        str | None,
+        typer.Option(metavar="TIME", help="With --availability: time in which the training must be done, such as 20h."),
     ] = None
-    spend: Annotated[float | None, typer.Option(help="The most that it may cost.")] = None
+    spend: Annotated[
+        float | None,
+        typer.Option(help="With --availability: most dollars that the training may cost. [default: no limit]"),
+    ] = None
     patience_: Annotated[
         float,
-        typer.Option("--spot-patience", help="How far it may fall behind uniform progress, from 0 to 1."),
+        typer.Option(
+            "--spot-patience",
+            help="With --availability: how far the training may fall behind uniform progress before it takes on-demand "
+            "workers, from 0 (not at all) to 1 (as far as --workers can make up).",
+        ),
     ] = 0.5
     recovery: Annotated[
-        str, typer.Option(metavar="JOIN:LOSS", help="What a change costs those who restart from a checkpoint.")
+        str,
+        typer.Option(
+            metavar="JOIN:LOSS",
+            help="With --availability, for the rows that restart from a checkpoint: how long a join and a loss of a "
+            "worker stop all workers.",
+        ),
     ] = "20s:74s"
 
     def read(self, workers: int) -> AskedMarket:

@@ -12,200 +12,333 @@ Out = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER|URL",
-        help="For journal, logs and report; a URL is fsspec's. [default: the next free elastune-out/NAME-COMMAND-N]",
+        help="Folder for the journal, logs and report, or a URL that fsspec can open, such as s3://bucket/run. "
+        "[default: the next free elastune-out/NAME-COMMAND-N]",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue what is in --out. With nothing there, start from the beginning."),
+]
 FromDcp = Annotated[
     Path | None,
-    typer.Option("--from-dcp", metavar="DIR", help="Begin with the weights of a torch.distributed.checkpoint."),
+    typer.Option(
+        "--from-dcp",
+        metavar="DIR",
+        help="Begin with the weights in this checkpoint folder of torch.distributed.checkpoint, and with what it has "
+        "of the optimizer's tensors.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a value of the program's config.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Override a value of the program's config, such as lr=0.01. May be repeated.",
+    ),
 ]
-Data = Annotated[Path | None, typer.Option(help="Folder of data sets, instead of $ELASTUNE_DATA.")]
-Epochs = Annotated[int | None, typer.Option(help="Override what the program asks of session.epochs.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.")]
+Epochs = Annotated[
+    int | None,
+    typer.Option(help="Number of epochs (passes over the data), instead of what the program passes to session.epochs."),
+]
+Seed = Annotated[int, typer.Option(help="Seed for everything that is random.")]
 Divergence = Annotated[
     str,
     typer.Option(
         metavar="FACTOR|off",
-        help="A training has failed once its loss is FACTOR times that of its start; off: once it is not finite.",
+        help="End a training as failed when its loss stays above FACTOR times the loss at its start. A loss that is "
+        "not finite always fails; with off, nothing else does.",
     ),
 ]
-Mode = Annotated[str, typer.Option(help="exact: the same weights for any worker count; fast: equal within rounding.")]
-Slots = Annotated[
-    int | None, typer.Option(help="Shares that a batch is cut into. [default: 8, or more for more workers]")
+Mode = Annotated[
+    str,
+    typer.Option(
+        help="exact: the same weights for any number of workers; fast: weights that are equal within rounding."
+    ),
 ]
-MicroBatch = Annotated[int | None, typer.Option(help="Samples of one forward pass at most.")]
-Precision = Annotated[str, typer.Option(help="fp32 or bf16.")]
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of equal shares that each global batch is cut into. It shows in the result. "
+        "[default: 8, or more for more workers]"
+    ),
+]
+MicroBatch = Annotated[int | None, typer.Option(help="Most samples in one forward pass. [default: no limit]")]
+Precision = Annotated[str, typer.Option(help="fp32, or bf16 (autocast in the forward pass).")]
 Mesh = Annotated[
     str | None,
     typer.Option(
         metavar="AXIS=N,...",
-        help="The workers as a grid, instead of --workers: data=2,shard=2,tensor=1,pipeline=1. See docs/meshes.md.",
+        help="Arrange the workers of a training as a grid, which also sets their number: data=2,tensor=2 has 4. Axes: "
+        "data, shard, tensor, pipeline. See docs/meshes.md.",
     ),
 ]
 Mechanism = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[+NAME...]",
-        help="How a replica lies on workers: replicated, zero or sharded, and with it tensor and pipeline; or fsdp2, "
-        "deepspeed, fairscale, horovod. [default: the least that --mesh needs]",
+        help="How a copy of the model lies on workers: replicated, zero or sharded. Join it with tensor or pipeline "
+        "to divide the layers, too, such as pipeline+zero. Or a package does it all: fsdp2, deepspeed, fairscale, "
+        "horovod. See docs/meshes.md. "
+        "[default: the least that --mesh needs]",
     ),
 ]
 Topology = Annotated[
     str,
     typer.Option(
         metavar="NAME|parents=[...]",
-        help="By which routes sums travel: auto, native, ring, tree, binary_tree, star, hierarchical, or for each rank "
-        "its parent; then perhaps :chunk_kib=N. See docs/topologies.md.",
+        help="Routes by which sums travel between workers: auto, native, ring, tree, binary_tree, star, hierarchical, "
+        "or parents=[0,0,1,0] with the parent of each rank. :chunk_kib=N at the end sets the size of the chunks that "
+        "are sent, in KiB. See docs/topologies.md.",
     ),
 ]
 Copies = Annotated[
     int | None,
-    typer.Option(help="Workers that hold each piece of divided state. [default: 2 where workers may change, else 1]"),
+    typer.Option(
+        help="How many workers hold each part of divided state. [default: 2 where workers may change, else 1]"
+    ),
 ]
 VirtualTensor = Annotated[
     int | None,
-    typer.Option(help="Blocks that tensor divides layers into, whatever the mesh. [default: 4, or as many as workers]"),
+    typer.Option(
+        help="Number of blocks that mechanism tensor divides a layer into, whatever the mesh. It shows in the result. "
+        "[default: 4, or as many as workers]"
+    ),
 ]
-Schedule = Annotated[str, typer.Option(help="Of a pipeline: 1f1b, gpipe, interleaved or zero-bubble.")]
-ZeroStage = Annotated[int | None, typer.Option(help="What deepspeed or fairscale divide: 1, 2 or 3.")]
-Offload = Annotated[bool, typer.Option("--offload", help="Keep optimizer state in the CPU's memory.")]
+Schedule = Annotated[
+    str, typer.Option(help="Order of passes in mechanism pipeline: 1f1b, gpipe, interleaved or zero-bubble.")
+]
+ZeroStage = Annotated[
+    int | None,
+    typer.Option(
+        help="What mechanism deepspeed or fairscale divides: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
+        "parameters. fairscale has stage 2 alone. [default: 2]"
+    ),
+]
+Offload = Annotated[
+    bool, typer.Option("--offload", help="Keep optimizer state in the CPU's memory. Needs --mechanism zero or sharded.")
+]
 Compress = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="Send smaller gradients, with --mode fast: bf16, fp16, int8, powersgd:rank=4 or topk:ratio=0.01. It shows "
-        "in the result. See docs/compression.md.",
+        help="Compress gradients before they are sent: bf16, fp16, int8, powersgd:rank=4 or topk:ratio=0.01. Needs "
+        "--mode fast, and shows in the result. See docs/compression.md.",
     ),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Budget = Annotated[str | None, typer.Option(metavar="TIME", help="Wall time: 90s, 3m, 1.5h.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")]
+Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Wall time that the search may take, such as 90s, 3m or 1.5h.")
+]
 Objectives = Annotated[
-    list[str] | None, typer.Option("--objective", metavar="NAME:max|min", help="Instead of the program's objectives.")
+    list[str] | None,
+    typer.Option(
+        "--objective",
+        metavar="NAME:max|min",
+        help="A metric to optimise, such as accuracy:max, instead of the program's objectives. May be repeated.",
+    ),
 ]
 Constraints = Annotated[
     list[str] | None,
-    typer.Option("--constraint", metavar="TEXT", help='Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".'),
+    typer.Option(
+        "--constraint",
+        metavar="TEXT",
+        help='A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
+        '"accuracy >= 0.9". May be repeated.',
+    ),
 ]
-Sampler = Annotated[str, typer.Option(help="auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes.")]
+Sampler = Annotated[
+    str,
+    typer.Option(
+        help="What proposes the settings of the next trial: auto, random, grid, tpe, gp, nsga2, nsga3, genetic or "
+        "cmaes. See docs/spaces.md."
+    ),
+]
 Stopping = Annotated[
     str,
     typer.Option(
         metavar="NAME[:OPTION=VALUE,...]",
-        help="Which trials pause, go on, or breed: none, asha, hyperband or pbt, such as asha:eta=3,min_resource=1.",
+        help="Early stopping: none, asha, hyperband or pbt (population-based training), such as "
+        "asha:eta=3,min_resource=1. See docs/studies.md.",
     ),
 ]
 Keep = Annotated[
     str,
     typer.Option(
         metavar="RULE",
-        help="Whose weights and predictions stay: none, all, front, best[:K] by each objective, diverse[:K] "
-        "(those that predict most differently), last:K, joined by +.",
+        help="Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, "
+        "diverse[:K] (predictions that differ most), last:K. Join several with +, such as front+last:3.",
     ),
 ]
-KeepSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Of the disk for that at most: 500MB, 2GB.")]
+KeepSize = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Most disk space for what --keep keeps, such as 500MB or 2GB."),
+]
 WarmStart = Annotated[
     list[Path] | None,
-    typer.Option(help="Folder of an earlier study: try its best settings first, learn from it as far as it compares."),
+    typer.Option(
+        help="Output folder of an earlier study. Its best settings are tried first, and the sampler learns from its "
+        "trials as far as they compare. May be repeated."
+    ),
 ]
 TrialWorkers = Annotated[
     str | None,
-    typer.Option(metavar="LOW:HIGH", help="Share the workers out: each running trial has LOW to HIGH, changing live."),
+    typer.Option(
+        metavar="LOW:HIGH",
+        help="Share the workers out among the trials that run. Each has LOW to HIGH workers, and their number changes "
+        "while it trains.",
+    ),
 ]
 Allocation = Annotated[
     str,
     typer.Option(
         metavar="NAME[:OPTION=VALUE,...]",
-        help="How --trial-workers shares workers out: short_first, which has the longest trials wait, or steepest.",
+        help="How --trial-workers shares workers out: steepest (each worker goes where it adds most) or short_first "
+        "(the same, and the longest trials wait). See docs/studies.md.",
     ),
 ]
-WorkerHours = Annotated[float | None, typer.Option(help="Worker-hours that all trials together may use.")]
+WorkerHours = Annotated[
+    float | None, typer.Option(help="Worker-hours (workers x hours) that all trials together may use.")
+]
 Until = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="TEXT", help='End once a trial has reached it, such as "accuracy >= 0.98"; several: all of it.'
+        metavar="TEXT",
+        help='End once a trial has reached this, such as "accuracy >= 0.98". May be repeated: one trial must then '
+        "reach all of them.",
     ),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
-        metavar="TEXT", help='Take the time to it, as the metric seconds_to_target: such as "accuracy >= 0.97".'
+        metavar="TEXT",
+        help='Measure the seconds of training until a report reaches this, such as "accuracy >= 0.97", as the metric '
+        "seconds_to_target.",
     ),
 ]
 Patience = Annotated[
-    int | None, typer.Option(help="End after so many trials (genetic: generations) in a row without a better one.")
+    int | None,
+    typer.Option(
+        help="End after this many trials in a row without a better one. With --sampler genetic it counts generations."
+    ),
 ]
 Prices = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="What a worker-hour costs by kind of host: CSV of kind,price or time,kind,price."
+        metavar="FILE",
+        help="CSV file of what a worker-hour costs on each kind of host, with the columns kind,price or "
+        "time,kind,price. See docs/spot.md.",
     ),
 ]
 HostKind = Annotated[
-    str, typer.Option("--kind", help="With --prices: the kind of hosts that do not tell theirs, such as this machine.")
+    str,
+    typer.Option(
+        "--kind",
+        help="With --prices: the kind, such as spot, of hosts that do not tell theirs. This machine is one of these.",
+    ),
 ]
-Price = Annotated[float, typer.Option(help="Dollars for a worker-hour; at 1, costs are told as the work itself.")]
+Price = Annotated[
+    float, typer.Option(help="Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours.")
+]
 Workers = Annotated[
     str | None,
     typer.Option(
         metavar="N|LOW:HIGH",
-        help="Worker processes; LOW:HIGH begins with as many of HIGH as there are cores "
-        "(or as --mesh says), and may change within these. [default: 1, or those of --mesh]",
+        help="Number of worker processes. LOW:HIGH lets it change within these bounds; the run then begins with one "
+        "worker a CPU core, within the bounds, or with those of --mesh. [default: 1, or those of --mesh]",
     ),
 ]
 Policies = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy", metavar="NAME[:OPTION=VALUE,...]", help='What adapts the run, such as "gns:max_batch=2048".'
+        "--policy",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help='A policy that adapts the run while it trains, such as "gns:max_batch=2048". May be repeated. See '
+        "docs/policies.md.",
     ),
 ]
 Monitors = Annotated[
     list[str] | None,
     typer.Option(
-        "--monitor", metavar="NAME[:OPTION=VALUE,...]", help='What is measured, such as "noise_scale:every=10".'
+        "--monitor",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help='Something to measure during training, such as "noise_scale:every=10". May be repeated.',
     ),
 ]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write event files into OUT/tensorboard.")]
-Heartbeat = Annotated[str, typer.Option(metavar="TIME", help="A worker that is silent for this long counts as lost.")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write event files for TensorBoard into OUT/tensorboard.")
+]
+Heartbeat = Annotated[
+    str, typer.Option(metavar="TIME", help="Count a worker as lost once it has been silent for this long.")
+]
 Grace = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="How long workers go on without this command, should it die: --resume takes them over. [default: not]",
+        help="How long workers train on if this command dies, such as 60s. The same command with --resume takes them "
+        "over. [default: they do not]",
     ),
 ]
 Sync = Annotated[
     str,
     typer.Option(
-        help="How workers agree: allreduce, or local:learners=8,every=16 (8 learners take 16 steps of their own each, "
-        "then become their mean); diloco, averaging, gossip, pair_averaging likewise. It shows in the result, the "
-        "number of workers does not."
+        help="When workers exchange what they have learned. allreduce: gradients, in every step. "
+        "local:learners=8,every=16: 8 learners take 16 steps of their own each, then become their mean. "
+        "diloco, averaging, gossip, pair_averaging and parameter_server are written likewise. The strategy shows in "
+        "the result; the number of workers does not. See docs/sync.md."
     ),
 ]
 SyncSchedule = Annotated[
     str,
     typer.Option(
-        help="How workers agree from which steps on, such as '1000=local:learners=8,every=16; 5000=allreduce'."
+        help="Other strategies for --sync from given steps on, such as "
+        "'1000=local:learners=8,every=16; 5000=allreduce'."
     ),
 ]
 CollectiveTimeout = Annotated[
-    str, typer.Option(metavar="TIME", help="The others wait this long for a worker that lives and does not come.")
+    str,
+    typer.Option(
+        metavar="TIME", help="How long workers wait for a worker that is alive but does not take part in an exchange."
+    ),
 ]
 Chaos = Annotated[
-    str | None, typer.Option(metavar="FAULTS", help='Faults on purpose: "kill:0.05/s,stop,join,leave", "kill@40%".')
+    str | None,
+    typer.Option(
+        metavar="FAULTS",
+        help="Inject faults, for tests: kill, stop, join, leave, notice, reshape. At random with a rate per second "
+        '("kill:0.05/s,stop"; 0.05/s where none is given), or once ("kill@40%" of the run, "kill@step:120").',
+    ),
 ]
-ChaosVerify = Annotated[bool, typer.Option("--chaos-verify", help="Compare with an undisturbed run on one worker.")]
-NoticeFile = Annotated[Path | None, typer.Option(help="Once this file is there, checkpoint, end, and exit with 75.")]
-NoticeUrl = Annotated[str | None, typer.Option(help="The same once this endpoint answers, as those of clouds do.")]
+ChaosVerify = Annotated[
+    bool,
+    typer.Option("--chaos-verify", help="With --chaos: train again on one worker without faults, and compare."),
+]
+NoticeFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file that appears when this machine is about to be taken away. The command then stops in good order "
+        "and exits with code 75."
+    ),
+]
+NoticeUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="A URL that answers 404 until this machine is about to be taken away. It is asked again and again. The "
+        "command then stops as for --notice-file."
+    ),
+]
 CloudNotices = Annotated[
     str | None,
     typer.Option(
-        "--notices", metavar="aws|google|azure[=URL]", help="The same once this cloud's metadata service tells."
+        "--notices",
+        metavar="aws|google|azure[=URL]",
+        help="A cloud whose metadata service says when this machine is about to be taken away. The command then stops "
+        "as for --notice-file. =URL asks another address, such as a proxy.",
     ),
 ]
-NoticeSeconds = Annotated[float, typer.Option(help="Time that a notice gives where it does not say.")]
+NoticeSeconds = Annotated[
+    float, typer.Option(help="Seconds between a notice and the machine's end, where the notice does not say.")
+]

@@ -19,17 +19,26 @@ if TYPE_CHECKING:
 class PlannedCluster:
     """How many workers there are, what they hold and cost, and until when."""
 
-    nodes: Annotated[int, typer.Option(help="How many like nodes there are.")]
-    gpus_per_node: Annotated[int, typer.Option(help="Workers that a node has room for.")] = 1
+    nodes: Annotated[int, typer.Option(help="Number of nodes, all alike.")]
+    gpus_per_node: Annotated[int, typer.Option(help="Number of workers that each node has room for.")] = 1
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of a worker: 24GiB. [default: its share of this machine's]")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory of each worker, such as 24GiB. [default: its share of this machine's]"
+        ),
     ] = None
-    deadline: Annotated[str | None, typer.Option(metavar="TIME", help="Until all is tuned: 8h.")] = None
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time that the whole search may take, such as 8h.")
+    ] = None
     price: options.Price = 1.0
-    link: Annotated[str, typer.Option(metavar="SPEED", help="Between nodes, declared: 25Gbit/s.")] = "10Gbit/s"
-    mesh: Annotated[str | None, typer.Option(metavar="AXIS=N,...", help="Look at this mesh of a training alone.")] = (
-        None
-    )
+    link: Annotated[
+        str,
+        typer.Option(metavar="SPEED", help="Speed of the link between nodes, such as 25Gbit/s. It is not measured."),
+    ] = "10Gbit/s"
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Judge only this mesh for a training, such as data=4,tensor=2."),
+    ] = None
 
     def request(self) -> dict[str, Any]:
         """What a ``PlanRequest`` has of it."""
@@ -54,25 +63,31 @@ class PlannedCluster:
 class PlannedSearch:
     """How many trainings a search needs, and what they lose by running at once."""
 
-    runs: Annotated[int, typer.Option(help="Trainings that the search needs, one after another.")] = 128
+    runs: Annotated[
+        int, typer.Option(help="Number of trainings that the search would need if they ran one after another.")
+    ] = 128
     crowding: Annotated[
         float | None,
         typer.Option(
-            help="More trainings that each further one at once costs, by --runs. [default: as simulated studies]"
+            help="Extra trainings that each further training at once costs, as a share of --runs, such as 0.08: "
+            "proposals that are made at once know less of one another. [default: from simulated studies]"
         ),
     ] = None
     variation: Annotated[
         float | None,
-        typer.Option(help="Coefficient of variation of trainings' lengths. [default: as simulated studies]"),
+        typer.Option(help="Coefficient of variation of the trainings' lengths. [default: from simulated studies]"),
     ] = None
     generations: Annotated[
-        bool, typer.Option("--generations", help="The search waits for all of a round, as a genetic one does.")
+        bool,
+        typer.Option("--generations", help="The search waits for all trainings of a round, as a genetic search does."),
     ] = False
     sampler: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What proposes: random, grid, genetic (as in tune); others count as TPE."),
+        typer.Option(
+            metavar="NAME", help="Sampler of the search, as in tune: random, grid or genetic; others count as TPE."
+        ),
     ] = "auto"
-    stopping: Annotated[str, typer.Option(metavar="NAME", help="What ends trainings early: none or asha.")] = "none"
+    stopping: Annotated[str, typer.Option(metavar="NAME", help="Early stopping of the search: none or asha.")] = "none"
 
     def request(self) -> dict[str, Any]:
         """What a ``PlanRequest`` has of it."""
@@ -91,15 +106,27 @@ class Probing:
     """What is measured here, or was before."""
 
     noise_scale: Annotated[
-        float | None, typer.Option(help="Of the gradient, in samples. [default: measured in a few first steps here]")
+        float | None,
+        typer.Option(help="Gradient noise scale in samples. [default: measured here in a few first steps]"),
     ] = None
-    calibrate: Annotated[str, typer.Option(metavar="TIME", help="For short runs here: 60s.")] = "60s"
+    calibrate: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for short runs on this machine, which calibrate the model.")
+    ] = "60s"
     measure: Annotated[
-        int, typer.Option(metavar="K", help="Run the K best plans that have room on this machine, or on --cluster.")
+        int,
+        typer.Option(
+            metavar="K",
+            help="Train 12 steps of each of the K best plans that have room on this machine, or on --cluster, and "
+            "compare them with the prediction.",
+        ),
     ] = 0
     from_: Annotated[
         list[Path] | None,
-        typer.Option("--from", metavar="FOLDER", help="Of earlier runs: those of FILE on like hardware need no probe."),
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Folder of earlier runs. What they measured of FILE on like hardware is not probed again.",
+        ),
     ] = None
 
     def request(self) -> dict[str, Any]:

@@ -21,16 +21,22 @@ class Beginning:
         typer.Option(
             "--start-from",
             metavar="SOURCE",
-            help="Begin with what fits of the weights of a run's or trial's folder, or of a safetensors file.",
+            help="Begin with those weights that fit of a run's folder, a trial's folder or a safetensors file. See "
+            "docs/transfer.md.",
         ),
     ] = None
     rename: Annotated[
         list[str] | None,
-        typer.Option(metavar="THERE=HERE", help="Beginnings of tensors' names in SOURCE, and here; may be repeated."),
+        typer.Option(
+            metavar="THERE=HERE",
+            help="Beginning of tensors' names in SOURCE, and what it is here: backbone.=encoder. May be repeated.",
+        ),
     ] = None
     fresh: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Tensors that are not taken from SOURCE: 'head.*'; may be repeated."),
+        typer.Option(
+            metavar="PATTERN", help="Tensors that are not taken from SOURCE, such as 'head.*'. May be repeated."
+        ),
     ] = None
 
     def choose(self) -> StartFrom | None:

@@ -27,12 +27,14 @@ class Varying:
         list[str] | None,
         typer.Option(
             metavar="SETTING=VALUE,...",
-            help="First train a trial of each value, where there is none: a+b of views of the inputs. May be repeated.",
+            help="First train trials for each value that the study lacks, such as seed=1,2,3. a+b is one value: two "
+            "views of the inputs. May be repeated.",
         ),
     ] = None
-    each: Annotated[int, typer.Option(help="Trials of each value.")] = 1
+    each: Annotated[int, typer.Option(help="With --vary: number of trials for each value.")] = 1
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes for those that are trained. [default: the study's]")
+        int | None,
+        typer.Option(help="With --vary: worker processes for all of its trainings together. [default: the study's]"),
     ] = None
     trial_workers: options.TrialWorkers = None
 

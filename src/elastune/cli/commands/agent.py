@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastune.elastic.protocol.elsewhere import Elsewhere
 
 
-Room = Annotated[int | None, typer.Option(help="Room for so many workers. [default: this machine's cores]")]
+Room = Annotated[int | None, typer.Option(help="Most workers on this machine. [default: the number of its cores]")]
 AGAIN_LIMIT_S = 0.5  # for one look for the next controller
 LOOK_S = 5.0  # for one at the address where the first is, or was
 
@@ -38,9 +38,14 @@ class ThisMachine:
 
     workers: Room = None
     interface: Interface = None
-    name: Annotated[str | None, typer.Option(help="What to call this machine. [default: its own name]")] = None
+    name: Annotated[
+        str | None, typer.Option(help="Name by which the controller calls this machine. [default: its own name]")
+    ] = None
     kind: Annotated[
-        str, typer.Option(metavar="spot|on-demand", help="Whether this machine may be taken away at any time.")
+        str,
+        typer.Option(
+            metavar="spot|on-demand", help="Kind of this machine: spot machines may be taken away at any time."
+        ),
     ] = ON_DEMAND
 
     def hello(self, label: str) -> AgentHello:
@@ -67,26 +72,38 @@ class StartedBy:
 
 @flatten
 def agent(
-    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the controller listens for agents.")],
-    token_file: Annotated[Path, typer.Option(metavar="FILE", help="The controller's token file, copied here.")],
+    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address where the controller listens for agents.")],
+    token_file: Annotated[Path, typer.Option(metavar="FILE", help="The controller's token file, or a copy of it.")],
     notices: Notices,
     machine: ThisMachine,
     started: StartedBy,
-    patience: Annotated[str, typer.Option(metavar="TIME", help="How long to look for the controller.")] = "10m",
+    patience: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to look for the controller before giving up.")
+    ] = "10m",
     grace: Annotated[
-        str, typer.Option(metavar="TIME", help="How long workers may take to leave after a SIGTERM to this process.")
+        str,
+        typer.Option(
+            metavar="TIME", help="How long workers may take to leave their runs after a SIGTERM to the agent."
+        ),
     ] = "30s",
     folder: Annotated[
         Path | None,
-        typer.Option(help="For logs and checkpoints of runs whose folder is not on this machine. [default: a new one]"),
+        typer.Option(
+            help="Folder for logs and checkpoints of runs whose output folder is not on this machine. "
+            "[default: a new temporary folder]"
+        ),
     ] = None,
 ) -> int:
-    """Serve the controller at HOST:PORT (elastune run --cluster hosts:PORT ...) with workers on this machine.
+    """Offer this machine's workers to a controller elsewhere.
 
-    Ends with the controller, with code 0; where that is lost, with 1. A controller with --grace may be lost: the agent
-    keeps its workers for that time and serves the next one at HOST:PORT; if none comes, they end at a checkpoint, and
-    the code is 75. SIGTERM, SIGUSR1 or another notice: its workers leave their runs, then the agent ends,
-    with code 75.
+    The controller is, for example, elastune run --cluster hosts:PORT on another machine. See docs/clusters.md.
+
+    The agent ends with the controller, with exit code 0. If the controller is lost, it ends with code 1. A controller
+    with --grace may be lost: the agent keeps its workers for that time and serves the next controller at HOST:PORT. If
+    none comes, the workers end at a checkpoint, and the exit code is 75.
+
+    On SIGTERM, SIGUSR1 or another notice that this machine is about to be taken away, the workers leave their runs.
+    Then the agent ends with exit code 75.
     """
     from elastune.cluster.agents import agent as agents
     from elastune.cluster.agents.agent import Agent

@@ -17,18 +17,25 @@ MOST_STEPS = 1000
 
 def check(
     file: options.File,
-    steps: Annotated[int, typer.Option(help="Steps that are compared.")] = 2,
-    time: Annotated[int, typer.Option(metavar="STEPS", help="Time so many steps of exact mode, and in one pass.")] = 0,
+    steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
+    time: Annotated[
+        int,
+        typer.Option(
+            metavar="STEPS", help="Number of steps to time in exact mode and in one pass a batch, such as 50. 0: none."
+        ),
+    ] = 0,
     set_: options.Set = None,
     data: options.Data = None,
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> int:
-    """Does FILE come to the same weights again, and on two workers? Says what keeps it from that, and what to change.
+    """Check whether a program gets the same weights on two workers.
 
-    A few steps are run twice on one worker and once on two, in exact mode. Each finding is one line; with one or more
-    of them the exit code is 1. With --time exact mode is measured beside one pass a batch, as a plain loop has it:
-    how long steps take, and which metrics are others by more than rounding.
+    A few steps run twice on one worker and once on two, in exact mode. Each finding is one line: what keeps FILE from
+    the same weights, and what to change. With one or more findings the exit code is 1.
+
+    With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
+    takes, and which metrics differ by more than rounding.
 
     --json: {kind: "check", steps, sha256, found: [{kind, lines, said, fix}]}, with --time also exact: {steps, exact_s,
     plain_s (seconds a step), apart: {metric: [exact, plain]}}.

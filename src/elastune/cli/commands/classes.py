@@ -15,13 +15,23 @@ from elastune.cli.output import OK, print_json
 def classes(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
     groups: Annotated[
-        str, typer.Option(metavar="N,N,...", help="How many groups; of a deeper tree those of each level: 2,5.")
+        str,
+        typer.Option(
+            metavar="N,N,...",
+            help="Number of groups, such as 3. For a deeper tree the number on each level, such as 2,5.",
+        ),
     ],
-    data: Annotated[str, typer.Option(help="The predictions that are looked at.")] = "validation",
-    trial: Annotated[int | None, typer.Option(help="Whose. [default: the most accurate]")] = None,
+    data: Annotated[str, typer.Option(help="Name of the predictions to look at.")] = "validation",
+    trial: Annotated[
+        int | None,
+        typer.Option(help="Number of the trial whose predictions are looked at. [default: the most accurate]"),
+    ] = None,
     json: options.Json = False,
 ) -> int:
-    """Group the classes of STUDY so that those which a trained model confuses are together: see docs/transfer.md.
+    """Group the classes that a trained model confuses.
+
+    Classes that the model often takes for one another come into one group. The command prints the groups as a setting,
+    --set tree=..., for trainings of each group. See docs/transfer.md.
 
     --json: {kind: "classes", tree: [[class, ...], ...] (of a deeper one groups in place of classes), trial, data,
     between, within}; between: the mean probability that a sample is taken for one of another group, within: for another

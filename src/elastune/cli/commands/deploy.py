@@ -10,20 +10,28 @@ from elastune.cli.output import OK
 
 
 def deploy(
-    system: Annotated[str, typer.Argument(help="What is to run it: jobset (Kubernetes) or skypilot.")],
-    command: Annotated[list[str], typer.Argument(help="The program, as a path in the image, and options of run.")],
+    system: Annotated[str, typer.Argument(help="The system: jobset (Kubernetes) or skypilot.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The program, as a path in the image, and options of elastune run. Put -- before it."),
+    ],
     image: Annotated[str, typer.Option(help="Container image with elastune, torch, the program and its data.")],
-    name: Annotated[str, typer.Option(help="Of the job.")] = "train",
-    hosts: Annotated[int, typer.Option(help="Agents, each on a machine of its own.")] = 2,
-    workers: Annotated[int, typer.Option(help="Workers of each agent.")] = 1,
-    gpus: Annotated[int, typer.Option(help="GPUs of each host.")] = 0,
-    accelerator: Annotated[str, typer.Option(help="What SkyPilot calls the GPUs.")] = "H100",
-    port: Annotated[int, typer.Option(help="Where the controller listens for agents.")] = 7070,
-    volume: Annotated[str, typer.Option(help="Volume that all hosts share, for checkpoints and results.")] = "results",
+    name: Annotated[str, typer.Option(help="Name of the job.")] = "train",
+    hosts: Annotated[int, typer.Option(help="Number of hosts. Each runs one agent.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of workers on each host.")] = 1,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs of each host.")] = 0,
+    accelerator: Annotated[str, typer.Option(help="What SkyPilot calls the GPUs, such as H100.")] = "H100",
+    port: Annotated[int, typer.Option(help="Port where the controller listens for agents.")] = 7070,
+    volume: Annotated[
+        str, typer.Option(help="Name of a volume that all hosts share, for checkpoints and results.")
+    ] = "results",
 ) -> int:
-    """Print a file that has SYSTEM run COMMAND on agents: elastune deploy jobset --image IMAGE -- train.py --epochs 10.
+    """Print a file that starts a job on Kubernetes or SkyPilot.
 
-    The file's first lines tell what it needs and how it is started. It is checked, but was not run by us.
+    The job is elastune run with COMMAND, on workers of several hosts. Such as: elastune deploy jobset --image IMAGE --
+    train.py --epochs 10
+
+    The file's first lines tell what it needs and how to start it. The file is checked, but was not run by us.
     """
     from elastune.cluster.deploy.deployment import deployment
     from elastune.cluster.deploy.render import known, render

@@ -43,17 +43,27 @@ class Finding:
 @flatten
 def doctor(
     where: ClusterOptions,
-    out: Annotated[Path | None, typer.Option(help="Output folder of runs to come, which hosts should share.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --cluster: the output folder of later runs. Each host says whether it sees this folder."
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> int:
-    """Say what this machine offers; each missing thing with the command that installs it.
+    """Show what this machine, or each host of a cluster, offers.
 
-    With --cluster: listen for --gather and say of each host what it is like, and whether it sees the folder --out. Exit
-    code 2 where one is unfit, or none comes. With --cluster slurm[:partition=NAME]: say what Slurm tells, and one node.
+    Each missing thing stands beside the command that installs it.
 
-    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}; of a cluster
-    {kind: "doctor", cluster, hosts: [{host, workers, versions, devices, interface, clock_skew_s, clock_error_s,
-    shared (null: not asked about), unfit (null: it is fit)}]}, of slurm {kind: "doctor", cluster, findings}.
+    With --cluster hosts:PORT: listen for agents for the time of --gather, describe each host, and say whether it sees
+    the folder --out. The exit code is 2 if a host is unfit, or none comes. With --cluster slurm[:partition=NAME]: show
+    what Slurm tells, and what one node tells. With --cluster ray: show what Ray tells.
+
+    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
+
+    --json of a cluster: {kind: "doctor", cluster, hosts: [{host, workers, versions, devices, interface, clock_skew_s,
+    clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
+    findings}.
     """
     if not where.local:
         return _tell_of_cluster(where, out, json=json)

@@ -22,33 +22,53 @@ def ensemble(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
     varying: Varying,
     where: ClusterOptions,
-    members: Annotated[int, typer.Option(help="Different models at most.")] = 8,
+    members: Annotated[int, typer.Option(help="Most different models in the ensemble.")] = 8,
     objective: Annotated[
-        str | None, typer.Option(help="accuracy, log_loss, brier; mse, rmse, mae, r2. [default: accuracy or mse]")
+        str | None,
+        typer.Option(
+            help="Score to choose by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            "[default: accuracy or mse]"
+        ),
     ] = None,
     inference_budget: Annotated[
-        str | None, typer.Option(metavar="TIMES", help="Of the parameters (no time is measured) of the best trial: 4x.")
+        str | None,
+        typer.Option(
+            metavar="TIMES",
+            help="Most parameters of all members together, as a multiple of the best trial's: 4x. No time is "
+            "measured. [default: no limit]",
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="The predictions that the choice is made by.")] = "validation",
-    test: Annotated[str, typer.Option(help="Those that judge it afterwards.")] = "test",
-    method: Annotated[str, typer.Option(help="greedy (with replacement, bagged), stacking or uniform.")] = "greedy",
-    seed: Annotated[int, typer.Option(help="Of the bags.")] = 0,
+    data: Annotated[str, typer.Option(help="Name of the predictions to choose by.")] = "validation",
+    test: Annotated[str, typer.Option(help="Name of the predictions that judge the choice afterwards.")] = "test",
+    method: Annotated[
+        str,
+        typer.Option(help="How to choose members and weights: greedy (with replacement, bagged), stacking or uniform."),
+    ] = "greedy",
+    seed: Annotated[int, typer.Option(help="Seed of the greedy method's bags, and of sampled contributions.")] = 0,
     by: Annotated[
         str | None,
-        typer.Option(metavar="SETTING", help="Tell contributions by its values, too. [default: what varies first]"),
+        typer.Option(
+            metavar="SETTING",
+            help="Also tell contributions for each value of this setting. [default: the first setting of --vary]",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one safetensors file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the ensemble to this safetensors file.")
+    ] = None,
     json: options.Json = False,
 ) -> int:
-    """Choose trials of STUDY whose mean answer is best, and tell what each of them contributes.
+    """Choose trials of a study whose mean prediction is best.
 
-    The trials' program has called session.predictions, and the study was run with --keep: see docs/ensembles.md. What
-    was kept under a name that begins with "test" is read once all is chosen. With --out the study's journal is told,
-    and elastune report STUDY shows it among single trials and soups. In Python elastune.load_ensemble(FILE, build)
-    makes a module of the file.
+    The command tells what each member contributes. It reads predictions that the trials' program recorded with
+    session.predictions, or that elastune predict stored. Predictions under a name that begins with "test" are read once
+    all is chosen. See docs/ensembles.md.
 
-    --vary inputs=temperature,pressure+humidity first trains, in parallel and as trials of STUDY, what there is none of:
-    the best settings with each value. Of a setting that is a list, values name the program's views of its data.
+    With --out the ensemble is written to FILE and recorded in the study's journal, and elastune report STUDY shows it
+    among single trials and soups. In Python, elastune.load_ensemble(FILE, build) makes a module of the file.
+
+    With --vary inputs=temperature,pressure+humidity, the command first trains the trials that STUDY lacks: the best
+    settings with each value, in parallel, as trials of STUDY. If the setting is a list, its values name the program's
+    views of its data.
 
     --json: {kind: "ensemble", study, task: {kind, says, width}, method, data, rows, objective, direction, candidates,
     members: [{trial, weight, alone, parameters, worker_seconds, contribution: {left_out, shapley, shapley_error},

@@ -14,18 +14,32 @@ from elastune.core.text import count, plain
 
 
 def explain(
-    out: Annotated[Path, typer.Argument(help="The output folder of a study, a frontier or a run, finished or not.")],
+    out: Annotated[
+        Path, typer.Argument(help="The output folder of a study, a frontier, a run or a plan, finished or not.")
+    ],
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The --out of elastune plan: what it predicted of steps, beside measured."),
+        typer.Option(
+            metavar="FOLDER",
+            help="The --out folder of elastune plan: show the step times that it predicted beside the measured ones.",
+        ),
     ] = None,
     json: options.Json = False,
 ) -> int:
-    """Say what the study in OUT found and at what price, which parameters decided it, what was stopped or failed and
-    why, where the time went, and what to try next; of a frontier, its answer and what each worker count reaches; of a
-    run, whether its batch was beyond the noise scale that it measured, where a pipeline was cut, and what a worker's
-    memory held, measured and modelled, and would hold otherwise; of a plan, all that it says. Where a plan (of --plan,
-    or that the study was begun with) or a frontier has predicted step times, they stand beside measured ones.
+    """Explain in words what a study, frontier, run or plan found.
+
+    Of a study: what it found and at what price, which parameters decided it, what was stopped or failed and why, where
+    the time went, and what to try next.
+
+    Of a frontier: its answer, and what each worker count reaches.
+
+    Of a run: whether its batch was beyond the noise scale that it measured, where a pipeline was cut, and what a
+    worker's memory held, measured and modelled, and would hold otherwise.
+
+    Of a plan: all that it says.
+
+    If a plan (that of --plan, or the one that the study was begun with) or a frontier has predicted step times, they
+    stand beside the measured ones.
 
     --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, share,
     trials}], why_not}], worker_time: {front, complete, paused, infeasible, unfinished, resizing, waiting}, out}; the

@@ -12,21 +12,35 @@ from elastune.core.errors import UserError
 
 
 def export(
-    out: Annotated[Path, typer.Argument(help="The output folder of a study; of a run for --dcp and --safetensors.")],
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write a table, one line a trial.")] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write {kind, objectives, trials: [...]}.")] = None,
-    optuna: Annotated[Path | None, typer.Option("--optuna", help="Write what optuna-dashboard FILE opens.")] = None,
-    dcp: Annotated[Path | None, typer.Option("--dcp", help="Write a torch.distributed.checkpoint folder.")] = None,
-    safetensors: Annotated[Path | None, typer.Option("--safetensors", help="Write the model's tensors.")] = None,
+    out: Annotated[
+        Path, typer.Argument(help="The output folder of a study or, for --dcp and --safetensors, of a run.")
+    ],
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file, one line a trial.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write {kind, objectives, trials: [...]} to this file.")
+    ] = None,
+    optuna: Annotated[
+        Path | None, typer.Option("--optuna", help="Write a file that optuna-dashboard FILE opens.")
+    ] = None,
+    dcp: Annotated[
+        Path | None,
+        typer.Option(
+            "--dcp",
+            help="Write a torch.distributed.checkpoint folder of weights and optimizer, as get_state_dict names them.",
+        ),
+    ] = None,
+    safetensors: Annotated[
+        Path | None, typer.Option("--safetensors", help="Write the weights alone to this one file.")
+    ] = None,
 ) -> int:
-    """Write all trials of the study in OUT, those without a result and the paused ones too.
+    """Export a study's trials, or a run's weights, to files.
 
-    Of each: number, state, phase, seed, parent, epochs, seconds, worker_seconds, started_at, ended_at (UTC), what the
+    Of a study: --csv, --json and --optuna write all trials, also those without a result and the paused ones. Of each
+    trial: number, state, phase, seed, parent, epochs, seconds, worker_seconds, started_at, ended_at (UTC), what the
     search chose (params.NAME), all settings (config.NAME), means, values of the objectives, metrics, and the reason.
     For pandas: elastune.Study.load(OUT).frame().
 
-    Of a run: its newest checkpoint, with --dcp weights and optimizer (as get_state_dict names them), with --safetensors
-    the weights alone, in one file.
+    Of a run: --dcp and --safetensors write its newest checkpoint.
     """
     if dcp is not None or safetensors is not None:
         from elastune.train.checkpoints.export import export_run

@@ -16,13 +16,17 @@ FIRST_PROGRAM = Path(__file__).parent.parent / "first_program.py"
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")] = Path("train.py"),
-    plain: Annotated[Path | None, typer.Option("--from", help="A plain training loop, to be rewritten.")] = None,
+    file: Annotated[Path, typer.Argument(help="The file to write. It must not exist yet.")] = Path("train.py"),
+    plain: Annotated[
+        Path | None, typer.Option("--from", help="A Python file with a plain training loop, to be rewritten.")
+    ] = None,
 ) -> int:
-    """Write FILE: a program that runs as it is, with comments that say what to put in its place.
+    """Write a first program, or rewrite a plain training loop.
 
-    With --from it is that program, with the lines changed that must be, which are shown; elastune check FILE tells
-    what else keeps it from coming to the same on any number of workers.
+    FILE is then a program that runs as it is. Its comments say what to put in its place.
+
+    With --from, FILE is your plain training loop with the lines changed that must change; the command shows them. Then
+    elastune check FILE tells what else keeps the program from the same results on any number of workers.
     """
     if file.suffix != ".py":
         raise UserError("a program must be a Python file", file, "give it the ending .py")

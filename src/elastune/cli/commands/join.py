@@ -18,26 +18,47 @@ if TYPE_CHECKING:
 
 
 def join(
-    studies: Annotated[list[Path], typer.Argument(help="The gate's study and its parts', or one of stacked heads.")],
-    front: Annotated[Path, typer.Option(metavar="STUDY", help="Of the whole problem: its trials stand beside it.")],
+    studies: Annotated[
+        list[Path],
+        typer.Argument(help="Output folders of the gate's study and of its parts' studies, or of one study."),
+    ],
+    front: Annotated[
+        Path,
+        typer.Option(
+            metavar="STUDY",
+            help="Output folder of a study of the whole problem. The model is compared with its trials.",
+        ),
+    ],
     tree: Annotated[
-        str | None, typer.Option(metavar="LISTS", help="The groups of classes: [[0,2],[1]], or deeper.")
+        str | None,
+        typer.Option(
+            metavar="LISTS", help="The groups of classes as nested lists of class numbers: '[[0,2],[1]]', or deeper."
+        ),
     ] = None,
     objective: Annotated[
-        str | None, typer.Option(help="accuracy, log_loss, brier; mse, rmse, mae, r2. [default: accuracy or mse]")
+        str | None,
+        typer.Option(
+            help="Score to judge by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            "[default: accuracy or mse]"
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="The data set that points of the front are judged by.")] = "validation",
-    test: Annotated[str, typer.Option(help="One that nothing is chosen by.")] = "test",
+    data: Annotated[str, typer.Option(help="Name of the data set to judge by.")] = "validation",
+    test: Annotated[str, typer.Option(help="Name of the data set for a test that nothing is chosen by.")] = "test",
     program: Program = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one safetensors file.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the model to this safetensors file.")] = None,
     json: options.Json = False,
 ) -> int:
-    """Make one model of the best kept trials of STUDIES, and judge it as the trials of the study --front are.
+    """Join trials of parts of a problem into one model.
 
-    With --tree STUDIES are that of the gate and those of the parts (or the one of elastune.train_tree); without, one
-    study whose program trains a head over stacked parts. The last one's program has build(config), that of --front
-    predict(model, name), as for elastune predict: see docs/transfer.md. With --out the journal of --front is told, and
-    elastune report shows it there.
+    The best kept trials of STUDIES are joined, and the model is judged as the trials of the study --front are, which
+    was trained for the whole problem.
+
+    With --tree, STUDIES are the study of the gate and the studies of the parts, or the one study of elastune tree.
+    Without --tree, STUDIES is one study whose program trains a head over stacked parts.
+
+    The program of the last of STUDIES has build(config), and that of --front has predict(model, name), as for elastune
+    predict. With --out the model is also recorded in the journal of --front, and elastune report shows it there. See
+    docs/transfer.md.
 
     --json: {kind: "composed", study, form ("joined" or "stacked"), method, made_of: [{study, trial}], data, objective,
     direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null, file}.

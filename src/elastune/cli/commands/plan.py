@@ -22,32 +22,41 @@ def plan(
     search: PlannedSearch,
     probing: Probing,
     where: ClusterOptions,
-    top: Annotated[int, typer.Option(help="How many plans are shown.")] = 5,
+    top: Annotated[int, typer.Option(help="Number of plans to show.")] = 5,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep the plan and the runs that are measured, for report, and --from."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for the plan and the measured runs, which elastune report, explain and --from read. "
+            "[default: nothing is kept]",
+        ),
     ] = None,
     set_: options.Set = None,
     data: options.Data = None,
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> int:
-    """How should a cluster be split to tune FILE: trainings at once x data x shard x tensor x pipeline?
+    """Plan how to split a cluster to tune a program.
 
-    One step of FILE is rehearsed without memory and without workers: where nothing holds it, that is the answer. A few
-    short runs on this machine calibrate the step model, where this machine holds it; every division of the cluster is
-    then judged. All times are modelled: nodes are taken to have this machine's workers. --deadline is kept where the
-    upper end of a time's interval is: in nine cases of ten.
+    A plan says how many trainings run at once, and on which mesh (data x shard x tensor x pipeline) each of them
+    trains. Each plan has its time, cost and memory. All times are modelled: nodes are taken to have this machine's
+    workers.
+
+    One step of FILE is first rehearsed, without workers and without the memory that it takes. If no division has enough
+    memory, that is the answer. Then a few short runs on this machine calibrate the model of a step, if this machine has
+    the memory. Then every division of the cluster is judged. A plan keeps --deadline if the upper end of its interval
+    of time keeps it: in nine cases of ten.
+
+    With --out the answer is kept in a journal, which elastune report and elastune explain read. See docs/planning.md.
 
     --json: {kind: "plan", plans: [{width, mesh, sharded, batch, micro, step_s, step_interval_s, seconds, interval_s,
     cost, cost_interval, memory_bytes, most_parameters (bytes of those that would fit so), noise_ratio, limits: [part,
     share], workers, odds (of keeping --deadline), command (one training of it), search_command (the search, of a FILE
     with space(trial))}], gains: {axis: factor of twice the workers}, reasons: {axis: why}, size: {...}, search: {...},
-    noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused: {axis: why}, memory: in
-    words, worker_bytes: bound of a worker, beside_bytes: of its process beside that, constants: {name: seconds},
-    unmeasured: why nothing was run here, measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s,
-    memory_bytes, measured_step_s, measured_memory_bytes, step_error, memory_error, within, failed}]}. --out keeps all
-    of it in a journal: elastune report and explain read it.
+    noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused: {axis: why}, memory (in
+    words), worker_bytes (bound of a worker), beside_bytes (of its process beside that), constants: {name: seconds},
+    unmeasured (why nothing was run here), measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s,
+    memory_bytes, measured_step_s, measured_memory_bytes, step_error, memory_error, within, failed}]}.
     """
     from elastune.core.run import Program
     from elastune.frontier.cluster_planning import PlanRequest, plan_cluster

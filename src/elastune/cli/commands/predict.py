@@ -12,23 +12,35 @@ from elastune.cli.output import OK, print_json
 
 Program = Annotated[
     Path | None,
-    typer.Option("--program", metavar="FILE", help="With build and predict. [default: the study's, if unchanged]"),
+    typer.Option(
+        "--program",
+        metavar="FILE",
+        help="Python file that defines build and predict. [default: the study's program, if it is unchanged]",
+    ),
 ]
-Trials = Annotated[str | None, typer.Option("--trials", metavar="N,N,...", help="Of the trials that were kept.")]
+Trials = Annotated[
+    str | None,
+    typer.Option("--trials", metavar="N,N,...", help="Numbers of kept trials to use, such as 1,4,7. [default: all]"),
+]
 
 
 def predict(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
-    data: Annotated[list[str] | None, typer.Option(help="Name of a data set; may be given again.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a data set, as predict knows it. May be repeated. [default: validation and test]"),
+    ] = None,
     trials: Trials = None,
     program: Program = None,
-    again: Annotated[bool, typer.Option("--again", help="Ask anew where there are predictions.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Predict again where there are predictions already.")] = False,
     json: options.Json = False,
 ) -> int:
-    """Ask the kept trials of STUDY about data sets, and keep what they say, for elastune ensemble.
+    """Store what a study's kept trials predict on data sets.
 
-    The program defines build(config), which returns the model, and predict(model, name), which returns outputs and
-    targets of all samples of a data set, or None for a name that it does not know: see docs/ensembles.md.
+    elastune ensemble, transfer and classes read these predictions.
+
+    The program defines build(config), which returns the model, and predict(model, name), which returns the outputs and
+    targets of all samples of a data set, or None for a name that it does not know. See docs/ensembles.md.
 
     --json: {kind: "predictions", study, predictions: [{trial, data, rows, reason}]}; rows 0: the reason says why.
     """

@@ -20,39 +20,54 @@ if TYPE_CHECKING:
 
 @flatten
 def report(
-    out: Annotated[Path, typer.Argument(help="The output folder of a run, a study or a frontier.")],
+    out: Annotated[Path, typer.Argument(help="The output folder of a run, a study, a frontier or a plan.")],
     money: HostPrices,
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="Only tell, of a run, how often each sample was used; 1 if not once.")
+        bool,
+        typer.Option(
+            "--ledger",
+            help="For a run: only tell how often each sample was used. The exit code is 1 if any was not used once.",
+        ),
     ] = False,
     tensorboard: options.TensorBoard = False,
     pick: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NUMBER,...", help="Of a study, the best trial that reaches these targets."),
+        typer.Option(
+            metavar="NAME=NUMBER,...",
+            help="For a study: take the best trial that reaches these targets, such as accuracy=0.98.",
+        ),
     ] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NUMBER,...", help="Of a study, the trial with the smallest weighted sum."),
+        typer.Option(
+            metavar="NAME=NUMBER,...",
+            help="For a study: take the trial with the smallest weighted sum, such as seconds=1,accuracy=2.",
+        ),
     ] = None,
     subset: Annotated[
-        int | None, typer.Option(help="Of a study, this number of trials that together stand for the front.")
+        int | None,
+        typer.Option(help="For a study: also choose this number of trials that together stand for the front."),
     ] = None,
     target: options.Target = None,
     json: options.Json = False,
 ) -> int:
-    """Write OUT/report.html, one self-contained file, and PNGs; tell what OUT's journal holds, finished or not.
+    """Write an HTML report of the results in a folder.
 
-    Of a study of which an ensemble or a soup was written --pick and --weights may name training_s and parameters, too:
-    then they choose among single trials, soups and ensembles.
+    OUT holds a run, a study, a frontier or a plan, finished or not. The report is OUT/report.html, one self-contained
+    file; PNGs lie beside it. The command also prints the results.
+
+    If an ensemble or a soup of a study was written with --out, --pick and --weights may also name training_s and
+    parameters. Then they choose among single trials, soups and ensembles. See docs/ensembles.md.
 
     --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
     --subset subset: [{trial, values, metrics, config, means, reason}], of a study of which an ensemble or a soup was
-    written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run
-    with --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch}
-    or null, with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used,
-    in neither of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}. With --ledger:
-    {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once, missed, repeated, ended}], disputes, out};
-    missed and repeated are [first, last + 1] places of the epoch's order.
+    written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run with
+    --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch} or null,
+    with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used, in neither
+    of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}.
+
+    --json with --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once, missed, repeated,
+    ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
     """
     if ledger:
         return _ledger(out, json)

@@ -14,16 +14,19 @@ from elastune.core.mesh import Mesh
 
 def reshape(
     out: Annotated[Path, typer.Argument(help="The output folder of a run that is running.")],
-    mesh: Annotated[str, typer.Argument(help="How its workers shall stand: data=1,tensor=2.")],
+    mesh: Annotated[str, typer.Argument(help="The new mesh: data=1,tensor=2.")],
     cluster: Elsewhere = None,
     token_file: TokenFile = None,
     json: options.Json = False,
 ) -> int:
-    """Give a running job another mesh, and as many workers as that has. It goes on meanwhile.
+    """Give a running job another mesh of workers.
 
-    Its mechanism must divide along the mesh's axes, and its --workers LOW:HIGH allow as many. What workers hold of the
-    model moves from one to another between two steps; in exact mode no result changes by it. Where OUT is not on this
-    machine: --cluster hosts:HOST:PORT --token-file FILE, as its agents are given them.
+    The job trains on meanwhile, and gets as many workers as MESH has. Its mechanism must divide along the axes of MESH,
+    and its --workers LOW:HIGH must allow that number. Between two steps, workers hand over the parts of the model that
+    they hold. In exact mode this changes no result.
+
+    If OUT is not on this machine, name the job's controller: --cluster hosts:HOST:PORT --token-file FILE, with the
+    address and the token that its agents have.
 
     --json: {kind: "reshape", taken, detail, members: [worker, ...] (those at the time of asking), out}.
     """

@@ -19,23 +19,30 @@ if TYPE_CHECKING:
 
 Elsewhere = Annotated[
     str | None,
-    typer.Option(metavar="hosts:HOST:PORT", help="The run's controller, on another machine. [default: OUT is here]"),
+    typer.Option(
+        metavar="hosts:HOST:PORT",
+        help="Address of the run's controller on another machine, such as hosts:login1:7070. "
+        "[default: OUT is on this machine]",
+    ),
 ]
 TokenFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="That controller's token file, copied to this machine.")
+    Path | None, typer.Option(metavar="FILE", help="With --cluster: a copy of that controller's token file.")
 ]
 
 
 def resize(
     out: Annotated[Path, typer.Argument(help="The output folder of a run that is running.")],
-    workers: Annotated[int, typer.Argument(help="How many workers it shall have.")],
+    workers: Annotated[int, typer.Argument(help="The new number of workers.")],
     cluster: Elsewhere = None,
     token_file: TokenFile = None,
     json: options.Json = False,
 ) -> int:
-    """Give a running job more or fewer workers. It goes on meanwhile; within the bounds of its --workers LOW:HIGH.
+    """Give a running job more or fewer workers.
 
-    Where OUT is not on this machine: --cluster hosts:HOST:PORT --token-file FILE, as its agents are given them.
+    The job trains on meanwhile. The number must lie within the bounds of its --workers LOW:HIGH.
+
+    If OUT is not on this machine, name the job's controller: --cluster hosts:HOST:PORT --token-file FILE, with the
+    address and the token that its agents have.
 
     --json: {kind: "resize", taken, detail, members: [worker, ...] (those at the time of asking), out}.
     """

@@ -63,26 +63,33 @@ def run(
     heartbeat: options.Heartbeat = "5s",
     grace: options.Grace = None,
 ) -> int:
-    """Train FILE.
+    """Train a program once, on one or more workers.
 
-    Under torchrun, srun or mpirun this process is one of the workers that they started, and workers do not change.
-    Policies are elastune's, a plug-in's, or classes of FILE that inherit from elastune.Policy; with several, all are
-    asked.
+    Under torchrun, srun or mpirun this process is one of the workers that they started, and the number of workers does
+    not change.
 
-    --json: {kind: "run", sha256, metrics, seconds, steps, samples, workers, mode, mechanism, mesh (where one was
-    asked for), num_slots, sync, sync_changes: [{step, strategy or topology, why}], seed, config, stopped, stop_why,
-    step_s, wait_s, changes (how often the workers changed),
-    median_pause_s, longest_pause_s, steps_discarded, rounds_short (that ended without a learner), samples_left_out
-    (with these learners), memory: [{rank, parameters, gradients, optimizer, copies,
-    activations, peak}] (bytes, measured in one step), compress, sent_bytes (of all workers' collectives, in an average
-    step), out},
-    with policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
+    A policy is one of elastune's, one of a plug-in, or a class of FILE that inherits from elastune.Policy. With several
+    policies, all are asked.
+
+    Exit code 1: the run failed. Exit code 75: the machine is about to be taken away, as SIGUSR1 or another notice said;
+    the run has written a checkpoint.
+
+    --json: {kind: "run", sha256 (of weights, buffers and optimizer state), metrics, seconds (of training), steps,
+    samples, workers, mode, mechanism, mesh (where one was asked for), num_slots, sync, sync_changes: [{step, strategy
+    or topology, why}], seed, config, stopped, stop_why, step_s, wait_s, changes (how often the workers changed),
+    median_pause_s, longest_pause_s, steps_discarded, rounds_short (rounds that ended without a learner),
+    samples_left_out (with these learners), memory: [{rank, parameters, gradients, optimizer, copies, activations,
+    peak}] (bytes, measured in one step), compress, sent_bytes (of all workers' collectives, in an average step), out}.
+
+    With policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
-    measured last)},
-    with --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}, with --price
-    or --prices money, as report tells it. sha256 is that of weights, buffers and optimizer state; seconds are those of
-    training. A run that fails prints {kind: "run", failed: {reason, detail, rank, exit_code, wanted_bytes (where memory
-    ran out)}, out} and exits with 1. SIGUSR1, a notice: a checkpoint, exit code 75.
+    measured last)}.
+
+    With --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. With --price
+    or --prices also money, as elastune report tells it.
+
+    A run that fails prints {kind: "run", failed: {reason, detail, rank, exit_code, wanted_bytes (where memory ran
+    out)}, out}.
     """
     from elastune.cluster.kinds.kind import RoomWanted, opened
     from elastune.cluster.static import from_environment

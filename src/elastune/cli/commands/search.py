@@ -38,7 +38,7 @@ def tune(
     where: ClusterOptions,
     money: HostPrices,
     beginning: Beginning,
-    workers: Annotated[int, typer.Option(help="Worker processes for all trials together.")] = 1,
+    workers: Annotated[int, typer.Option(help="Number of worker processes for all trials together.")] = 1,
     warm_start: options.WarmStart = None,
     grace: options.Grace = None,
     keep: options.Keep = "none",
@@ -47,21 +47,25 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="The --out of elastune plan: no trial gets more of --trial-workers than it says bring anything, and "
-            "they are shared out by it until steps are measured.",
+            help="The --out folder of elastune plan. With --trial-workers, no trial gets more workers than the plan "
+            "says are of use. Until steps are measured, the plan also decides how workers are shared out.",
         ),
     ] = None,
 ) -> int:
-    """Search FILE's space(trial) for the best trade-offs among its objectives.
+    """Search a program's settings for the best trade-offs.
 
-    What space(trial) returns as workers, mode, mechanism, mesh, copies, virtual_tensor, schedule, zero_stage, offload,
-    compress, micro_batch and policy ("none", or as --policy of run) is how a trial is run; as sync (with learners,
-    every and what else the strategy takes) and sync_schedule, how its workers agree; the rest are the program's
-    settings. Where these cannot be had together a trial is infeasible, with the reason, and not run.
+    FILE defines space(trial), which says what can be chosen, and the objectives. Each trial is one training. The result
+    is the front: the trials that no other trial beats in every objective.
 
-    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
-    pick: {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}, with --keep
-    also kept: [{trial, size (bytes)}].
+    These names in what space(trial) returns decide how a trial is run: workers, mode, mechanism, mesh, copies,
+    virtual_tensor, schedule, zero_stage, offload, compress, micro_batch, policy ("none", or as --policy of elastune
+    run). These decide how its workers agree: sync (with learners, every and what else the strategy takes) and
+    sync_schedule. All other names are settings of the program. A trial whose choices do not go together is infeasible,
+    with the reason, and is not run.
+
+    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}], pick:
+    {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}, with --keep also
+    kept: [{trial, size (bytes)}].
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.study.run import tune as run_study
@@ -107,28 +111,34 @@ def frontier(
     price: options.Price = 1.0,
     grace: options.Grace = None,
 ) -> int:
-    """How far does FILE scale before accuracy pays, and which settings buy it back?
+    """Find how far training scales before accuracy suffers.
 
-    What is told of N workers is trained as N workers train, with N slots, on fewer where the row says emulated. In fast
-    mode N workers train it, however few cores there are. A mesh has the --mechanism or, without one, the least that it
-    needs; those that cut a batch into as many parts share their trainings and differ in time.
+    Answers for each number of workers: does quality hold, how long does a training take, and what does it cost? And
+    which settings win accuracy back?
 
-    What space(trial) returns as workers, mesh, mechanism, topology, mode, micro_batch, compress, sync and policy, as of
-    tune, the search chooses, too: rows say by which means they are, and workers that were not asked about get rows of
-    their own. Each --policy gets a row for each number of workers. --throughput times other threads, mechanisms, routes
-    and micro-batches; those whose short runs end with the same bits, and sooner, are the rows' means.
+    The row of N workers tells of trainings as N workers do them, with N slots; they run on fewer workers where the row
+    says emulated. In fast mode N workers train, however few cores there are. A mesh has the mechanism of --mechanism
+    or, without it, the least that the mesh needs. Meshes that cut a batch into equally many parts share their trainings
+    and differ in time.
+
+    space(trial) may choose workers, mesh, mechanism, topology, mode, micro_batch, compress, sync and policy, as in
+    elastune tune. Rows then say with which of these they were trained, and numbers of workers that you did not ask
+    about get rows of their own. Each --policy gets a row for each number of workers.
+
+    With --throughput, short runs time other threads, mechanisms, routes and micro-batches. Rows use those whose short
+    runs end sooner with the same bits.
 
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, mechanism,
     mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
     loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput,
     scaling_efficiency (throughput over one worker's by workers, or null), scaling_label (measured or modelled), cost,
-    time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, means, ways (what
-    of the means is not as asked for), ...}], pick (a row's number or null), answer, reasons: [{weight, text}],
-    command, command_trial, command_metrics and command_note (the training of the pick's row that the command
-    repeats, what it reports, and that in words), model_errors (predicted over measured), links (on several hosts:
-    {name: {latency_s, seconds_per_byte}}), volumes (hypervolumes at equal budget: {budget_s, reference: {quality,
-    seconds, cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s}]}), seconds,
-    reason, out, report}.
+    time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, means, ways
+    (which of the means are not as asked for), ...}], pick (a row's number or null), answer, reasons: [{weight, text}],
+    command, command_trial, command_metrics and command_note (the training of the pick's row that the command repeats,
+    what it reports, and that in words), model_errors (predicted over measured), links (on several hosts: {name:
+    {latency_s, seconds_per_byte}}), volumes (hypervolumes at equal budget: {budget_s, reference: {quality, seconds,
+    cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s}]}), seconds, reason, out,
+    report}.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.crews import COUNTS

@@ -28,45 +28,59 @@ Start = Annotated[
 ]
 Pause = Annotated[
     float,
-    typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds that a trial stands still when its workers change."),
+    typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds that a trial pauses when its workers change."),
 ]
 
 
 @flatten
 def simulate(
     file: Annotated[
-        Path, typer.Argument(help="The program: a Python file with a surrogate; of a market, or the folder of a run.")
+        Path,
+        typer.Argument(
+            help="The program: a Python file with surrogate(config, workers). For a cost also the folder of a run."
+        ),
     ],
     search: Search,
     training: Training,
     folders: Folders,
     market: MarketOptions,
-    workers: Annotated[int, typer.Option(help="Simulated workers, for all trials together.")] = 64,
+    workers: Annotated[int, typer.Option(help="Number of simulated workers, for all trials together.")] = 64,
     recorded: Annotated[
-        Path | None, typer.Option(help="Folder of a study whose trials to replay, instead of FILE's surrogate.")
+        Path | None, typer.Option(help="Output folder of a study whose trials answer in place of FILE's surrogate.")
     ] = None,
     scaling: Annotated[
-        str, typer.Option(help="Times of recorded trials on other workers: linear, amdahl:0.05 or fitted.")
+        str,
+        typer.Option(
+            help="How recorded times change with the number of workers: linear, amdahl:0.05 (the part of the work "
+            "that is not shared) or fitted (the model in a frontier's journal)."
+        ),
     ] = "linear",
     start: Start = 0.0,
     pause: Pause = 0.0,
     lose_every: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Mean time to the loss of each worker. [default: none is lost]")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Mean time after which each worker is lost, such as 10h. [default: none is lost]"
+        ),
     ] = None,
 ) -> int:
-    """Run the study that tune would run, on simulated workers: thousands of them, in seconds.
+    """Simulate a study, or the cost of one training.
 
-    FILE defines space(trial) and surrogate(config, workers), which returns (seconds, metrics) of each epoch; with
-    --recorded, the trials of an earlier study answer instead, the nearest one each time.
+    A study: elastune simulates the study that elastune tune would run, on thousands of workers, in seconds. FILE
+    defines space(trial) and surrogate(config, workers), which returns (seconds, metrics) of each epoch. With
+    --recorded, trials of an earlier study answer in place of surrogate: for each configuration the nearest one.
 
-    With --availability, --prices and --deadline: what one training of FILE's config costs on spot and on-demand
-    workers, and when it is done, beside on-demand workers, checkpoint-restart, and the least that it could have cost.
-    FILE may be the output folder of a run that has ended, too: what its steps took is then what they take here.
+    The cost of one training: give --availability, --prices and --deadline. The table says what a training with FILE's
+    config costs on spot and on-demand workers, and when it is done. Beside that stand on-demand workers alone, restarts
+    from checkpoints, and the least that it could have cost. FILE may also be the output folder of a run that has ended:
+    the measured time of its steps is used.
 
-    --json: the object of tune, and simulated: {workers, seconds, real_seconds, used (part of the workers' time that
-    trials had), source}. Of a market: {kind: "forecast", work_s, deadline_s, workers, source, ways: [{name, cost,
-    over_optimum, in_time, goodput, done_s (null: not done), done, spot_s, on_demand_s, useful_s (all three
-    worker-seconds), changes, losses}]}; the last way, the hindsight optimum, has a cost only.
+    --json: the object of elastune tune, and simulated: {workers, seconds, real_seconds, used (part of the workers' time
+    that trials had), source}.
+
+    --json for the cost: {kind: "forecast", work_s, deadline_s, workers, source, ways: [{name, cost, over_optimum,
+    in_time, goodput, done_s (null: not done), done, spot_s, on_demand_s, useful_s (all three worker-seconds), changes,
+    losses}]}. The last way, the hindsight optimum, has a cost only.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.simulate.market import Overheads

@@ -17,22 +17,36 @@ if TYPE_CHECKING:
 
 def soup(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
-    how: Annotated[str, typer.Option(help="greedy (each that does no harm) or uniform (all).")] = "greedy",
+    how: Annotated[
+        str, typer.Option(help="greedy (add each trial that does no harm) or uniform (all trials).")
+    ] = "greedy",
     objective: Annotated[
-        str | None, typer.Option(help="accuracy, log_loss, brier; mse, rmse, mae, r2. [default: accuracy or mse]")
+        str | None,
+        typer.Option(
+            help="Score to choose by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            "[default: accuracy or mse]"
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="The data set that the choice is made by.")] = "validation",
-    test: Annotated[str, typer.Option(help="The one that judges it afterwards.")] = "test",
-    statistics: Annotated[str, typer.Option(help="Data of which BatchNorm's statistics are estimated anew.")] = "train",
+    data: Annotated[str, typer.Option(help="Name of the data set to choose by.")] = "validation",
+    test: Annotated[str, typer.Option(help="Name of the data set that judges the choice afterwards.")] = "test",
+    statistics: Annotated[
+        str, typer.Option(help="Name of the data set from which BatchNorm's statistics are estimated anew.")
+    ] = "train",
     trials: Trials = None,
     program: Program = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the weights, as --start-from reads.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the weights to this safetensors file, which --start-from reads."),
+    ] = None,
     json: options.Json = False,
 ) -> int:
-    """Average the weights of trials of STUDY that began with the same ones: one model, at one model's inference.
+    """Average the weights of several trials into one model.
 
-    Others are refused, with the reason. The program defines build(config) and predict(model, name), as for elastune
-    predict; it is asked about --test once all is chosen. With --out the study's journal is told: see elastune report.
+    The model answers at the price of one. Only trials that began with the same weights can be averaged; others are
+    refused, with the reason. The program defines build(config) and predict(model, name), as for elastune predict. It is
+    asked about --test once all is chosen. See docs/ensembles.md.
+
+    With --out the soup is also recorded in the study's journal, and elastune report shows it.
 
     --json: {kind: "soup", study, how, data, objective, direction, trials, ancestor, score, singles: [{trial, score}],
     parameters, single, test: {data, rows, soup, best_single} or null, file}.

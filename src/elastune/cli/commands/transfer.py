@@ -15,18 +15,23 @@ if TYPE_CHECKING:
 
 
 def transfer(
-    studies: Annotated[list[Path], typer.Argument(help="Folders of earlier studies that were run with --keep.")],
-    data: Annotated[str, typer.Option(help="Name of what elastune predict has kept of the new task.")],
+    studies: Annotated[list[Path], typer.Argument(help="Output folders of earlier studies that were run with --keep.")],
+    data: Annotated[str, typer.Option(help="Name under which elastune predict stored features of the new task.")],
     measured: Annotated[
-        list[Path] | None, typer.Option(help="A study that was begun with one of these sources; may be given again.")
+        list[Path] | None,
+        typer.Option(help="Output folder of a study that was begun with one of these trials. May be repeated."),
     ] = None,
     json: options.Json = False,
 ) -> int:
-    """Rank kept trials of STUDIES by how well their features would serve a new task, without training (LogME).
+    """Rank kept trials as starting points for a new task.
 
-    elastune predict STUDY --program FILE --data NAME comes first, with a FILE whose predict returns features of the new
-    task's samples, and its targets. With --measured the estimate is held against what trainings have reached since
-    (Kendall's tau): see docs/transfer.md.
+    The rank says how well the features of a trial would serve the new task. Nothing is trained: the score is LogME.
+
+    First store features of the new task: elastune predict STUDY --program FILE --data NAME, where predict of FILE
+    returns features of the new task's samples, and its targets.
+
+    With --measured the ranking is compared with what trainings have reached since (Kendall's tau). See
+    docs/transfer.md.
 
     --json: {kind: "transfer", data, rows, sources: [{study, trial, score, width, start_from, measured}], tau}.
     """

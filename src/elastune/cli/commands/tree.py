@@ -19,25 +19,35 @@ from elastune.cli.groups import FastExecution, Folders, Training
 def tree(
     file: options.File,
     groups: Annotated[
-        str, typer.Option("--tree", metavar="LISTS", help="The groups of classes: [[[0,2],[1]],[[3],[4,5]]].")
+        str,
+        typer.Option(
+            "--tree",
+            metavar="LISTS",
+            help="The groups of classes as nested lists of class numbers: '[[[0,2],[1]],[[3],[4,5]]]'.",
+        ),
     ],
     training: Training,
     execution: FastExecution,
     folders: Folders,
     where: ClusterOptions,
-    workers: Annotated[int, typer.Option(help="Worker processes for all nodes together.")] = 1,
+    workers: Annotated[int, typer.Option(help="Number of worker processes for all nodes together.")] = 1,
     trial_workers: options.TrialWorkers = None,
     fresh: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Tensors that each node begins anew: 'head.*'; may be repeated."),
+        typer.Option(
+            metavar="PATTERN", help="Tensors that are not taken from the node above, such as 'head.*'. May be repeated."
+        ),
     ] = None,
 ) -> int:
-    """Train FILE for each node of a tree of classes, each with the weights of the one above, in parallel below it.
+    """Train one model for each node of a tree of classes.
 
-    FILE's config has tree and node, which are set. elastune join OUT --tree LISTS --front STUDY makes one model of what
-    comes: see docs/transfer.md. elastune classes STUDY --groups 2,5 learns a tree.
+    A node's training begins with the weights of the node above it. The nodes below one node train in parallel. FILE's
+    config has the settings tree and node, which this command sets.
 
-    --json: as of elastune tune, with kind "tune"; each trial's config has its node.
+    elastune classes STUDY --groups 2,5 learns a tree. elastune join OUT --tree LISTS --front STUDY makes one model of
+    the result. See docs/transfer.md.
+
+    --json: as of elastune tune, with kind "tune". Each trial's config has its node.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.job.output_dir import check_out
