@@ -196,7 +196,7 @@ class Study:
     def time_to(self, **targets: float) -> float | None:
         """Return the seconds from the study's start until the first trial reached all ``targets``; None where none did.
 
-        The time covers everything that happened until then: other trials, failed and paused trials, earlier controllers.
+        The time covers everything that happened until then: other trials, failed and paused ones, earlier controllers.
         Only the time between two controllers, when nobody worked on the study, does not count.
 
         Raises:
