@@ -19,12 +19,12 @@ from elastune.monitors.base import State
 
 
 def empty(size: int) -> State:
-    """No reading yet, of ``size`` terms each."""
+    """Return the state before the first reading, for readings of ``size`` terms each."""
     return {"sums": [0.0] * size, "products": [0.0] * (size * size)}
 
 
 def folded(state: State, terms: Sequence[float], memory: float) -> State:
-    """``state`` and one more reading; ``state`` itself where the sums would not be finite."""
+    """Return ``state`` with one more reading; ``state`` itself where the sums would not be finite."""
     keep = 1 - 1 / memory
     squared = keep * keep
     outer = [a * b for a in terms for b in terms]
@@ -36,16 +36,16 @@ def folded(state: State, terms: Sequence[float], memory: float) -> State:
 
 
 def effective_sample_size(state: State, weight: int = 0) -> float:
-    """Effective sample size (Kish): (sum w)^2 / sum w^2, ``weight`` being the index of the term w."""
+    """Return the effective sample size (Kish): (sum w)^2 / sum w^2. ``weight`` is the index of the term w."""
     size = len(state["sums"])
     squares = state["products"][weight * size + weight]
     return float(state["sums"][weight] ** 2 / squares) if squares > 0 else 0.0
 
 
 def error(state: State, slope: Sequence[float], count: float) -> float | None:
-    """The standard error of a quantity whose gradient by the sums is ``slope``; None from less than two readings.
+    """Return the standard error of a quantity whose gradient by the sums is ``slope``; None for less than two readings.
 
-    ``count`` (the effective sample size) widens it by n / (n - 1): deviations are from an average that they are in.
+    ``count`` (the effective sample size) widens it by n / (n - 1): deviations are from an average that contains them.
     """
     if count <= 1 + 1e-9:
         return None
@@ -59,12 +59,12 @@ def error(state: State, slope: Sequence[float], count: float) -> float | None:
 
 
 def with_value(state: State, value: float, weight: float, memory: float) -> State:
-    """The mean's ``state`` and one more ``value``; what is not finite leaves it as it is."""
+    """Return the mean's ``state`` with one more ``value``; a value that is not finite leaves it as it is."""
     return folded(state, (weight, weight * value), memory)
 
 
 def mean(state: State) -> Signal | None:
-    """The weighted mean and its standard error; None before the first reading."""
+    """Return the weighted mean and its standard error; None before the first reading."""
     weight, total = state["sums"]
     if weight <= 0:
         return None

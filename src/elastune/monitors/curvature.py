@@ -22,7 +22,12 @@ from elastune.monitors.base import Monitor, Reading, State
 
 @dataclass(frozen=True)
 class Curvature(Monitor):
-    """Signals ``sharpness`` (top eigenvalue), ``hessian_trace`` and ``fisher_trace``. ``memory``: in readings."""
+    """Gives the signals ``sharpness`` (top eigenvalue of the Hessian), ``hessian_trace`` and ``fisher_trace``.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The length of the averages, in readings.
+    """
 
     every: Annotated[int, Range(1)] = 100
     memory: Annotated[float, Range(1)] = 4.0

@@ -18,7 +18,12 @@ from elastune.monitors.base import Monitor, Need, Reading, State
 
 @dataclass(frozen=True)
 class Loss(Monitor):
-    """Signal ``loss``. ``memory``: in readings; 1 is the newest batch's."""
+    """Gives the signal ``loss``, the smoothed training loss.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The length of the average, in readings; 1 gives the newest batch's loss.
+    """
 
     every: Annotated[int, Range(1)] = 1
     memory: Annotated[float, Range(1)] = 20.0

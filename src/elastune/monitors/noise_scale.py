@@ -39,7 +39,7 @@ _TRACE, _SQUARE = 0, 2  # where the weights are
 
 
 def with_norms(state: State, norms: GradientNorms | None, memory: float) -> State:
-    """``state`` and one more step's norms; missing or unusable ones leave it as it is."""
+    """Return ``state`` with one more step's norms; missing or unusable norms leave it as it is."""
     if norms is None or not 2 <= norms.parts <= norms.batch or min(norms.square, norms.part_square) < 0:
         return state
     freedom = norms.parts - 1
@@ -49,8 +49,11 @@ def with_norms(state: State, norms: GradientNorms | None, memory: float) -> Stat
 
 
 def estimate(state: State) -> Mapping[str, Signal]:
-    """``gradient_variance`` (tr(Sigma), of one sample), ``gradient_square`` (|G|^2, at least 0) and, from the second
-    reading on, ``noise_scale`` (samples), as far as they can be told."""
+    """Return the signals, as far as they are known.
+
+    They are ``gradient_variance`` (tr(Sigma), of one sample), ``gradient_square`` (|G|^2, at least 0) and, from the
+    second reading on, ``noise_scale`` (in samples).
+    """
     weight_t, scatter, weight_g, square, samples = state["sums"]
     if weight_t <= 0:
         return {}
@@ -75,7 +78,14 @@ def estimate(state: State) -> Mapping[str, Signal]:
 
 @dataclass(frozen=True)
 class NoiseScale(Monitor):
-    """The noise scale of the plain gradient, as SGD follows it. ``memory``: in readings, at least 2."""
+    """Measures the noise scale of the plain gradient, as SGD follows it.
+
+    Gives the signals ``noise_scale`` (in samples), ``gradient_variance`` and ``gradient_square``.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The length of the averages, in readings; at least 2.
+    """
 
     every: Annotated[int, Range(1)] = 1
     memory: Annotated[float, Range(2)] = 100.0

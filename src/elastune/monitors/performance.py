@@ -37,8 +37,17 @@ _MEDIAN_ERROR = 1.2533 * 1.4826
 
 @dataclass(frozen=True)
 class Performance(Monitor):
-    """Signals ``step_s`` and its parts ``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s``, ``throughput``,
-    ``busy_share``, and ``straggler`` (a rank) while there is one."""
+    """Measures step times, throughput and stragglers.
+
+    Gives the signals ``step_s`` and its parts ``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s`` (seconds),
+    ``throughput`` (samples a second), ``busy_share``, and ``straggler`` (a rank) while there is one.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The number of readings that medians are of.
+        factor: A straggler takes more than this many times the median of the other workers.
+        patience: Readings in a row that make a straggler.
+    """
 
     every: Annotated[int, Range(1)] = 1
     memory: Annotated[int, Range(1)] = 20

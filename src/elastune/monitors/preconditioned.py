@@ -20,7 +20,10 @@ from elastune.monitors.noise_scale import NoiseScale, estimate, with_norms
 
 @dataclass(frozen=True)
 class PreconditionedNoiseScale(NoiseScale):
-    """As ``NoiseScale``; signals ``noise_scale_adam``, ``gradient_variance_adam`` and ``gradient_square_adam``."""
+    """As ``NoiseScale``, of the gradient as Adam sees it.
+
+    Gives the signals ``noise_scale_adam``, ``gradient_variance_adam`` and ``gradient_square_adam``.
+    """
 
     name = "noise_scale_adam"
     gives = frozenset({"noise_scale_adam", "gradient_variance_adam", "gradient_square_adam"})
