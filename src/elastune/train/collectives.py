@@ -35,17 +35,17 @@ DTYPES = {
 
 
 class CollectiveLost(Exception):
-    """What a collective was to bring was with a worker that is gone, and no other one has it."""
+    """The value of a collective was on a worker that is gone, and no other worker has it."""
 
 
 @dataclass(frozen=True)
 class Collected(Generic[T]):
-    """What came of a collective.
+    """The result of a collective.
 
     Attributes:
-        value: The sum, the root's tensor, or everybody's tensors in the order of ``workers``.
-        workers: The numbers of those whose tensors are in it.
-        lost: It was called in a step that was lost, and is called again with it: ``value`` is this worker's own.
+        value: The sum, the root's tensor, or all workers' tensors in the order of ``workers``.
+        workers: The numbers of the workers whose tensors are in it.
+        lost: It was called in a step that was lost, and is called again with that step: ``value`` is this worker's own.
     """
 
     value: T
