@@ -96,7 +96,7 @@ class Mesh:
         return tuple(range(rank % inner, self.workers, inner))
 
     def speaks(self, rank: int) -> bool:
-        """Return whether worker ``rank`` speaks for its samples: of the workers that run them together, it has the loss.
+        """Return whether worker ``rank`` speaks for its samples: it alone has the loss, of all that run them together.
 
         That is the first worker along the tensor axis of the pipeline's last stage.
         """
