@@ -1,12 +1,14 @@
-"""Exponentially weighted averages of readings, with the standard error of whatever is computed from them.
+"""Exponentially weighted averages of readings, with the standard error of any quantity computed from them.
 
-A reading adds a vector of terms f to sums S, and f f' to a matrix M, both of which forget: S <- k S + f and
-M <- k^2 M + f f' with k = 1 - 1/memory. Sums start at nothing, so their ratios need no correction for the start (those
-of Adam's moments do, since Adam's weights are not counted along). For a quantity q(S) that does not depend on the
-weights' unit, grad q' M grad q estimates its variance: the delta method, with each reading's own deviation in the place
-of a modelled one (the "sandwich" of White 1980, "A heteroskedasticity-consistent covariance matrix estimator"). So
-readings may be of differing weight and precision, and correlations between terms are in it. Readings count as
-independent of each other; drift within the memory widens the error, as it should.
+A reading adds a vector of terms f to sums S, and f f' to a matrix M. Both forget: S <- k S + f and M <- k^2 M + f f'
+with k = 1 - 1/memory. Sums start at zero, and their ratios need no correction for the start. (Ratios of Adam's moments
+do, because Adam does not count its weights along.)
+
+For a quantity q(S) that does not depend on the unit of the weights, grad q' M grad q estimates its variance. This is
+the delta method, with each reading's own deviation in place of a modelled one (the "sandwich" of White 1980, "A
+heteroskedasticity-consistent covariance matrix estimator"). So readings may differ in weight and precision, and
+correlations between terms are included. Readings count as independent of each other; drift within the memory widens the
+error, as it should.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Sources. Product: Pearlmutter 1994, "Fast exact multiplication by the Hessian", 
 the vector. Top eigenvalue: power iteration (Yao et al. 2020, "PyHessian"). Trace: Hutchinson 1990, "A stochastic
 estimator of the trace of the influence matrix for Laplacian smoothing splines".
 
-Bias and variance. Power iteration approaches the eigenvalue from the inside: too small in magnitude by a relative error
-of about (second / first)^(2 iterations), more where eigenvalues of opposite sign rival each other; on part of a batch
-the largest of a noisy matrix is too large on average. Hutchinson is unbiased; one probe has variance
-2 (|H|_F^2 - sum H_ii^2).
+Bias and variance. Power iteration approaches the eigenvalue from the inside: its magnitude is too small by a relative
+error of about (second / first)^(2 iterations), and by more where eigenvalues of opposite sign rival each other. On part
+of a batch, the largest eigenvalue of a noisy matrix is too large on average. Hutchinson's estimate is unbiased; one
+probe has variance 2 (|H|_F^2 - sum H_ii^2).
 """
 
 from __future__ import annotations

@@ -7,18 +7,19 @@ part of the global one (slot, worker, micro-batch), of any size:
     tr(Sigma)^ = (part_square - square) * batch / (parts - 1)        never negative
     |G|^2^     = square - tr(Sigma) / batch
 
-Bias and variance. Both estimates are unbiased for any sizes of the parts, for samples drawn independently; drawn
-without replacement from N samples, tr(Sigma) comes out as of that finite set and |G|^2 too large by about
-tr(Sigma) / N. With normal noise one reading of tr(Sigma) has variance 2 tr(Sigma^2) / (parts - 1), whatever the batch:
-its weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the batch,
-which is right for large batches and for small ones keeps more of the past than would be best. What |G|^2 lacks is taken
-off with the smoothed tr(Sigma), which is far better known than that of one step. So a change of batch or workers leaves
-nothing to reset: new readings count for as much as they know. The ratio is biased upwards by about its squared relative
-error (of |G|^2), and lags behind training by ``memory`` readings. Of large models a reading looks at a quarter of the
-values, at all in four turns (``BucketNorms``): readings swing with the quarters, and the told error with them.
+Bias. Both estimates are unbiased for any sizes of the parts, for samples drawn independently. For samples drawn without
+replacement from N samples, tr(Sigma) is that of this finite set, and |G|^2 is too large by about tr(Sigma) / N. The
+ratio is biased upwards by about its squared relative error (of |G|^2), and lags behind training by ``memory`` readings.
 
-Where |G|^2 cannot be told from zero (an estimate below its own standard error, or a negative one), that error stands in
-for it: the scale is then bounded, with an error as large as itself, and reads "about this, or more".
+Variance. With normal noise, one reading of tr(Sigma) has variance 2 tr(Sigma^2) / (parts - 1), whatever the batch: its
+weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the batch.
+That weight is right for large batches; for small ones it keeps more of the past than would be best. |G|^2 is corrected
+by the smoothed tr(Sigma), which is known far better than that of one step. So a change of batch or workers resets
+nothing: new readings count for as much as they know. For large models a reading looks at a quarter of the values, at
+all in four turns (``BucketNorms``): readings swing with the quarters, and the told error with them.
+
+Where |G|^2 cannot be told from zero (its estimate is below its own standard error, or negative), that error takes its
+place: the scale is then bounded, with an error as large as itself, and means "about this, or more".
 """
 
 from __future__ import annotations
