@@ -53,8 +53,8 @@ class SessionAssets(SessionCollectives):
 
         Call it before ``session.prepare``. Best call it before you make the optimizer: fresh tensors may then get a
         learning rate of their own. A resumed run continues from its own checkpoint: it copies nothing, and the source
-        may be gone. A worker that joins does not read the source either, where it shares the run's folder. ``elastune
-        run --start-from`` does the same without a change of the program.
+        may be gone. A worker that joins does not read the source either, where it shares the run's folder.
+        ``elastune run --start-from`` does the same without a change of the program.
 
         Args:
             model: The program's model; tensors that are not copied stay as they are.

@@ -73,7 +73,7 @@ class SessionState(SessionAssets):
         """Make ``obj`` a part of the run's state.
 
         The state is saved in checkpoints, sent to workers that join, and taken back where a step is taken back. Call
-        this after ``session.prepare``, with the same object on every worker. Change the object in the same way on all
+        this after ``session.prepare``, in the same way on every worker. Change the object in the same way on all
         workers, between steps (``if session.ends_step:``); an ``AveragedModel`` does so by itself.
 
         Args:
