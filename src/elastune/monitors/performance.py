@@ -15,8 +15,8 @@ and a change replaces them with the second reading after it. (Where no two readi
 
 Bias and variance: a median ignores pauses (a checkpoint, a garbage collection) that a mean would count, so
 ``samples / throughput`` is a little less than the whole time. The median's standard error is
-1.2533 x 1.4826 MAD / sqrt(n), of a normal sample. The busy share counts the network's time as waiting, and the time of a
-straggler's victims, too. It is not the scaling efficiency, which a run on one number of workers cannot know
+1.2533 x 1.4826 MAD / sqrt(n), of a normal sample. The busy share counts the network's time as waiting, and the time of
+a straggler's victims, too. It is not the scaling efficiency, which a run on one number of workers cannot know
 (``frontier/rows.py`` compares several).
 """
 
